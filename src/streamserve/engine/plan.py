@@ -1,0 +1,150 @@
+"""What a step is made of, as plain data that could cross a socket, and who carries it out, as protocols.
+
+plan      the engine ranks its sequences and makes room            (engine/scheduler.py)
+begin     the drafter starts guessing, collect returns its trees   (Drafter)
+select    tree nodes and chunk sizes are fixed by the budget       (engine/scheduler.py)
+run       copies, forward pass, sampling, compaction               (Executor)
+commit    state moves, events come out                             (engine/scheduler.py)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.messages import PromptLogprob, TopLogprob
+from streamserve.protocol.sampling import SamplingParams
+
+TARGET = 0
+"""The plane of the target model's KV; draft planes come after it."""
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """What sampling must know of a sequence: sent when it first joins a step (or was edited since), then
+    kept up to date by the executor from its own results. `prompt` and `outputs` are token ids."""
+
+    sequence: int
+    choice: int
+    params: SamplingParams
+    prompt: list[int]
+    outputs: list[int]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Query tokens of one sequence in one step.
+
+    `tokens` are committed tokens at positions `start`, `start` + 1, …, whose KV this step computes in
+    `plane`. A span that reaches the sequence's last committed token has a `tree` whose root is that token
+    (`tokens[-1]`); the tree's other nodes are query rows too, at position `start + len(tokens) - 1 + depth`.
+    Rows, in order: `tokens`, then tree nodes 1, 2, …, whose KV goes to the slots right behind, in node order.
+
+    `blocks` is the block table for positions 0 to `start + rows - 1`.
+    Logits: none without a tree; for every tree node with one; for all of `tokens` if `prompt_logprobs`.
+    `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh
+    prompt all of the request's (they fork from it; such a tree has one node).
+    """
+
+    sequence: int
+    start: int
+    tokens: list[int]
+    blocks: list[int]
+    tree: TokenTree | None = None
+    choices: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    plane: int = TARGET
+
+    @property
+    def rows(self) -> int:
+        """Number of query tokens."""
+        return len(self.tokens) + (len(self.tree) - 1 if self.tree else 0)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step. The executor does things in this order: forget `released` sequences, take `admitted` ones,
+    perform `copies` (source block, destination block; one after another, all planes), run `spans`."""
+
+    step: int
+    admitted: list[SequenceState]
+    released: list[int]
+    copies: list[tuple[int, int]]
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A chosen token, with log-probabilities under the unprocessed distribution if the request asked."""
+
+    token: int
+    logprob: float | None = None
+    top: list[TopLogprob] | None = None
+
+
+@dataclass(frozen=True)
+class SpanResult:
+    """What a span with a tree, or with prompt log-probabilities, came to.
+
+    `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When this is
+    returned, the KV of `tokens` and of the accepted path lies in position order behind `start`.
+    `prompt_logprobs[j]` is for the token at position `start + 1 + j`.
+    """
+
+    sequence: int
+    outputs: list[list[Sampled]]
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One entry a span, in the plan's order."""
+
+    spans: list[SpanResult]
+
+
+class Executor(Protocol):
+    """Carries out steps on tensors (execution/) or on a cost model (simulate/)."""
+
+    @property
+    def planes(self) -> int:
+        """How many KV planes a block has: the target's, then one a draft model."""
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Carry out one step. Nobody else ever sees a cache that is not linear."""
+        ...
+
+    def close(self) -> None:
+        """Free the cache and everything else."""
+        ...
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """Ask for a tree behind a sequence's committed tokens: of what the drafter knows of sequence `id`, the
+    first `keep` tokens still hold, then come `new_tokens`. A changed `epoch` says that `keep` may be
+    shorter than before. `max_depth` and `max_nodes` (the root not counted) bound the tree."""
+
+    id: int
+    epoch: int
+    keep: int
+    new_tokens: list[int]
+    max_depth: int
+    max_nodes: int
+
+
+class Drafter(Protocol):
+    """Guesses tokens: a small model, n-gram lookup, early layers, or a service elsewhere."""
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Start guessing for these sequences."""
+        ...
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        """The trees that are there by `deadline` (the engine's clock); a missing one means no speculation."""
+        ...
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Forget these sequences."""
+        ...

@@ -1,0 +1,83 @@
+"""A tree of guessed tokens. A chain is a tree, and a request without guesses has a tree of one node.
+
+tokens   7 ─┬─ 3 ─── 9        node     0  1  2  3
+            └─ 4              tokens   7  3  4  9
+(node 0 is the root:          parents -1  0  0  1
+ the last committed token)    depth    0  1  1  2
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Nodes in an order where a parent comes before its children; node 0 is the root, with parent -1.
+
+    `scores` are the draft's own, `accept` the calibrated probability that the whole path to a node is
+    accepted (1 for the root, never above the parent's). Raises ValueError if the arrays do not form a tree.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    scores: tuple[float, ...]
+    accept: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        size = len(self.tokens)
+        if not size or not size == len(self.parents) == len(self.scores) == len(self.accept):
+            raise ValueError("a token tree needs at least its root, and arrays of one length")
+        if self.parents[0] != -1 or any(not 0 <= p < i for i, p in enumerate(self.parents) if i):
+            raise ValueError(f"parents {self.parents} do not precede their children")
+        if any(self.accept[i] > self.accept[p] for i, p in enumerate(self.parents) if i):
+            raise ValueError("a node cannot be more likely accepted than its parent")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def depths(self) -> list[int]:
+        """Distance of each node from the root."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return depths
+
+    def path(self, node: int) -> list[int]:
+        """Node numbers from the root to `node`, both included."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that guesses `token`, if there is one."""
+        for other in range(node + 1, len(self.tokens)):
+            if self.parents[other] == node and self.tokens[other] == token:
+                return other
+        return None
+
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def keep(self, nodes: Sequence[int]) -> "TokenTree":
+        """The subtree of `nodes`: ascending, with the root, and every node's parent among them."""
+        place = {node: i for i, node in enumerate(nodes)}
+        parents = (-1, *(place[self.parents[node]] for node in nodes[1:]))
+        return TokenTree(
+            tuple(self.tokens[node] for node in nodes),
+            parents,
+            tuple(self.scores[node] for node in nodes),
+            tuple(self.accept[node] for node in nodes),
+        )
+
+
+def root(token: int) -> TokenTree:
+    """The tree that guesses nothing: the last committed token alone."""
+    return TokenTree((token,), (-1,), (0.0,), (1.0,))
+
+
+def chain(tokens: Sequence[int], accept: Sequence[float] | None = None) -> TokenTree:
+    """`tokens[0]` as the root and each further token the only child of the one before."""
+    size = len(tokens)
+    return TokenTree(tuple(tokens), tuple(range(-1, size - 1)), (0.0,) * size, tuple(accept or (1.0,) * size))

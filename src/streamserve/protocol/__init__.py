@@ -1,0 +1,1 @@
+"""What travels between processes: messages, sampling parameters and configuration, as msgspec structs."""

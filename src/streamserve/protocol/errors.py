@@ -1,0 +1,19 @@
+"""What a caller did wrong, or we could not do, in a form every door can tell: Python, HTTP, command line."""
+
+
+class RequestError(Exception):
+    """A request that is refused. `field` names the offending parameter, `status` is the HTTP status that
+    says it best, `retry_after` (seconds) is set when the same request may succeed later."""
+
+    def __init__(
+        self, message: str, *, field: str | None = None, status: int = 400, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.status = status
+        self.retry_after = retry_after
+
+
+class CheckpointError(Exception):
+    """A model folder that cannot be served. The message names the file and the field; exit code 2."""

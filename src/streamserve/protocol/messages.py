@@ -1,0 +1,181 @@
+"""Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
+
+control → worker    Submit, Cancel, Stop
+worker  → control   Ready, Failed, Events, Report
+"""
+
+from typing import Literal
+
+import msgspec
+
+from streamserve.protocol.sampling import SamplingParams
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 256 << 20
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """Generate. `outputs` maps each wanted choice to the tokens it has already emitted: none for a fresh
+    request, some when it resumes after a lost worker. `params.seed` and `params.max_tokens` are set."""
+
+    request: str
+    attempt: int
+    prompt: list[int]
+    params: SamplingParams
+    outputs: dict[int, list[int]]
+    arrival: float
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True):
+    """Stop a request, or one choice of it, and free what it holds. Unknown ids are ignored."""
+
+    request: str
+    choice: int | None = None
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """Leave: the worker closes everything and exits 0."""
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a list of most likely tokens."""
+
+    token: int
+    logprob: float
+
+
+class Token(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """Choice `choice` of a request has its output token number `index`. `finish` is set on the last one;
+    with "stop" the token itself (end of text, or a stop id) is not part of the text."""
+
+    request: str
+    attempt: int
+    choice: int
+    index: int
+    token: int
+    logprob: float | None = None
+    top: list[TopLogprob] | None = None
+    finish: FinishReason | None = None
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability and rank (1 = most likely) of one prompt token given those before it."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[TopLogprob]
+
+
+class PromptLogprobs(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """Log-probabilities of the prompt tokens at positions `start`, `start` + 1, … (position 0 has none)."""
+
+    request: str
+    attempt: int
+    start: int
+    entries: list[PromptLogprob]
+
+
+class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A choice left the queue: its first chunk is in this step, and `cached` of its tokens were found in
+    the prefix index. Comes again after a preemption."""
+
+    request: str
+    attempt: int
+    choice: int
+    cached: int
+
+
+class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`)."""
+
+    request: str
+    attempt: int
+    choice: int
+    reason: FinishReason
+    error: str = ""
+
+
+Event = Token | PromptLogprobs | Admitted | Finished
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says about the model it serves."""
+
+    architecture: str
+    parameters: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    dtype: str
+    row_invariant: bool
+    fingerprint: str
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The worker has loaded its model and takes requests."""
+
+    version: int
+    model: ModelInfo
+    num_blocks: int
+    block_size: int
+    kv_cache_bytes: int
+    load_seconds: float
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The worker could not start, and why; it exits with `code` right after."""
+
+    error: str
+    code: int
+
+
+class Events(msgspec.Struct, tag=True, frozen=True):
+    """All that one step produced, in order."""
+
+    events: list[Event]
+
+
+class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """A worker's state, sent at least every half second while it works. Counters only ever grow."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_live: int
+    steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    copies_on_write: int
+    step_seconds: float
+
+
+ToWorker = Submit | Cancel | Stop
+FromWorker = Ready | Failed | Events | Report
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """One message as msgpack bytes."""
+    return _encoder.encode(message)
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    """The inverse of `encode` on the worker's side. Raises msgspec.DecodeError on anything else."""
+    return _to_worker.decode(data)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    """The inverse of `encode` on the control side. Raises msgspec.DecodeError on anything else."""
+    return _from_worker.decode(data)

@@ -1,0 +1,104 @@
+"""How one request wants its tokens chosen: the field's usual knobs, checked once at the door."""
+
+import math
+
+import msgspec
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKENS = 1024
+MAX_LOGIT_BIAS = 4096
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Sampling settings of a request; names and meanings are OpenAI's and vLLM's.
+
+    `temperature` 0 is greedy. `top_k` 0 and -1 mean no limit. `seed` None gets a fresh one at admission.
+    `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
+    log-probability and the k most likely ones (0: the chosen alone).
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalized(self) -> bool:
+        """Whether the choice of a token depends on which tokens came before, beyond the model itself."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Raise ValueError naming the first field out of range for a vocabulary of `vocab_size` tokens."""
+    _between("n", params.n, 1, MAX_CHOICES)
+    _between("temperature", params.temperature, 0.0, 100.0)
+    if 0.0 < params.temperature < 1e-3:
+        raise ValueError(f"temperature must be 0 (greedy) or at least 0.001, got {params.temperature}")
+    _between("top_k", params.top_k, -1, 2**31)
+    _between("top_p", params.top_p, 0.0, 1.0)
+    if params.top_p == 0.0:
+        raise ValueError("top_p must be above 0; use temperature 0 for greedy decoding")
+    _between("min_p", params.min_p, 0.0, 1.0)
+    _between("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _between("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _between("repetition_penalty", params.repetition_penalty, 1e-2, 100.0)
+    if params.seed is not None:
+        _between("seed", params.seed, 0, 2**64 - 1)
+    if params.max_tokens is not None:
+        _between("max_tokens", params.max_tokens, 0, 2**31)
+    _between("min_tokens", params.min_tokens, 0, 2**31 if params.max_tokens is None else params.max_tokens)
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if count is not None:
+            _between(name, count, 0, MAX_LOGPROBS)
+    _check_stops(params, vocab_size)
+    if len(params.logit_bias) > MAX_LOGIT_BIAS:
+        raise ValueError(f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens, got {len(params.logit_bias)}")
+    for token, bias in params.logit_bias.items():
+        _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens")
+
+
+def _check_stops(params: SamplingParams, vocab_size: int) -> None:
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise ValueError(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
+    for text in params.stop:
+        if not 0 < len(text) <= MAX_STOP_LENGTH:
+            raise ValueError(f"stop strings must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}")
+    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
+        raise ValueError(
+            f"stop_token_ids may hold at most {MAX_STOP_TOKENS}, got {len(params.stop_token_ids)}"
+        )
+    for token in params.stop_token_ids:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_token_ids names {token}, but the vocabulary has {vocab_size} tokens")
