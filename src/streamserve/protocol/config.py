@@ -13,6 +13,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is
     the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
+    `draft_depth` and `draft_nodes` bound the trees asked of a drafter, where there is one.
     """
 
     num_blocks: int
@@ -23,6 +24,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_chunk: int = 512
     enable_prefix_caching: bool = True
     preempt_every: int = 0
+    draft_depth: int = 8
+    draft_nodes: int = 8
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,98 @@
+"""The pool of KV blocks: who holds which, what is cached, what is reused first. Pure bookkeeping.
+
+    free, in order of last use                         held
+    ┌───────────┬──────────────────────────────┐   ┌────────────────────────┐
+    │ never used │ hashed: a lookup brings it back│   │ references ≥ 1, with or │
+    │ or unhashed│ until it is allocated anew     │   │ without a hash          │
+    └───────────┴──────────────────────────────┘   └────────────────────────┘
+      allocate takes from the left; release puts a sequence's last block before its first,
+      so that the tail of a prefix is forgotten before its head.
+
+A block id names a row in every KV plane, so sharing, copying and eviction keep the planes together.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """`size` blocks, all free at first. Holders are counted, not named; the caller keeps its block table."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._references = [0] * size
+        self._hashes: list[bytes | None] = [None] * size
+        self._planes = [0] * size
+        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(size))
+        self._cached: dict[bytes, int] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that could be allocated now; some of them may still be found by their hash."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that a lookup can find."""
+        return len(self._cached)
+
+    def allocate(self) -> int:
+        """Take the free block used longest ago, forgetting what it cached. Raises if none is free."""
+        if not self._free:
+            raise RuntimeError("no free KV block: the caller must make room first")
+        block, _ = self._free.popitem(last=False)
+        self._forget(block)
+        self._references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a holder: of a block in use, or of a free one found by its hash."""
+        if self._references[block] == 0:
+            del self._free[block]
+        self._references[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one holder of each of `blocks`, given in position order."""
+        for block in reversed(list(blocks)):
+            if self._references[block] <= 0:
+                raise RuntimeError(f"KV block {block} was released more often than taken")
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def is_free(self, block: int) -> bool:
+        return self._references[block] == 0
+
+    def writable(self, block: int) -> bool:
+        """Whether one sequence alone holds the block and nobody can find it."""
+        return self._references[block] == 1 and self._hashes[block] is None
+
+    def register(self, block: int, digest: bytes, planes: int) -> None:
+        """Let lookups find `block`, whose KV is complete in the `planes` of this bit mask. If another block
+        is already known under the digest, that one stays and this one is not listed."""
+        if self._hashes[block] is None and digest not in self._cached:
+            self._hashes[block] = digest
+            self._cached[digest] = block
+        if self._hashes[block] == digest:
+            self._planes[block] |= planes
+
+    def lookup(self, digest: bytes) -> int | None:
+        return self._cached.get(digest)
+
+    def knows(self, block: int, digest: bytes, plane: int) -> bool:
+        """Whether a lookup of `digest` finds KV that is complete in `plane`, in `block` or another."""
+        found = self._cached.get(digest)
+        return found is not None and (found != block or self.has_plane(block, plane))
+
+    def has_plane(self, block: int, plane: int) -> bool:
+        """Whether a registered block's KV is complete in `plane`."""
+        return bool(self._planes[block] >> plane & 1)
+
+    def _forget(self, block: int) -> None:
+        digest = self._hashes[block]
+        if digest is not None:
+            del self._cached[digest]
+        self._hashes[block] = None
+        self._planes[block] = 0

@@ -1,0 +1,289 @@
+"""The engine: takes requests and cancellations, and turns them step by step into tokens."""
+
+from collections.abc import Callable
+
+from streamserve.engine.plan import (
+    TARGET,
+    Drafter,
+    DraftRequest,
+    Executor,
+    Sampled,
+    Span,
+    SpanResult,
+)
+from streamserve.engine.prefix import namespace
+from streamserve.engine.scheduler import Proposal, Scheduler
+from streamserve.engine.sequence import Sequence
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import (
+    Admitted,
+    Cancel,
+    Event,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    PromptLogprobs,
+    Report,
+    Submit,
+    Token,
+)
+
+
+class Engine:
+    """One worker's engine. Not thread-safe: messages are handled between steps.
+
+    `clock` gives seconds; it is real in a worker and virtual in a simulation. A drafter that has not
+    answered `draft_wait` seconds after it was asked is done without in this step.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelInfo,
+        executor: Executor,
+        clock: Callable[[], float],
+        drafter: Drafter | None = None,
+        draft_wait: float = 1.0,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.executor = executor
+        self.clock = clock
+        self.drafter = drafter
+        self.draft_wait = draft_wait
+        self.scheduler = Scheduler(config, executor.planes, drafting=drafter is not None)
+        self._eos = frozenset(model.eos_token_ids)
+        self._next_id = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._step_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def handle(self, message: Submit | Cancel) -> list[Event]:
+        """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
+        if isinstance(message, Cancel):
+            return self._cancel(message)
+        return self._submit(message)
+
+    def step(self) -> list[Event]:
+        """Run one step over whatever there is to do, and return what came out."""
+        started = self.clock()
+        proposals = self.scheduler.plan()
+        trees = self._draft(proposals)
+        plan = self.scheduler.select(proposals, trees)
+        result = self.executor.run(plan)
+        events = self._admissions(proposals)
+        for span, outcome in zip(plan.spans, result.spans, strict=True):
+            events += self._commit(span, outcome)
+        self._step_seconds += self.clock() - started
+        return events
+
+    def report(self) -> Report:
+        """The engine's state and counters now."""
+        scheduler, pool = self.scheduler, self.scheduler.tables.pool
+        running = len(scheduler.running())
+        return Report(
+            running=running,
+            waiting=len(scheduler.sequences) - running,
+            blocks_total=pool.size,
+            blocks_live=pool.size - pool.free,
+            steps=scheduler.steps,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+            copies_on_write=scheduler.tables.copies_on_write,
+            step_seconds=self._step_seconds,
+        )
+
+    def _submit(self, message: Submit) -> list[Event]:
+        error = self._refusal(message)
+        if error:
+            return [
+                Finished(message.request, message.attempt, choice, "error", error)
+                for choice in message.outputs
+            ]
+        for sequence in self._of(message.request):
+            self.scheduler.remove(sequence)  # an earlier attempt: only the latest one lives
+        fresh = not any(message.outputs.values())
+        groups = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
+        for choices in groups:
+            self._add(message, choices)
+        return []
+
+    def _refusal(self, message: Submit) -> str:
+        """Why a request cannot run here at all; empty if it can."""
+        length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
+        if not message.prompt or not message.outputs:
+            return "the prompt is empty"
+        if length > self.config.max_model_len:
+            return f"the prompt has {length} tokens, but the model's limit is {self.config.max_model_len}"
+        if len(message.outputs) > self.config.max_num_seqs:
+            return (
+                f"n is {len(message.outputs)}, but at most {self.config.max_num_seqs} sequences run at once"
+            )
+        if any(not 0 <= token < self.model.vocab_size for token in message.prompt):
+            return f"the prompt holds a token outside the vocabulary of {self.model.vocab_size}"
+        return ""
+
+    def _add(self, message: Submit, choices: tuple[int, ...]) -> None:
+        self.scheduler.add(
+            Sequence(
+                id=self._new_id(),
+                request=message.request,
+                attempt=message.attempt,
+                choices=choices,
+                params=message.params,
+                prompt_length=len(message.prompt),
+                tokens=message.prompt + message.outputs[choices[0]],
+                root=namespace(self.model.fingerprint, message.cache_salt),
+                priority=message.priority,
+                arrival=message.arrival,
+                computed=[0] * self.executor.planes,
+                prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
+            )
+        )
+        self._prompt_tokens += len(message.prompt)
+
+    def _cancel(self, message: Cancel) -> list[Event]:
+        events: list[Event] = []
+        for sequence in self._of(message.request):
+            for choice in sequence.choices:
+                if message.choice in (None, choice):
+                    events.append(Finished(sequence.request, sequence.attempt, choice, "abort"))
+                    self._leave(sequence, choice)
+        return events
+
+    def _leave(self, sequence: Sequence, choice: int) -> None:
+        """One choice goes; the sequence goes with its last one."""
+        sequence.choices = tuple(other for other in sequence.choices if other != choice)
+        if not sequence.choices:
+            self.scheduler.remove(sequence)
+
+    def _draft(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
+        """Trees for the sequences that have room for one, from the drafter if there is one."""
+        if self.drafter is None:
+            return {}
+        if self.scheduler.released:
+            self.drafter.release(self.scheduler.released)
+        requests = []
+        for proposal in proposals:
+            sequence = proposal.sequence
+            if proposal.nodes:
+                new, keep = sequence.tokens[sequence.told :], sequence.told
+                shape = (self.config.draft_depth, proposal.nodes)
+                requests.append(DraftRequest(sequence.id, sequence.epoch, keep, new, *shape))
+                sequence.told = len(sequence.tokens)
+        self.drafter.begin(requests)
+        trees = self.drafter.collect(self.clock() + self.draft_wait)
+        asked = {request.id: request for request in requests}
+        return {id: tree for id, tree in trees.items() if id in asked and _fits(tree, asked[id])}
+
+    def _admissions(self, proposals: list[Proposal]) -> list[Event]:
+        return [
+            Admitted(p.sequence.request, p.sequence.attempt, p.sequence.choices[0], p.cached)
+            for p in proposals
+            if p.cached is not None
+        ]
+
+    def _commit(self, span: Span, outcome: SpanResult) -> list[Event]:
+        """Move one sequence on by what its span came to."""
+        sequence = self.scheduler.sequences[span.sequence]
+        events: list[Event] = []
+        if outcome.prompt_logprobs:
+            events += self._prompt_logprobs(sequence, span, outcome)
+        sequence.computed[span.plane] += len(span.tokens)
+        if span.tree is None:
+            self.scheduler.tables.register(sequence)
+            return events
+        branches = self._fork(sequence)
+        for branch, sampled in zip(branches, outcome.outputs, strict=True):
+            events += self._extend(branch, sampled)
+        return events
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """At the end of its prompt a fresh sequence becomes one for each choice, sharing all its blocks."""
+        first, *others = sequence.choices
+        sequence.choices = (first,)
+        branches = [sequence]
+        for choice in others:
+            branch = Sequence(
+                id=self._new_id(),
+                request=sequence.request,
+                attempt=sequence.attempt,
+                choices=(choice,),
+                params=sequence.params,
+                prompt_length=sequence.prompt_length,
+                tokens=list(sequence.tokens),
+                root=sequence.root,
+                priority=sequence.priority,
+                arrival=sequence.arrival,
+                computed=[],
+            )
+            self.scheduler.tables.fork(sequence, branch)
+            self.scheduler.add(branch)
+            branches.append(branch)
+        return branches
+
+    def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[Event]:
+        """Append new tokens up to the first that ends the sequence. KV is there for all but the last."""
+        events: list[Event] = []
+        finish: FinishReason | None = sequence.finish_reason(self._eos, self.config.max_model_len)
+        if finish:  # nothing was to be generated: only the prompt was asked about
+            events.append(Finished(sequence.request, sequence.attempt, sequence.choices[0], finish))
+        for number, one in enumerate(sampled):
+            if finish:
+                break
+            sequence.tokens.append(one.token)
+            sequence.computed[TARGET] += number > 0
+            finish = sequence.finish_reason(self._eos, self.config.max_model_len)
+            self._generation_tokens += 1
+            events.append(_token(sequence, one, finish))
+        self.scheduler.tables.register(sequence)
+        if finish:
+            self.scheduler.remove(sequence)
+        return events
+
+    def _prompt_logprobs(self, sequence: Sequence, span: Span, outcome: SpanResult) -> list[Event]:
+        """Those not sent before a preemption; the next ones follow with the next chunk."""
+        start = span.start + 1
+        new = outcome.prompt_logprobs[max(0, sequence.prompt_logprobs_sent + 1 - start) :]
+        first = max(start, sequence.prompt_logprobs_sent + 1)
+        sequence.prompt_logprobs_sent = max(sequence.prompt_logprobs_sent, first + len(new) - 1)
+        sequence.prompt_logprobs_done = sequence.prompt_logprobs_sent >= sequence.prompt_length - 1
+        return [PromptLogprobs(sequence.request, sequence.attempt, first, new)] if new else []
+
+    def _of(self, request: str) -> list[Sequence]:
+        return [s for s in self.scheduler.sequences.values() if s.request == request]
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+
+def _fits(tree: TokenTree, request: DraftRequest) -> bool:
+    """Whether a drafter kept to what it was asked for: a late answer or a foreign tree is dropped."""
+    return (
+        len(tree) - 1 <= request.max_nodes
+        and bool(request.new_tokens)
+        and tree.tokens[0] == request.new_tokens[-1]
+    )
+
+
+def _token(sequence: Sequence, sampled: Sampled, finish: FinishReason | None) -> Token:
+    return Token(
+        sequence.request,
+        sequence.attempt,
+        sequence.choices[0],
+        sequence.outputs - 1,
+        sampled.token,
+        sampled.logprob,
+        sampled.top,
+        finish,
+    )
+

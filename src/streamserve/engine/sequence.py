@@ -1,0 +1,73 @@
+"""One output choice on its way: its tokens, and how far each KV plane has caught up with them."""
+
+from dataclasses import dataclass, field
+
+from streamserve.engine.plan import TARGET
+from streamserve.protocol.messages import FinishReason
+from streamserve.protocol.sampling import SamplingParams
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A sequence is *running* while it holds blocks, else it waits.
+
+    tokens     prompt ─────────────┬ outputs ──┐      len(tokens)
+    computed   ──────────────┐ KV in the plane │      pending = len(tokens) - computed
+    blocks     [b0][b1][b2][b3]                       cover at least `computed` positions
+    hashes     of the full blocks, as far as needed
+
+    `choices`: the output choices that come from it. A fresh request is one sequence for all its choices;
+    they fork when its prompt is computed, and then each has one. `told` is how many tokens the drafter knows.
+    """
+
+    id: int
+    request: str
+    attempt: int
+    choices: tuple[int, ...]
+    params: SamplingParams
+    prompt_length: int
+    tokens: list[int]
+    root: bytes
+    priority: int
+    arrival: float
+    computed: list[int]
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    prompt_logprobs_done: bool = True
+    prompt_logprobs_sent: int = 0
+    epoch: int = 0
+    told: int = 0
+    preempted_at: int = -1
+    """Number of outputs when it was last preempted."""
+    known: bool = False
+    """Whether the executor holds this sequence's sampling state."""
+
+    @property
+    def running(self) -> bool:
+        return bool(self.blocks)
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose target KV is not computed yet; 1 while decoding."""
+        return len(self.tokens) - self.computed[TARGET]
+
+    @property
+    def outputs(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Lower goes first: priority, then arrival."""
+        return (self.priority, self.arrival, self.id)
+
+    def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
+        """Why the sequence ends with its last token, if it does."""
+        params, last = self.params, self.tokens[-1]
+        if self.outputs > params.min_tokens:
+            ends_text = last in eos_token_ids and not params.ignore_eos
+            if ends_text or last in params.stop_token_ids:
+                return "stop"
+        limit = params.max_tokens if params.max_tokens is not None else max_model_len
+        if self.outputs >= limit or len(self.tokens) >= max_model_len:
+            return "length"
+        return None

@@ -1,0 +1,111 @@
+"""An executor without tensors: a step costs what a curve says, and its text depends on the KV it finds.
+
+Each KV slot holds the token that was written there, so the next token, a hash of everything that the block
+table leads to, comes out wrong as soon as a block is stale, foreign, or was copied too late. That makes the
+simulation a sharp test of scheduling and block bookkeeping as well as a clock.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from streamserve.engine.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
+from streamserve.protocol.messages import PromptLogprob, TopLogprob
+from streamserve.protocol.sampling import SamplingParams
+
+Cost = Callable[[int, int], float]
+"""Seconds of a step, from its query tokens and the KV tokens they attend to."""
+
+Tokens = npt.NDArray[np.int64]
+
+
+def next_token(context: Tokens, params: SamplingParams, choice: int, vocab_size: int) -> int:
+    """The pretended model: greedy text depends on the context alone, sampled text on seed and choice too."""
+    noise = b"" if params.greedy else f"{params.seed}/{choice}".encode()
+    digest = blake2b(context.tobytes() + noise, digest_size=8).digest()
+    return int.from_bytes(digest, "little") % vocab_size
+
+
+def expected_outputs(
+    prompt: list[int], params: SamplingParams, choice: int, count: int, vocab_size: int
+) -> list[int]:
+    """The first `count` tokens that any schedule must give."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(np.array(tokens, np.int64), params, choice, vocab_size))
+    return tokens[len(prompt) :]
+
+
+class CostExecutor:
+    """Carries out plans on an array of token ids; `seconds` is what the last step cost."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, cost: Cost, planes: int = 1
+    ) -> None:
+        self.planes = planes
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.cost = cost
+        self.seconds = 0.0
+        self.accepted = 0
+        self.states: dict[int, SequenceState] = {}
+        self._kv: Tokens = np.full((planes, num_blocks, block_size), -1, np.int64)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for sequence in plan.released:
+            del self.states[sequence]
+        for state in plan.admitted:
+            self.states[state.sequence] = state
+        for source, target in plan.copies:
+            self._kv[:, target] = self._kv[:, source]
+        results = [self._span(span) for span in plan.spans]
+        rows = sum(span.rows for span in plan.spans)
+        context = sum(span.start + span.rows for span in plan.spans)
+        self.seconds = self.cost(rows, context)
+        return StepResult(results)
+
+    def close(self) -> None:
+        self.states.clear()
+
+    def _span(self, span: Span) -> SpanResult:
+        self._write(span, span.start, span.tokens)
+        if span.tree is None:
+            return SpanResult(span.sequence, [], self._prompt_logprobs(span))
+        context = self._read(span, span.start + len(span.tokens))
+        outputs = [self._walk(span, context, choice) for choice in span.choices]
+        self._write(span, span.start + len(span.tokens), outputs[0][:-1])
+        self.accepted += len(outputs[0]) - 1
+        sampled = [[Sampled(token, 0.0) for token in tokens] for tokens in outputs]
+        return SpanResult(span.sequence, sampled, self._prompt_logprobs(span))
+
+    def _walk(self, span: Span, context: Tokens, choice: int) -> list[int]:
+        """Descend the tree while its guesses are what the model says; one more token at the end."""
+        assert span.tree is not None
+        params = self.states[span.sequence].params
+        node: int | None = 0
+        tokens: list[int] = []
+        while node is not None:
+            here = np.append(context, np.array(tokens, np.int64))
+            tokens.append(next_token(here, params, choice, self.vocab_size))
+            node = span.tree.child(node, tokens[-1])
+        return tokens
+
+    def _prompt_logprobs(self, span: Span) -> list[PromptLogprob]:
+        if span.prompt_logprobs is None:
+            return []
+        following = self.states[span.sequence].prompt[span.start + 1 : span.start + len(span.tokens) + 1]
+        return [PromptLogprob(token, 0.0, 1, [TopLogprob(token, 0.0)]) for token in following]
+
+    def _slots(self, span: Span, first: int, last: int) -> tuple[Tokens, Tokens]:
+        positions = np.arange(first, last)
+        return np.array(span.blocks, np.int64)[positions // self.block_size], positions % self.block_size
+
+    def _write(self, span: Span, start: int, tokens: list[int]) -> None:
+        blocks, slots = self._slots(span, start, start + len(tokens))
+        self._kv[span.plane, blocks, slots] = tokens
+
+    def _read(self, span: Span, length: int) -> Tokens:
+        blocks, slots = self._slots(span, 0, length)
+        return self._kv[TARGET, blocks, slots]

@@ -1,0 +1,81 @@
+"""Drive an engine over the pretended model, to the end, and check that nothing is left."""
+
+import itertools
+from collections import defaultdict
+
+from streamserve.engine.engine import Engine
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Event, Finished, ModelInfo, PromptLogprobs, Submit, Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.executor import CostExecutor, expected_outputs
+
+VOCAB = 97
+EOS = 96
+
+
+def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
+    return ModelInfo(
+        architecture="pretended", parameters=0, vocab_size=VOCAB, max_model_len=max_model_len,
+        eos_token_ids=eos, weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
+    )  # fmt: skip
+
+
+def make_engine(config: EngineConfig, drafter=None, eos: tuple[int, ...] = ()) -> Engine:
+    executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0)
+    ticks = itertools.count()
+    return Engine(config, model_info(config.max_model_len, eos), executor, lambda: float(next(ticks)), drafter)
+
+
+def submit(
+    request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields
+) -> Submit:
+    outputs = fields.pop("outputs", {choice: [] for choice in range(params.n)})
+    return Submit(request, fields.pop("attempt", 0), prompt, params, outputs, arrival, **fields)
+
+
+class Collected:
+    """Events by request and choice, in the shape that tests compare."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.finish: dict[tuple[str, int], str] = {}
+        self.prompt_logprobs: dict[str, list[int]] = defaultdict(list)
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Token):
+                key = event.request, event.choice
+                assert key not in self.finish, "a token came after the end"
+                assert event.index == len(self.tokens[key]), "tokens come in order, each once"
+                self.tokens[key].append(event.token)
+                if event.finish:
+                    self.finish[key] = event.finish
+            elif isinstance(event, Finished):
+                self.finish[event.request, event.choice] = event.reason
+            elif isinstance(event, PromptLogprobs):
+                assert event.start == len(self.prompt_logprobs[event.request]) + 1
+                self.prompt_logprobs[event.request] += [entry.token for entry in event.entries]
+
+
+def finish(engine: Engine, collected: Collected, limit: int = 100_000) -> None:
+    """Step until nothing is left to do."""
+    for _ in range(limit):
+        if not engine.has_work:
+            break
+        collected.take(engine.step())
+    assert_engine_empty(engine)
+
+
+def assert_engine_empty(engine: Engine) -> None:
+    """No sequence, block or sampling state is left."""
+    pool = engine.scheduler.tables.pool
+    assert not engine.has_work
+    assert pool.free == pool.size
+    assert not engine.executor.states
+    report = engine.report()
+    assert (report.running, report.waiting, report.blocks_live) == (0, 0, 0)
+
+
+def expected(prompt: list[int], params: SamplingParams, choice: int, max_model_len: int) -> list[int]:
+    count = min(params.max_tokens, max_model_len - len(prompt))
+    return expected_outputs(prompt, params, choice, count, VOCAB)

@@ -1,0 +1,285 @@
+"""The engine gives every request the text it would have alone, whatever else it has to do."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamserve.policy.tree import TokenTree, chain
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Admitted, Cancel
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.executor import expected_outputs
+from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
+
+CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)
+
+
+def run_all(config: EngineConfig, requests, drafter=None, eos=()):
+    engine = make_engine(config, drafter, eos)
+    collected = Collected()
+    for request in requests:
+        collected.take(engine.handle(request))
+    finish(engine, collected)
+    return engine, collected
+
+
+def random_requests(rng: random.Random, count: int, max_model_len: int) -> list:
+    """Prompts with shared heads, greedy and sampled, one or several choices."""
+    head = [rng.randrange(VOCAB) for _ in range(40)]
+    requests = []
+    for number in range(count):
+        prompt = head[: rng.choice((0, 8, 30, 40))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))]
+        n = rng.choice((1, 1, 1, 2, 4))
+        params = SamplingParams(
+            n=n, temperature=rng.choice((0.0, 1.0)), seed=number, max_tokens=rng.randint(1, 25),
+            prompt_logprobs=rng.choice((None, None, None, 1)),
+        )  # fmt: skip
+        requests.append(submit(f"r{number}", prompt, params, arrival=number, priority=rng.choice((0, 0, 1))))
+    return requests
+
+
+def assert_exact(requests, collected: Collected, max_model_len: int) -> None:
+    for request in requests:
+        for choice in request.outputs:
+            want = expected(request.prompt, request.params, choice, max_model_len)
+            assert collected.tokens[request.request, choice] == want
+            assert collected.finish[request.request, choice] == "length"
+        if request.params.prompt_logprobs is not None:
+            assert collected.prompt_logprobs[request.request] == request.prompt[1:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.sampled_from((24, 30, 60, 400)),
+    max_chunk=st.sampled_from((1, 7, 64)),
+    budget=st.sampled_from((4, 16, 128)),
+    preempt_every=st.sampled_from((0, 0, 3)),
+    caching=st.booleans(),
+)
+def test_any_schedule_gives_each_request_its_own_text(
+    seed, num_blocks, max_chunk, budget, preempt_every, caching
+):
+    config = EngineConfig(
+        num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=budget,
+        max_chunk=max_chunk, preempt_every=preempt_every, enable_prefix_caching=caching,
+    )  # fmt: skip
+    requests = random_requests(random.Random(seed), 12, 96)
+    engine, collected = run_all(config, requests)
+    assert_exact(requests, collected, 96)
+    if preempt_every:
+        assert engine.report().preemptions > 0
+
+
+def test_a_tiny_cache_preempts_and_changes_nothing():
+    config = EngineConfig(num_blocks=24, block_size=4, max_model_len=96, max_num_batched_tokens=32)
+    requests = random_requests(random.Random(1), 20, 96)
+    engine, collected = run_all(config, requests)
+    assert_exact(requests, collected, 96)
+    assert engine.report().preemptions > 0
+
+
+def test_a_shared_head_is_computed_once():
+    head = list(range(40))
+    first = submit("first", [*head, 1], SamplingParams(temperature=0, max_tokens=4))
+    engine = make_engine(CONFIG)
+    collected = Collected()
+    engine.handle(first)
+    finish(engine, collected)
+    engine.handle(submit("second", [*head, 2], SamplingParams(temperature=0, max_tokens=4)))
+    events = engine.step()
+    assert [e.cached for e in events if isinstance(e, Admitted)] == [40]
+    collected.take(events)
+    finish(engine, collected)
+    assert collected.tokens["second", 0] == expected_outputs([*head, 2], first.params, 0, 4, VOCAB)
+    assert engine.report().prefix_hits == 40
+
+
+def test_the_same_prompt_again_still_computes_its_last_token():
+    prompt = list(range(40))
+    params = SamplingParams(temperature=0, max_tokens=4)
+    engine = make_engine(CONFIG)
+    for name in ("first", "second"):
+        collected = Collected()
+        engine.handle(submit(name, prompt, params))
+        finish(engine, collected)
+        assert collected.tokens[name, 0] == expected_outputs(prompt, params, 0, 4, VOCAB)
+    assert engine.report().prefix_hits == 36
+
+
+def test_a_cache_salt_keeps_prefixes_apart():
+    engine = make_engine(CONFIG)
+    for salt in ("a", "b"):
+        engine.handle(submit(salt, list(range(40)), SamplingParams(max_tokens=1, seed=0), cache_salt=salt))
+        finish(engine, Collected())
+    assert engine.report().prefix_hits == 0
+
+
+def test_choices_share_their_prompt_and_copy_on_write():
+    params = SamplingParams(n=4, seed=3, max_tokens=9)
+    request = submit("r", list(range(10)), params)
+    engine, collected = run_all(CONFIG, [request])
+    assert_exact([request], collected, 96)
+    assert len({tuple(tokens) for tokens in collected.tokens.values()}) == 4
+    assert engine.report().copies_on_write == 3  # the last of the four writes in place
+    assert engine.report().steps == 1 + 8 + 1  # one prefill for all, eight more tokens, one to let go
+
+
+def test_chunks_interleave_with_decoding():
+    config = EngineConfig(num_blocks=64, block_size=4, max_model_len=200, max_num_batched_tokens=8, max_chunk=8)
+    short = submit("short", [1, 2], SamplingParams(temperature=0, max_tokens=10))
+    long = submit("long", list(range(60)), SamplingParams(temperature=0, max_tokens=2), arrival=1)
+    engine = make_engine(config)
+    collected = Collected()
+    engine.handle(short)
+    collected.take(engine.step())
+    engine.handle(long)
+    for step in range(2, 9):
+        collected.take(engine.step())
+        assert len(collected.tokens["short", 0]) == step, "decoding goes on beside a long prompt"
+    finish(engine, collected)
+    assert_exact([short, long], collected, 200)
+
+
+def test_cancelling_frees_at_once():
+    engine = make_engine(CONFIG)
+    engine.handle(submit("r", list(range(30)), SamplingParams(n=3, seed=1, max_tokens=50)))
+    for _ in range(5):
+        engine.step()
+    assert engine.report().blocks_live > 0
+    assert len(engine.handle(Cancel("r", 1))) == 1
+    assert engine.report().running == 2
+    assert len(engine.handle(Cancel("r"))) == 2
+    assert engine.report().blocks_live == 0
+    finish(engine, Collected())
+
+
+def test_a_choice_cancelled_before_the_fork_never_runs():
+    params = SamplingParams(n=3, seed=1, max_tokens=5)
+    request = submit("r", list(range(30)), params)
+    engine = make_engine(CONFIG)
+    engine.handle(request)
+    engine.step()
+    engine.handle(Cancel("r", 0))
+    collected = Collected()
+    finish(engine, collected)
+    assert set(collected.tokens) == {("r", 1), ("r", 2)}
+    for choice in (1, 2):
+        assert collected.tokens["r", choice] == expected(request.prompt, params, choice, 96)
+
+
+def test_a_request_resumes_behind_what_it_has_emitted():
+    params = SamplingParams(n=2, seed=5, max_tokens=12)
+    prompt = list(range(20))
+    whole = {choice: expected(prompt, params, choice, 96) for choice in (0, 1)}
+    outputs = {0: whole[0][:7], 1: whole[1][:3]}
+    engine = make_engine(CONFIG)
+    engine.handle(submit("r", prompt, params, attempt=1, outputs={c: list(o) for c, o in outputs.items()}))
+    tokens = {0: list(outputs[0]), 1: list(outputs[1])}
+    while engine.has_work:
+        for event in engine.step():
+            if not isinstance(event, Admitted):
+                assert event.attempt == 1
+                assert event.index == len(tokens[event.choice])
+                tokens[event.choice].append(event.token)
+    assert tokens == whole
+    assert_engine_empty(engine)
+
+
+def test_end_of_text_and_stop_ids_end_a_sequence():
+    prompt = [1, 2, 3]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    text = expected_outputs(prompt, params, 0, 20, VOCAB)
+    cases = (
+        (params, (text[4],), "stop", text[:5]),
+        (SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), (text[4],), "length", text),
+        (SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(text[2],)), (), "stop", text[:3]),
+        (SamplingParams(temperature=0, max_tokens=20, min_tokens=5), (text[4],), "length", text),
+    )
+    for case, eos, reason, tokens in cases:
+        first = tokens.index(tokens[-1]) + 1 if reason == "stop" else len(tokens)
+        _, collected = run_all(CONFIG, [submit("r", prompt, case)], eos=eos)
+        assert collected.tokens["r", 0] == tokens[:first]
+        assert collected.finish["r", 0] == reason
+
+
+def test_max_tokens_zero_only_reads_the_prompt():
+    params = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=0)
+    _, collected = run_all(CONFIG, [submit("r", list(range(50)), params)])
+    assert collected.tokens == {}
+    assert collected.finish["r", 0] == "length"
+    assert collected.prompt_logprobs["r"] == list(range(1, 50))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "words"),
+    [([], 1, "empty"), (list(range(97)), 1, "limit is 96"), ([1], 65, "at most 64"), ([VOCAB], 1, "vocabulary")],
+)
+def test_what_can_never_run_is_refused(prompt, n, words):
+    engine = make_engine(CONFIG)
+    events = engine.handle(submit("r", prompt, SamplingParams(n=n, seed=1)))
+    assert len(events) == n
+    assert all(event.reason == "error" and words in event.error for event in events)
+    assert_engine_empty(engine)
+
+
+class Oracle:
+    """A drafter that knows the model, and now and then guesses wrong on purpose."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.params: dict[int, SamplingParams] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.epochs: dict[int, int] = {}
+        self.requests: list = []
+
+    def begin(self, requests) -> None:
+        for request in requests:
+            if self.epochs.get(request.id, request.epoch) == request.epoch:
+                assert request.keep == len(self.tokens.get(request.id, []))
+            self.epochs[request.id] = request.epoch
+            kept = self.tokens.get(request.id, [])[: request.keep]
+            self.tokens[request.id] = kept + request.new_tokens
+        self.requests = list(requests)
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        trees = {}
+        for request in self.requests:
+            if self.rng.random() < 0.2:
+                continue  # too late for this step
+            depth = self.rng.randint(0, min(request.max_depth, request.max_nodes))
+            params = SamplingParams(temperature=0)
+            guess = expected_outputs(self.tokens[request.id], params, 0, depth, VOCAB)
+            guess = [t if self.rng.random() < 0.8 else (t + 1) % VOCAB for t in guess]
+            trees[request.id] = chain([self.tokens[request.id][-1], *guess])
+        return trees
+
+    def release(self, ids) -> None:
+        for id in ids:
+            self.tokens.pop(id, None)
+            self.epochs.pop(id, None)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from((24, 40, 400)), budget=st.sampled_from((8, 64)))
+def test_guesses_change_when_tokens_come_never_which(seed, num_blocks, budget):
+    config = EngineConfig(
+        num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_batched_tokens=budget, preempt_every=7
+    )
+    requests = random_requests(random.Random(seed), 10, 96)
+    drafter = Oracle(seed)
+    engine, collected = run_all(config, requests, drafter)
+    assert_exact(requests, collected, 96)
+    assert engine.report().preemptions > 0
+    assert not drafter.tokens, "the drafter was told to forget every sequence"
+
+
+def test_accepted_guesses_save_steps():
+    params = SamplingParams(temperature=0, max_tokens=40)
+    request = submit("r", [1, 2, 3], params)
+    engine, collected = run_all(CONFIG, [request], Oracle(3))
+    assert_exact([request], collected, 96)
+    assert engine.executor.accepted > 10
+    assert engine.report().steps < 30
