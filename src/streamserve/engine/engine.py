@@ -286,4 +286,3 @@ def _token(sequence: Sequence, sampled: Sampled, finish: FinishReason | None) ->
         sampled.top,
         finish,
     )
-

@@ -71,7 +71,7 @@ class BlockTables:
             source, fresh = sequence.blocks[index], self.pool.allocate()
             sequence.blocks[index] = fresh
             self._copies.append((source, fresh))
-            # Copies come first in a step, in this order: whoever gets the source next writes after it was read.
+            # Copies come first in a step, in this order: whoever gets the source next writes after the read.
             self.pool.release([source])
             self.copies_on_write += 1
         while len(sequence.blocks) < self.blocks_for(sequence.computed[TARGET] + rows):

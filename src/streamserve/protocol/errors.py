@@ -17,3 +17,7 @@ class RequestError(Exception):
 
 class CheckpointError(Exception):
     """A model folder that cannot be served. The message names the file and the field; exit code 2."""
+
+
+class StartError(Exception):
+    """A worker process that ended before it could serve."""

@@ -1,0 +1,177 @@
+"""AsyncLLM: a served model inside an event loop. `LLM` and the HTTP server are built on it.
+
+prompt → AsyncLLM.submit → Fleet → worker process … events → text → Delta
+"""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from streamserve.control.fleet import FleetConfig, Open
+from streamserve.control.shell import FleetShell
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import Admitted, Finished, ModelInfo, PromptLogprobs, Ready, Report, Token
+from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.settings import Settings
+from streamserve.text.chat import chat_template
+from streamserve.text.output import ChoiceText, Delta, Usage
+from streamserve.text.tokenizer import Tokenizer
+
+WORKER = "unified-0"
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether requests are being served; `detail` says why not."""
+
+    ready: bool
+    detail: str
+
+
+class AsyncLLM:
+    """A model served by worker processes, for use in one event loop. Start with `start`, end with `close`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises CheckpointError if the folder's tokenizer or chat template cannot be read."""
+        self.settings = settings
+        self.tokenizer = Tokenizer.from_folder(settings.model.path)
+        self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+        self.served_names = settings.server.served_model_name or (settings.name,)
+        self.created = int(time.time())
+        fleet = FleetConfig(workers=(WORKER,), max_requests=settings.server.max_requests)
+        self._shell = FleetShell(fleet, self._worker_config)
+
+    async def start(self, wait: bool = True) -> None:
+        """Start the workers, and wait until they are ready unless told otherwise."""
+        await self._shell.start()
+        if wait:
+            try:
+                await self._shell.until_ready()
+            except BaseException:
+                await self._shell.close()
+                raise
+
+    async def until_ready(self) -> None:
+        """Wait for the workers. Raises CheckpointError or StartError with the reason if they cannot start."""
+        await self._shell.until_ready()
+
+    async def close(self) -> None:
+        """Stop the workers and free everything; open requests end with an error."""
+        await self._shell.close()
+
+    @property
+    def ready(self) -> Ready:
+        """What the worker said when it was ready. Raises RequestError (503) before."""
+        ready = self._shell.fleet.workers[WORKER].ready
+        if ready is None:
+            health = self.health()
+            raise RequestError(health.detail, status=503, retry_after=1.0)
+        return ready
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model. Raises RequestError (503) while it is not loaded."""
+        return self.ready.model
+
+    def health(self) -> Health:
+        """Whether requests are being served now."""
+        return Health(*self._shell.fleet.health())
+
+    def report(self) -> Report | None:
+        """The worker's latest report."""
+        return self._shell.fleet.workers[WORKER].report
+
+    def process_id(self) -> int:
+        """The worker's process."""
+        return self._shell.process_id(WORKER)
+
+    async def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[Delta | PromptLogprobs | Usage, None]:
+        """What a request comes to, as it comes; a Usage is last. Closing the iterator cancels the request.
+
+        Raises RequestError before the first item if the request is refused, or later if it is lost.
+        """
+        params = self._complete(prompt, params)
+        choices = {choice: ChoiceText(self.tokenizer, params, choice) for choice in range(params.n)}
+        cached = 0
+        opened = Open(request_id, prompt, params, priority, cache_salt)
+        async with aclosing(self._shell.submit(opened)) as steps:
+            async for events in steps:
+                for event in events:
+                    if isinstance(event, PromptLogprobs):
+                        yield event
+                        continue
+                    if isinstance(event, Admitted):
+                        cached = event.cached
+                        continue
+                    delta = _delta(choices[event.choice], event)
+                    if delta is None:
+                        continue
+                    yield delta
+                    if isinstance(delta.stop, str):
+                        await self._shell.cancel(request_id, event.choice)
+                if all(choice.finished for choice in choices.values()):
+                    break
+        yield Usage(len(prompt), sum(choice.emitted for choice in choices.values()), cached)
+
+    def _complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
+        """Check a request, draw its seed, and bound its length by what the context holds."""
+        model = self.model
+        try:
+            check_sampling(params, model.vocab_size)
+        except ValueError as error:
+            raise RequestError(str(error), field=str(error).split("[")[0].split(" ")[0]) from error
+        if not prompt:
+            raise RequestError("the prompt is empty", field="prompt")
+        room = model.max_model_len - len(prompt)
+        if room < 0 or (room == 0 and params.max_tokens != 0):
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the model's context holds {model.max_model_len} "
+                "with the output",
+                field="prompt",
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise RequestError(
+                f"max_tokens is {params.max_tokens}, but behind a prompt of {len(prompt)} tokens the model's "
+                f"context of {model.max_model_len} holds only {room}",
+                field="max_tokens",
+            )
+        return msgspec.structs.replace(
+            params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+        )
+
+    def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
+        return WorkerConfig(
+            worker=f"{worker}/{incarnation}",
+            role="unified",
+            endpoint=endpoint,
+            model=self.settings.model,
+            log_level=self.settings.server.log_level,
+        )
+
+
+def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
+    if isinstance(event, Token):
+        return choice.feed(event)
+    if event.reason == "error":
+        raise RequestError(event.error)
+    return choice.finish(event.reason)
+
+
+def new_request_id() -> str:
+    """A fresh request id."""
+    return f"req-{secrets.token_hex(12)}"

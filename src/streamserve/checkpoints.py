@@ -1,0 +1,38 @@
+"""Where a model is: a packaged one by name, a folder, or a repository of the Hugging Face hub."""
+
+from pathlib import Path
+
+from streamserve import embedded
+from streamserve.protocol.errors import CheckpointError
+
+EMBEDDED = ("embedded", "embedded-draft")
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+
+
+def locate(model: str) -> Path:
+    """The folder of `model`. A hub name (`owner/name`, optionally `@revision`) is downloaded if it is not
+    in the hub's cache yet. Raises CheckpointError if there is no such thing."""
+    if model in EMBEDDED:
+        return embedded.path(model)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{model} is a file; give the folder that holds config.json")
+    if model.startswith(("/", ".", "~")) or model.count("/") != 1:
+        raise CheckpointError(
+            f"there is no folder {model}; give a checkpoint folder, a hub name like owner/model, "
+            f"or one of: {', '.join(EMBEDDED)}"
+        )
+    return _download(model)
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download  # takes a moment to import
+
+    name, _, revision = model.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES))
+    except Exception as error:  # many kinds: no such repository, no network, no permission, bad name
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{model} is no folder here, and the hub does not give it: {reason}") from error

@@ -1,0 +1,373 @@
+"""The fleet without input or output: events in, commands out. Asyncio and ZeroMQ are a thin shell around it.
+
+    door    Open, Close           ┌───────┐   Deliver, Refuse        → door
+    workers FromWorker, Lost   →  │ Fleet │   Send                   → workers
+    clock   Tick                  └───────┘   Start, Kill            → processes
+
+It remembers of each request what its client has been given. When a worker dies, its requests go to another
+(or to the same one, started anew) as a next attempt that carries those tokens, and goes on behind them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import (
+    Admitted,
+    Cancel,
+    Event,
+    Events,
+    Failed,
+    Finished,
+    FromWorker,
+    PromptLogprobs,
+    Ready,
+    Report,
+    Submit,
+    ToWorker,
+)
+from streamserve.protocol.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """`max_requests`: how many may be open at once, running and waiting. A worker that says nothing for
+    `stuck_after` seconds is killed. After `max_restarts` losses in `restart_window` seconds it stays down;
+    a request that was there for `max_attempts` losses is not tried again."""
+
+    workers: tuple[str, ...] = ("unified-0",)
+    max_requests: int = 1024
+    stuck_after: float = 120.0
+    max_restarts: int = 3
+    restart_window: float = 300.0
+    max_attempts: int = 3
+
+
+@dataclass(frozen=True)
+class Open:
+    """A client wants tokens. `params.seed` and `params.max_tokens` are set."""
+
+    request: str
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Close:
+    """A client wants no more of a request, or of one choice of it."""
+
+    request: str
+    choice: int | None = None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A worker's process sent a message. `incarnation` counts the times it was started."""
+
+    worker: str
+    incarnation: int
+    message: FromWorker
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker's process ended."""
+
+    worker: str
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed: look whether somebody has gone silent."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to a worker."""
+
+    worker: str
+    message: ToWorker
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Give a client what is new. `last` says that the request is over."""
+
+    request: str
+    events: list[Event]
+    last: bool
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Tell a client that its request cannot be served (any more)."""
+
+    request: str
+    error: RequestError
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a worker's process for the `incarnation`-th time."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End a worker's process; its loss is reported like any other."""
+
+    worker: str
+
+
+FleetEvent = Open | Close | Heard | Lost | Tick
+Command = Send | Deliver | Refuse | Start | Kill
+
+
+class _GapError(Exception):
+    """A worker skipped something: its client must not get the rest."""
+
+
+@dataclass
+class _Worker:
+    incarnation: int = 1
+    ready: Ready | None = None
+    report: Report | None = None
+    heard_at: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    failure: Failed | None = None
+
+
+@dataclass
+class _Request:
+    """What a client asked for and has been given so far. No two attempts of a fleet have the same number,
+    so nothing a worker still says of an earlier request of the same name can be taken for this one's."""
+
+    opened: Open
+    arrival: float
+    attempt: int
+    worker: str | None = None
+    losses: int = 0
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    open_choices: set[int] = field(default_factory=set)
+    admitted: bool = False
+    prompt_logprobs: int = 0
+
+
+class Fleet:
+    """All the workers and all the open requests of one server."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self.config = config
+        self.workers = {name: _Worker() for name in config.workers}
+        self.requests: dict[str, _Request] = {}
+        self._attempts = count()
+
+    def start(self, now: float) -> list[Command]:
+        """The commands that bring up the workers."""
+        for worker in self.workers.values():
+            worker.heard_at = now
+        return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
+
+    def handle(self, event: FleetEvent, now: float) -> list[Command]:
+        """Take one event; returns what is to be done about it, in order."""
+        match event:
+            case Open():
+                return list(self._open(event, now))
+            case Close():
+                return list(self._close(event))
+            case Heard():
+                return list(self._heard(event, now))
+            case Lost():
+                return list(self._lost(event, now))
+            case Tick():
+                return list(self._tick(now))
+
+    def health(self) -> tuple[bool, str]:
+        """Whether requests are being served, and if not, why."""
+        for name, worker in self.workers.items():
+            if worker.failure:
+                return False, f"worker {name} is down: {worker.failure.error}"
+            if worker.ready is None:
+                return False, f"worker {name} is loading its model"
+        return True, "ready"
+
+    def _open(self, event: Open, now: float) -> Iterator[Command]:
+        if event.request in self.requests:
+            yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
+            return
+        if len(self.requests) >= self.config.max_requests:
+            error = RequestError(
+                f"{len(self.requests)} requests are open, which is the limit", status=429, retry_after=1.0
+            )
+            yield Refuse(event.request, error)
+            return
+        choices = range(event.params.n)
+        request = _Request(event, now, next(self._attempts))
+        request.outputs = {choice: [] for choice in choices}
+        request.open_choices = set(choices)
+        self.requests[event.request] = request
+        yield from self._place(request)
+
+    def _place(self, request: _Request) -> Iterator[Command]:
+        """Give a request to the ready worker with the fewest; with none ready it waits for one."""
+        if all(worker.failure for worker in self.workers.values()):
+            yield self._refuse(request, RequestError(self.health()[1], status=503))
+            return
+        ready = [name for name, worker in self.workers.items() if worker.ready]
+        if not ready:
+            return
+        request.worker = min(ready, key=self._load)
+        opened = request.opened
+        outputs = {choice: list(request.outputs[choice]) for choice in sorted(request.open_choices)}
+        message = Submit(
+            opened.request,
+            request.attempt,
+            opened.prompt,
+            opened.params,
+            outputs,
+            request.arrival,
+            opened.priority,
+            opened.cache_salt,
+        )
+        yield Send(request.worker, message)
+
+    def _load(self, worker: str) -> int:
+        return sum(request.worker == worker for request in self.requests.values())
+
+    def _close(self, event: Close) -> Iterator[Command]:
+        request = self.requests.get(event.request)
+        if request is None:
+            return
+        if event.choice is None:
+            request.open_choices.clear()
+        else:
+            request.open_choices.discard(event.choice)
+        if request.worker is not None:
+            yield Send(request.worker, Cancel(event.request, event.choice))
+        if not request.open_choices:
+            del self.requests[event.request]
+
+    def _heard(self, event: Heard, now: float) -> Iterator[Command]:
+        worker = self.workers[event.worker]
+        if event.incarnation != worker.incarnation or worker.failure:
+            return
+        worker.heard_at = now
+        match event.message:
+            case Ready():
+                worker.ready = event.message
+                for request in list(self.requests.values()):
+                    if request.worker is None:
+                        yield from self._place(request)
+            case Failed():
+                worker.failure = event.message
+                yield from self._fail_all()
+            case Report():
+                worker.report = event.message
+            case Events():
+                yield from self._deliver(event.message.events)
+
+    def _deliver(self, events: list[Event]) -> Iterator[Command]:
+        """Pass on what is new of each request, in one piece each."""
+        by_request: dict[str, list[Event]] = {}
+        for event in events:
+            by_request.setdefault(event.request, []).append(event)
+        for name, news in by_request.items():
+            request = self.requests.get(name)
+            if request is None:
+                continue
+            try:
+                fresh = [taken for event in news if (taken := self._accept(request, event)) is not None]
+            except _GapError as gap:
+                if request.worker is not None:
+                    yield Send(request.worker, Cancel(name))
+                yield self._refuse(request, RequestError(str(gap), status=500))
+                continue
+            last = not request.open_choices
+            if last:
+                del self.requests[name]
+            if fresh or last:
+                yield Deliver(name, fresh, last)
+
+    def _accept(self, request: _Request, event: Event) -> Event | None:
+        """Exactly the next index of the current attempt is taken; repeats are dropped, a gap is an error."""
+        if event.attempt != request.attempt:
+            return None
+        if isinstance(event, PromptLogprobs):
+            return self._accept_prompt_logprobs(request, event)
+        if event.choice not in request.open_choices:
+            return None
+        if isinstance(event, Admitted):
+            first, request.admitted = not request.admitted, True
+            return event if first else None
+        if isinstance(event, Finished):
+            request.open_choices.discard(event.choice)
+            return event
+        given = request.outputs[event.choice]
+        if event.index > len(given):
+            raise _GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
+        if event.index < len(given):
+            return None
+        given.append(event.token)
+        if event.finish:
+            request.open_choices.discard(event.choice)
+        return event
+
+    def _accept_prompt_logprobs(self, request: _Request, event: PromptLogprobs) -> PromptLogprobs | None:
+        """A next attempt computes the prompt anew, perhaps in other chunks: only what is new is passed on."""
+        seen, first = request.prompt_logprobs, event.start - 1
+        if first > seen:
+            raise _GapError(f"prompt position {event.start} came after {seen} positions")
+        if first + len(event.entries) <= seen:
+            return None
+        request.prompt_logprobs = first + len(event.entries)
+        return PromptLogprobs(event.request, event.attempt, seen + 1, event.entries[seen - first :])
+
+    def _lost(self, event: Lost, now: float) -> Iterator[Command]:
+        worker = self.workers[event.worker]
+        if event.incarnation != worker.incarnation or worker.failure:
+            return
+        was_ready, worker.ready, worker.report = worker.ready is not None, None, None
+        worker.losses = [t for t in worker.losses if now - t < self.config.restart_window] + [now]
+        if not was_ready or len(worker.losses) > self.config.max_restarts:
+            worker.failure = Failed(event.reason, 1)
+            yield from self._fail_all()
+            return
+        worker.incarnation += 1
+        worker.heard_at = now
+        yield Start(event.worker, worker.incarnation)
+        for request in list(self.requests.values()):
+            if request.worker == event.worker:
+                yield from self._retry(request, event.reason)
+
+    def _retry(self, request: _Request, reason: str) -> Iterator[Command]:
+        request.worker = None
+        request.losses += 1
+        request.attempt = next(self._attempts)
+        if request.losses >= self.config.max_attempts:
+            message = f"the worker died {request.losses} times while serving this request: {reason}"
+            yield self._refuse(request, RequestError(message, status=500))
+        else:
+            yield from self._place(request)
+
+    def _fail_all(self) -> Iterator[Command]:
+        """With no worker left, nobody waits in vain."""
+        if all(worker.failure for worker in self.workers.values()):
+            for request in list(self.requests.values()):
+                yield from self._place(request)
+
+    def _refuse(self, request: _Request, error: RequestError) -> Command:
+        del self.requests[request.opened.request]
+        return Refuse(request.opened.request, error)
+
+    def _tick(self, now: float) -> Iterator[Command]:
+        for name, worker in self.workers.items():
+            if worker.ready and now - worker.heard_at > self.config.stuck_after:
+                worker.heard_at = now
+                yield Kill(name)

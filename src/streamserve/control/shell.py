@@ -1,0 +1,233 @@
+"""The asyncio shell around the Fleet: worker processes, their ZeroMQ messages, and the clients' queues.
+
+clients ── open/close ──▶ Fleet.handle ── Send ──▶ ROUTER ═══ ipc ═══ DEALER  worker process
+        ◀─── Deliver ───                ◀─ Heard ──                     (config on its stdin; it leaves
+                                        ◀─ Lost ─── exit status          when that pipe closes)
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from streamserve.control.fleet import (
+    Close,
+    Command,
+    Deliver,
+    Fleet,
+    FleetConfig,
+    FleetEvent,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Send,
+    Start,
+    Tick,
+)
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.errors import CheckpointError, RequestError, StartError
+from streamserve.protocol.messages import MAX_MESSAGE_BYTES, Event, Stop, decode_from_worker, encode
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+STOP_SECONDS = 10.0
+
+WorkerSettings = Callable[[str, int, str], WorkerConfig]
+"""What a worker is told: from its name, incarnation and the endpoint to connect to."""
+
+
+class FleetShell:
+    """Runs a Fleet in the current event loop. Use as an async context manager, or `start` and `close`."""
+
+    def __init__(self, config: FleetConfig, settings: WorkerSettings) -> None:
+        self.fleet = Fleet(config)
+        self._settings = settings
+        self._clients: dict[str, asyncio.Queue[Deliver | Refuse]] = {}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._closing = False
+
+    async def start(self) -> None:
+        """Bind the socket and start the workers; returns before they are ready."""
+        self._folder = Path(tempfile.mkdtemp(prefix="streamserve-"))
+        self._endpoint = f"ipc://{self._folder}/control"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(self._endpoint)
+        self._spawn(self._receive())
+        self._spawn(self._tick())
+        await self._do(self.fleet.start(time.monotonic()))
+
+    async def close(self) -> None:
+        """Stop the workers and free everything. Open requests end with an error."""
+        self._closing = True
+        for name in list(self._clients):
+            error = RequestError("the server is shutting down", status=503, retry_after=5.0)
+            self._clients[name].put_nowait(Refuse(name, error))
+        for worker in self._processes:
+            await self._send(Send(worker, Stop()))
+        await asyncio.gather(*(self._end(process) for process in self._processes.values()))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def __aenter__(self) -> "FleetShell":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def process_id(self, worker: str) -> int:
+        """The process that runs a worker now."""
+        return self._processes[worker].pid
+
+    async def until_ready(self) -> None:
+        """Wait for the workers. Raises CheckpointError if one cannot serve its model, StartError if one
+        cannot start for another reason."""
+        while not self.fleet.health()[0]:
+            for failure in (worker.failure for worker in self.fleet.workers.values()):
+                if failure:
+                    raise (CheckpointError if failure.code == 2 else StartError)(failure.error)
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def submit(self, request: Open) -> AsyncGenerator[list[Event], None]:
+        """Events of one request as they come. Raises RequestError if it is refused or lost; leaving early
+        cancels it."""
+        if self._closing:
+            raise RequestError("the server is shutting down", status=503, retry_after=5.0)
+        if request.request in self._clients:
+            raise RequestError(f"request id {request.request} is in use", status=409)
+        queue: asyncio.Queue[Deliver | Refuse] = asyncio.Queue()
+        self._clients[request.request] = queue
+        done = False
+        try:
+            await self._handle(request)
+            while not done:
+                news = await queue.get()
+                if isinstance(news, Refuse):
+                    done = True
+                    raise news.error
+                done = news.last
+                yield news.events
+        finally:
+            del self._clients[request.request]
+            if not done:
+                await self.cancel(request.request)
+
+    async def cancel(self, request: str, choice: int | None = None) -> None:
+        """Stop a request, or one choice of it; harmless if it is over."""
+        await self._handle(Close(request, choice))
+
+    async def _handle(self, event: FleetEvent) -> None:
+        await self._do(self.fleet.handle(event, time.monotonic()))
+
+    async def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Send():
+                    await self._send(command)
+                case Deliver() | Refuse():
+                    if command.request in self._clients:
+                        self._clients[command.request].put_nowait(command)
+                case Start():
+                    await self._launch(command)
+                case Kill():
+                    logger.error("worker %s has been silent for too long: killing it", command.worker)
+                    self._kill(command.worker)
+
+    async def _send(self, command: Send) -> None:
+        worker = self.fleet.workers[command.worker]
+        identity = f"{command.worker}/{worker.incarnation}".encode()
+        # A worker that is gone cannot be reached; its loss is being reported.
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send_multipart([identity, encode(command.message)])
+
+    async def _launch(self, command: Start) -> None:
+        config = self._settings(command.worker, command.incarnation, self._endpoint)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "streamserve.workers",
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for us; we tell the workers
+        )
+        assert process.stdin is not None
+        self._processes[command.worker] = process
+        data = msgspec.msgpack.encode(config)
+        process.stdin.write(len(data).to_bytes(4, "little") + data)
+        self._spawn(self._watch(command, process))
+
+    async def _watch(self, command: Start, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._closing:
+            return
+        reason = f"its process ended with exit status {code}"
+        logger.error("worker %s: %s", command.worker, reason)
+        await self._handle(Lost(command.worker, command.incarnation, reason))
+        self._changed.set()
+
+    async def _receive(self) -> None:
+        while True:
+            identity, data = await self._socket.recv_multipart()
+            worker, _, incarnation = identity.decode().rpartition("/")
+            try:
+                message = decode_from_worker(data)
+            except msgspec.DecodeError:
+                logger.exception("worker %s sent what cannot be read: killing it", worker)
+                self._kill(worker)
+                continue
+            await self._handle(Heard(worker, int(incarnation), message))
+            self._changed.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            await self._handle(Tick())
+
+    def _kill(self, worker: str) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._processes[worker].kill()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for a process that was asked to leave; kill it if it does not."""
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception():
+            logger.critical("a task of the fleet failed", exc_info=task.exception())

@@ -1,0 +1,239 @@
+"""The library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's shape."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from streamserve.async_llm import AsyncLLM, new_request_id
+from streamserve.protocol.messages import ModelInfo, PromptLogprobs, Report
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings import Settings, resolve
+from streamserve.text.chat import require
+from streamserve.text.output import Delta, Usage
+from streamserve.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log-probability of a token at a position, and its text."""
+
+    logprob: float
+    decoded_token: str
+
+
+@dataclass
+class CompletionOutput:
+    """One output choice. `logprobs[i]` maps token ids to log-probabilities at output position i."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class RequestOutput:
+    """What a prompt came to. `prompt_logprobs[0]` is None: nothing comes before the first token."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = False
+
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model for scripts: `LLM("embedded").generate(["Hello"])`. Close it, or use it in a `with` block.
+
+    Takes the settings of `streamserve serve` as keyword arguments. Raises SettingsError for a bad one,
+    CheckpointError for a model that cannot be served, StartError if the worker ends before it is ready.
+    """
+
+    def __init__(self, model: str | None = None, *, config: str | None = None, **settings: Any) -> None:
+        self._start(resolve(model, settings, config))
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "LLM":
+        """An LLM with settings that are resolved already."""
+        llm = cls.__new__(cls)
+        llm._start(settings)
+        return llm
+
+    def _start(self, settings: Settings) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="streamserve", daemon=True)
+        self._llm = AsyncLLM(settings)
+        self._thread.start()
+        try:
+            self._run(self._llm.start()).result()
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llm.tokenizer
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._llm.model
+
+    def report(self) -> Report | None:
+        """The worker's latest report."""
+        return self._llm.report()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Outputs for texts or lists of token ids, in their order; `params` for all of them or one each.
+        Raises RequestError for the first prompt that is refused."""
+        many = _as_list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
+        if len(each) != len(many):
+            raise ValueError(f"{len(many)} prompts, but {len(each)} sampling parameters")
+        return self._run(self._generate(many, each, use_tqdm)).result()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Like `generate`, for one conversation or several, rendered by the checkpoint's chat template."""
+        chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self.render(chat) for chat in chats]  # type: ignore[arg-type]
+        return self.generate(prompts, params or SamplingParams(max_tokens=None), use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Pieces of one prompt's output as they come. Leaving the loop early cancels the request."""
+        queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                ids = self._encode(prompt)
+                items = self._llm.submit(ids, params or SamplingParams(), request_id=new_request_id())
+                async with aclosing(items) as stream:
+                    async for item in stream:
+                        if isinstance(item, Delta):
+                            queue.put_nowait(item)
+            finally:
+                queue.put_nowait(None)
+
+        reading = self._run(read())
+        try:
+            while (delta := self._run(queue.get()).result()) is not None:
+                yield delta
+            reading.result()
+        finally:
+            reading.cancel()
+
+    def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt of a conversation, as token ids. Raises RequestError if the template refuses it."""
+        text = require(self._llm.chat_template).render(chat)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def close(self) -> None:
+        """Stop the worker and free everything; harmless when closed already."""
+        if self._thread.is_alive():
+            self._run(self._llm.close()).result()
+            self._stop_loop()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    async def _generate(
+        self, prompts: list[Prompt], params: list[SamplingParams], show: bool
+    ) -> list[RequestOutput]:
+        from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+        columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+        limit = asyncio.Semaphore(self._llm.settings.server.max_requests)
+        with Progress(*columns, disable=not show) as progress:
+            bar = progress.add_task("prompts", total=len(prompts))
+
+            async def one(prompt: Prompt, param: SamplingParams) -> RequestOutput:
+                async with limit:
+                    output = await self._collect(prompt, param)
+                progress.advance(bar)
+                return output
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(p, s)) for p, s in zip(prompts, params, strict=True)]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the others were cancelled because of it
+        return [task.result() for task in tasks]
+
+    async def _collect(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        ids = self._encode(prompt)
+        output = RequestOutput(
+            request_id=new_request_id(),
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=ids,
+            outputs=[CompletionOutput(choice) for choice in range(params.n)],
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+        async with aclosing(self._llm.submit(ids, params, request_id=output.request_id)) as items:
+            async for item in items:
+                self._add(output, item)
+        output.finished = True
+        return output
+
+    def _add(self, output: RequestOutput, item: Delta | PromptLogprobs | Usage) -> None:
+        if isinstance(item, Usage):
+            output.num_cached_tokens = item.cached_tokens
+        elif isinstance(item, PromptLogprobs):
+            assert output.prompt_logprobs is not None
+            for entry in item.entries:
+                pairs = [(entry.token, entry.logprob), *((top.token, top.logprob) for top in entry.top)]
+                output.prompt_logprobs.append(self._logprobs(pairs))
+        else:
+            choice = output.outputs[item.choice]
+            choice.text += item.text
+            choice.token_ids += item.tokens
+            choice.finish_reason, choice.stop_reason = item.finish, item.stop
+            for one in item.logprobs:
+                choice.logprobs = choice.logprobs or []
+                pairs = [(one.token, one.logprob), *((top.token, top.logprob) for top in one.top)]
+                choice.logprobs.append(self._logprobs(pairs))
+
+    def _logprobs(self, pairs: list[tuple[int, float]]) -> dict[int, Logprob]:
+        return {token: Logprob(value, self.tokenizer.token_text(token)) for token, value in pairs}
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

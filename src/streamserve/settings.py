@@ -1,0 +1,143 @@
+"""Settings from flags, environment (STREAMSERVE_*) and a TOML file, in this order of precedence.
+
+All of them use the flat names of the fields in protocol/config.py; `model` names the model itself.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from streamserve.checkpoints import locate
+from streamserve.protocol.config import ModelConfig, ServerConfig
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+PREFIX = "STREAMSERVE_"
+CONFIG_VARIABLE = PREFIX + "CONFIG"
+DEFAULT_MODEL = "embedded"
+
+
+class SettingsError(ValueError):
+    """A setting that does not exist, or has a value it cannot have; the message says which and from where."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: `kind` is bool, int, str or list; `default` as the field has it."""
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a server needs: the model's name as given, where and how to load it, how to serve it."""
+
+    name: str
+    model: ModelConfig
+    server: ServerConfig
+
+
+def options() -> list[Option]:
+    """Every setting but the model's name."""
+    fields = [*msgspec.structs.fields(ModelConfig), *msgspec.structs.fields(ServerConfig)]
+    return [_option(field) for field in fields if field.name != "path"]
+
+
+def _option(field: msgspec.structs.FieldInfo) -> Option:
+    kind: type = str
+    description = ""
+    info = inspect.type_info(field.type)
+    for part in info.types if isinstance(info, inspect.UnionType) else (info,):
+        if isinstance(part, inspect.Metadata):
+            description = (part.extra_json_schema or {}).get("description", "")
+            part = part.type
+        if isinstance(part, inspect.BoolType):
+            kind = bool
+        elif isinstance(part, inspect.IntType):
+            kind = int
+        elif isinstance(part, inspect.VarTupleType):
+            kind = list
+        elif isinstance(part, inspect.LiteralType):
+            description += f" ({', '.join(map(str, part.values))})"
+    return Option(field.name, kind, field.default, description)
+
+
+def resolve(
+    model: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    config: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from `given` (flags or keyword arguments; None counts as not given), the environment and the
+    file `config`. Raises SettingsError for bad values, CheckpointError if the model is not to be found."""
+    environ = os.environ if environ is None else environ
+    names = {option.name for option in options()} | {"model"}
+    config = config or environ.get(CONFIG_VARIABLE)
+    values: dict[str, Any] = _from_file(config) if config else {}
+    _refuse_unknown(values, names, f"in {config}")
+    values |= _from_environment(environ, names)
+    flags = {name: value for name, value in (given or {}).items() if value is not None}
+    _refuse_unknown(flags, names, "given")
+    values |= flags
+    name = model or values.pop("model", DEFAULT_MODEL)
+    values.pop("model", None)
+    if not isinstance(name, str):
+        raise SettingsError(f"model must be a name or a folder, got {name!r}")
+    server = _convert(values, ServerConfig)
+    checked = _convert({**values, "path": ""}, ModelConfig)
+    return Settings(name, msgspec.structs.replace(checked, path=str(locate(name))), server)
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as a file that `--config` reads back to the same."""
+    values: dict[str, Any] = {"model": settings.name}
+    for struct in (settings.model, settings.server):
+        values |= msgspec.to_builtins(struct)
+    del values["path"]
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)
+
+
+def _from_file(config: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(config).read_text())
+    except OSError as error:
+        raise SettingsError(f"cannot read {config}: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"{config} is not TOML: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
+    kinds = {option.name: option.kind for option in options()}
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+            name = variable.removeprefix(PREFIX).lower()
+            _refuse_unknown({name: text}, names, f"as {variable} in the environment")
+            values[name] = text.split(",") if kinds.get(name) is list else text
+    return values
+
+
+def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> None:
+    for name in values:
+        if name not in names:
+            raise SettingsError(f"there is no setting {name!r} ({where}); known: {', '.join(sorted(names))}")
+
+
+def _convert(values: Mapping[str, Any], struct: type[S]) -> S:
+    known = {field.name for field in msgspec.structs.fields(struct)}
+    try:
+        return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at ")
+        name = place.strip("`$.") or "settings"
+        raise SettingsError(f"{name} = {values.get(name)!r}: {reason}") from error

@@ -1,0 +1,1 @@
+"""Worker processes: `python -m streamserve.workers` with a WorkerConfig on standard input."""

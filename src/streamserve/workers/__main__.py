@@ -1,0 +1,45 @@
+"""Entry of a worker process: read the configuration, keep an eye on the parent, run the role."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import BinaryIO
+
+import msgspec
+
+from streamserve.protocol.config import WorkerConfig
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def read_config(stream: BinaryIO) -> WorkerConfig:
+    """The configuration: four bytes of length (little endian), then msgpack. Raises ValueError if broken."""
+    size = int.from_bytes(stream.read(4), "little")
+    if not 0 < size <= MAX_CONFIG_BYTES:
+        raise ValueError(f"standard input must hold a worker configuration, found a length of {size}")
+    return msgspec.msgpack.decode(stream.read(size), type=WorkerConfig)
+
+
+def leave_with_parent(stream: BinaryIO) -> None:
+    """End this process when the parent's end of the pipe closes, however the parent ended."""
+    stream.read()
+    os._exit(1)
+
+
+def main() -> int:
+    """Run the worker that standard input describes; returns the exit status."""
+    config = read_config(sys.stdin.buffer)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(
+        level=config.log_level.upper(), format=f"%(asctime)s %(levelname)s {config.worker}: %(message)s"
+    )
+    threading.Thread(target=leave_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    from streamserve.workers.unified import run  # imports torch, which takes a while
+
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
