@@ -23,12 +23,12 @@ def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
 def make_engine(config: EngineConfig, drafter=None, eos: tuple[int, ...] = ()) -> Engine:
     executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0)
     ticks = itertools.count()
-    return Engine(config, model_info(config.max_model_len, eos), executor, lambda: float(next(ticks)), drafter)
+    return Engine(
+        config, model_info(config.max_model_len, eos), executor, lambda: float(next(ticks)), drafter
+    )
 
 
-def submit(
-    request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields
-) -> Submit:
+def submit(request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields) -> Submit:
     outputs = fields.pop("outputs", {choice: [] for choice in range(params.n)})
     return Submit(request, fields.pop("attempt", 0), prompt, params, outputs, arrival, **fields)
 

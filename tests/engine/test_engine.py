@@ -30,7 +30,9 @@ def random_requests(rng: random.Random, count: int, max_model_len: int) -> list:
     head = [rng.randrange(VOCAB) for _ in range(40)]
     requests = []
     for number in range(count):
-        prompt = head[: rng.choice((0, 8, 30, 40))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))]
+        prompt = head[: rng.choice((0, 8, 30, 40))] + [
+            rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))
+        ]
         n = rng.choice((1, 1, 1, 2, 4))
         params = SamplingParams(
             n=n, temperature=rng.choice((0.0, 1.0)), seed=number, max_tokens=rng.randint(1, 25),
@@ -128,7 +130,9 @@ def test_choices_share_their_prompt_and_copy_on_write():
 
 
 def test_chunks_interleave_with_decoding():
-    config = EngineConfig(num_blocks=64, block_size=4, max_model_len=200, max_num_batched_tokens=8, max_chunk=8)
+    config = EngineConfig(
+        num_blocks=64, block_size=4, max_model_len=200, max_num_batched_tokens=8, max_chunk=8
+    )
     short = submit("short", [1, 2], SamplingParams(temperature=0, max_tokens=10))
     long = submit("long", list(range(60)), SamplingParams(temperature=0, max_tokens=2), arrival=1)
     engine = make_engine(config)
@@ -215,7 +219,12 @@ def test_max_tokens_zero_only_reads_the_prompt():
 
 @pytest.mark.parametrize(
     ("prompt", "n", "words"),
-    [([], 1, "empty"), (list(range(97)), 1, "limit is 96"), ([1], 65, "at most 64"), ([VOCAB], 1, "vocabulary")],
+    [
+        ([], 1, "empty"),
+        (list(range(97)), 1, "limit is 96"),
+        ([1], 65, "at most 64"),
+        ([VOCAB], 1, "vocabulary"),
+    ],
 )
 def test_what_can_never_run_is_refused(prompt, n, words):
     engine = make_engine(CONFIG)

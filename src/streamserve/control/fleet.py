@@ -333,18 +333,19 @@ class Fleet:
         worker = self.workers[event.worker]
         if event.incarnation != worker.incarnation or worker.failure:
             return
-        was_ready, worker.ready, worker.report = worker.ready is not None, None, None
+        never_ready = worker.incarnation == 1 and worker.ready is None
+        worker.ready = worker.report = None
         worker.losses = [t for t in worker.losses if now - t < self.config.restart_window] + [now]
-        if not was_ready or len(worker.losses) > self.config.max_restarts:
+        if never_ready or len(worker.losses) > self.config.max_restarts:
             worker.failure = Failed(event.reason, 1)
-            yield from self._fail_all()
-            return
-        worker.incarnation += 1
-        worker.heard_at = now
-        yield Start(event.worker, worker.incarnation)
+        else:
+            worker.incarnation += 1
+            worker.heard_at = now
+            yield Start(event.worker, worker.incarnation)
         for request in list(self.requests.values()):
             if request.worker == event.worker:
                 yield from self._retry(request, event.reason)
+        yield from self._fail_all()
 
     def _retry(self, request: _Request, reason: str) -> Iterator[Command]:
         request.worker = None

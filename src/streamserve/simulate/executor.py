@@ -108,4 +108,5 @@ class CostExecutor:
 
     def _read(self, span: Span, length: int) -> Tokens:
         blocks, slots = self._slots(span, 0, length)
-        return self._kv[TARGET, blocks, slots]
+        found: Tokens = self._kv[TARGET, blocks, slots]
+        return found

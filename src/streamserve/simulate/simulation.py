@@ -1,0 +1,188 @@
+"""Fleet and engines on one event heap and a virtual clock: a day of serving in seconds, the same each time.
+
+heap: (time, number, action)      an action may push others
+Fleet.handle ── Send ──▶ worker's inbox ── Engine.step, costing what its executor says ──▶ Heard
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from streamserve.control.fleet import (
+    Close,
+    Command,
+    Deliver,
+    Fleet,
+    FleetConfig,
+    FleetEvent,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Send,
+    Start,
+)
+from streamserve.engine.engine import Engine
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Event,
+    Events,
+    FromWorker,
+    ModelInfo,
+    Ready,
+    Stop,
+    Submit,
+)
+from streamserve.simulate.executor import Cost, CostExecutor
+
+
+class VirtualClock:
+    """Time that moves only when the simulation says so; calling it gives seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class _Worker:
+    """A pretended process: an engine, the messages it has not taken yet, and whether a step is under way."""
+
+    engine: Engine
+    executor: CostExecutor
+    incarnation: int
+    inbox: list[Submit | Cancel] = field(default_factory=list)
+    busy: bool = False
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a client got, and when."""
+
+    time: float
+    what: Deliver | Refuse
+
+
+class Simulation:
+    """Requests go in with `at`, everything that clients are given comes out of `run`, in order of time.
+
+    A worker takes `start_seconds` from its start until it is ready.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetConfig,
+        engine: EngineConfig,
+        model: ModelInfo,
+        cost: Cost,
+        start_seconds: float = 1.0,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.fleet = Fleet(fleet)
+        self.workers: dict[str, _Worker] = {}
+        self._engine_config = engine
+        self._model = model
+        self._cost = cost
+        self._start_seconds = start_seconds
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._given: list[Given] = []
+        self._do(self.fleet.start(0.0))
+
+    def at(self, time: float, event: Open | Close) -> None:
+        """Let a client do something at `time`."""
+        self._push(time, lambda: self._handle(event))
+
+    def kill(self, time: float, worker: str) -> None:
+        """Let a worker's process die at `time`."""
+        self._push(time, lambda: self._die(worker))
+
+    def run(self) -> list[Given]:
+        """Play everything to its end."""
+        while self._heap:
+            self.clock.now, _, action = heapq.heappop(self._heap)
+            action()
+        return self._given
+
+    def _push(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (time, next(self._numbers), action))
+
+    def _handle(self, event: FleetEvent) -> None:
+        self._do(self.fleet.handle(event, self.clock.now))
+
+    def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Start():
+                    self._start(command)
+                case Send():
+                    self._receive(command)
+                case Kill():
+                    self._die(command.worker)
+                case Deliver() | Refuse():
+                    self._given.append(Given(self.clock.now, command))
+
+    def _start(self, command: Start) -> None:
+        config = self._engine_config
+        executor = CostExecutor(config.num_blocks, config.block_size, self._model.vocab_size, self._cost)
+        engine = Engine(config, self._model, executor, self.clock)
+        self.workers[command.worker] = _Worker(engine, executor, command.incarnation)
+        ready = Ready(
+            version=PROTOCOL_VERSION,
+            model=self._model,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            kv_cache_bytes=0,
+            load_seconds=self._start_seconds,
+        )
+        self._say(command.worker, command.incarnation, ready, self._start_seconds)
+
+    def _say(self, worker: str, incarnation: int, message: FromWorker, delay: float) -> None:
+        """What a worker says arrives after `delay`, unless it died by then."""
+
+        def arrive() -> None:
+            if self.workers[worker].incarnation == incarnation:
+                self._handle(Heard(worker, incarnation, message))
+
+        self._push(self.clock.now + delay, arrive)
+
+    def _receive(self, command: Send) -> None:
+        worker = self.workers[command.worker]
+        if isinstance(command.message, Stop):
+            return
+        worker.inbox.append(command.message)
+        self._push(self.clock.now, lambda: self._step(command.worker, worker))
+
+    def _step(self, name: str, worker: _Worker) -> None:
+        """Start a step if the worker is idle and there is something to do."""
+        if worker.busy or self.workers[name] is not worker:
+            return
+        inbox, worker.inbox = worker.inbox, []
+        events: list[Event] = []
+        for message in inbox:
+            events += worker.engine.handle(message)
+        worker.executor.seconds = 0.0
+        if worker.engine.has_work:
+            events += worker.engine.step()
+        if not events and not worker.executor.seconds:
+            return
+        worker.busy = True
+        self._push(self.clock.now + worker.executor.seconds, lambda: self._step_done(name, worker, events))
+
+    def _step_done(self, name: str, worker: _Worker, events: list[Event]) -> None:
+        worker.busy = False
+        if self.workers[name] is worker:
+            self._handle(Heard(name, worker.incarnation, Events(events)))
+            self._step(name, worker)
+
+    def _die(self, name: str) -> None:
+        """A dead worker's engine is dropped with all that was on its way from it."""
+        incarnation = self.workers[name].incarnation
+        self.workers[name].incarnation = -1
+        self._handle(Lost(name, incarnation, "it was killed"))

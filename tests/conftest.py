@@ -1,0 +1,110 @@
+"""How much is tested, and what was counted: small counts by default, the full ones with --full."""
+
+import json
+import platform
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import psutil
+import pytest
+
+from streamserve import __version__
+
+FIGURES = pytest.StashKey[dict[str, dict[str, Any]]]()
+STARTED = pytest.StashKey[float]()
+
+hypothesis.settings.register_profile("small", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`full`: run the counts that a release is held to. `seed`: fixed in ordinary runs, fresh in full ones."""
+
+    full: bool
+    seed: int
+
+    def pick(self, small: int, full: int) -> int:
+        return full if self.full else small
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run every property with its full counts")
+    parser.addoption("--results", metavar="FILE", help="write what was counted to this JSON file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FIGURES] = {}
+    config.stash[STARTED] = time.time()
+    hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
+
+
+@pytest.fixture(scope="session")
+def scale(request: pytest.FixtureRequest) -> Scale:
+    full = request.config.getoption("--full")
+    return Scale(full, secrets.randbits(32) if full else 0)
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Note what a test counted, for the results file."""
+
+    def note(**figures: Any) -> None:
+        request.config.stash[FIGURES].setdefault(request.node.nodeid, {}).update(figures)
+
+    return note
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left() -> Iterator[None]:
+    """No worker or server outlives the tests."""
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if "streamserve" in _command(child)]
+    assert not left, [_command(child) for child in left]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    path = session.config.getoption("--results")
+    if path:
+        report = {
+            "version": __version__,
+            "commit": _git("rev-parse", "HEAD"),
+            "clean": not _git("status", "--porcelain", "--untracked-files=no"),
+            "machine": {
+                "processor": _processor(),
+                "cores": psutil.cpu_count(),
+                "python": platform.python_version(),
+            },
+            "full": session.config.getoption("--full"),
+            "seconds": round(time.time() - session.config.stash[STARTED], 1),
+            "passed": session.testscollected - session.testsfailed,
+            "failed": session.testsfailed,
+            "figures": session.config.stash[FIGURES],
+        }
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,217 @@
+"""The fleet's decisions, one event at a time."""
+
+import pytest
+
+from streamserve.control.fleet import (
+    Close,
+    Deliver,
+    Fleet,
+    FleetConfig,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Send,
+    Start,
+    Tick,
+)  # fmt: skip
+from streamserve.protocol.messages import (
+    PROTOCOL_VERSION,
+    Admitted,
+    Cancel,
+    Events,
+    Failed,
+    Finished,
+    PromptLogprob,
+    PromptLogprobs,
+    Ready,
+    Submit,
+    Token,
+)  # fmt: skip
+from streamserve.protocol.sampling import SamplingParams
+from tests.engine.drive import model_info
+
+W = "unified-0"
+READY = Ready(
+    version=PROTOCOL_VERSION,
+    model=model_info(96),
+    num_blocks=9,
+    block_size=4,
+    kv_cache_bytes=0,
+    load_seconds=0,
+)
+OPEN = Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=9))
+
+
+def started(**config) -> Fleet:
+    fleet = Fleet(FleetConfig(**config))
+    fleet.start(0.0)
+    for worker in fleet.config.workers:
+        assert fleet.handle(Heard(worker, 1, READY), 0.0) == []
+    return fleet
+
+
+def say(fleet: Fleet, *events, worker: str = W, incarnation: int = 1):
+    return fleet.handle(Heard(worker, incarnation, Events(list(events))), 1.0)
+
+
+def submitted(commands) -> Submit:
+    messages = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, Submit)]
+    assert len(messages) == 1
+    return messages[0]
+
+
+def token(attempt: int, index: int, choice: int = 0, finish=None) -> Token:
+    return Token("r", attempt, choice, index, 7, finish=finish)
+
+
+def test_requests_wait_until_a_worker_is_ready() -> None:
+    fleet = Fleet(FleetConfig())
+    assert fleet.start(0.0) == [Start(W, 1)]
+    assert not fleet.health()[0]
+    assert fleet.handle(OPEN, 0.0) == []
+    assert submitted(fleet.handle(Heard(W, 1, READY), 5.0)).arrival == 0.0
+    assert fleet.health() == (True, "ready")
+
+
+def test_tokens_are_passed_on_and_the_last_one_ends_the_request() -> None:
+    fleet = started()
+    attempt = submitted(fleet.handle(OPEN, 0.0)).attempt
+    first, last = token(attempt, 0), token(attempt, 1, finish="stop")
+    assert say(fleet, Admitted("r", attempt, 0, 2), first) == [
+        Deliver("r", [Admitted("r", attempt, 0, 2), first], last=False)
+    ]
+    assert say(fleet, last) == [Deliver("r", [last], last=True)]
+    assert not fleet.requests
+
+
+def test_repeats_and_strangers_are_dropped() -> None:
+    fleet = started()
+    attempt = submitted(fleet.handle(OPEN, 0.0)).attempt
+    say(fleet, token(attempt, 0))
+    assert say(fleet, token(attempt, 0)) == []
+    assert say(fleet, token(attempt + 5, 1)) == []
+    assert say(fleet, Token("other", attempt, 0, 0, 7)) == []
+    assert say(fleet, token(attempt, 1), incarnation=2) == []
+
+
+def test_a_gap_ends_the_request_with_an_error() -> None:
+    fleet = started()
+    attempt = submitted(fleet.handle(OPEN, 0.0)).attempt
+    send, refuse = say(fleet, token(attempt, 1))
+    assert send == Send(W, Cancel("r"))
+    assert isinstance(refuse, Refuse)
+    assert refuse.error.status == 500
+    assert not fleet.requests
+
+
+def test_after_a_loss_the_next_attempt_carries_what_was_given() -> None:
+    fleet = started()
+    request = Open("r", [1, 2], SamplingParams(n=2, seed=1, max_tokens=9))
+    attempt = submitted(fleet.handle(request, 0.0)).attempt
+    say(fleet, token(attempt, 0), token(attempt, 1), token(attempt, 0, choice=1, finish="stop"))
+    assert fleet.handle(Lost(W, 1, "killed"), 2.0) == [Start(W, 2)]
+    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    assert again.outputs == {0: [7, 7]}, "the finished choice is not generated again"
+    assert again.attempt != attempt
+    assert say(fleet, token(attempt, 2), incarnation=2) == [], (
+        "nothing of the first attempt is taken any more"
+    )
+    (delivered,) = say(fleet, token(again.attempt, 2, finish="length"), incarnation=2)
+    assert delivered.last
+
+
+def test_prompt_logprobs_computed_again_are_given_once() -> None:
+    fleet = started()
+    request = Open("r", list(range(9)), SamplingParams(seed=1, prompt_logprobs=0))
+    attempt = submitted(fleet.handle(request, 0.0)).attempt
+    entries = [PromptLogprob(number, 0.0, 1, []) for number in range(1, 9)]
+    say(fleet, PromptLogprobs("r", attempt, 1, entries[:3]))
+    fleet.handle(Lost(W, 1, "killed"), 2.0)
+    attempt = submitted(fleet.handle(Heard(W, 2, READY), 3.0)).attempt
+    (delivered,) = say(fleet, PromptLogprobs("r", attempt, 1, entries[:5]), incarnation=2)
+    assert delivered.events == [PromptLogprobs("r", attempt, 4, entries[3:5])]
+    (delivered,) = say(fleet, PromptLogprobs("r", attempt, 6, entries[5:]), incarnation=2)
+    assert delivered.events[0].entries == entries[5:]
+
+
+def test_a_request_that_keeps_killing_its_worker_is_given_up() -> None:
+    fleet = started(max_attempts=2, max_restarts=9)
+    fleet.handle(OPEN, 0.0)
+    fleet.handle(Lost(W, 1, "killed"), 1.0)
+    fleet.handle(Heard(W, 2, READY), 2.0)
+    start, refuse = fleet.handle(Lost(W, 2, "killed"), 3.0)
+    assert start == Start(W, 3)
+    assert "died 2 times" in str(refuse.error)
+
+
+def test_a_worker_that_keeps_dying_stays_down() -> None:
+    fleet = started(max_restarts=1)
+    fleet.handle(Lost(W, 1, "killed"), 1.0)
+    fleet.handle(Heard(W, 2, READY), 2.0)
+    fleet.handle(OPEN, 2.0)
+    (refuse,) = fleet.handle(Lost(W, 2, "killed"), 3.0)
+    assert refuse.error.status == 503
+    assert not fleet.health()[0]
+    (refuse,) = fleet.handle(OPEN, 4.0)
+    assert refuse.error.status == 503
+
+
+def test_losses_long_ago_are_forgiven() -> None:
+    fleet = started(max_restarts=1, restart_window=10.0)
+    for incarnation, now in ((1, 1.0), (2, 20.0), (3, 40.0)):
+        assert fleet.handle(Lost(W, incarnation, "killed"), now) == [Start(W, incarnation + 1)]
+        fleet.handle(Heard(W, incarnation + 1, READY), now)
+
+
+def test_a_model_that_cannot_be_loaded_is_not_tried_again() -> None:
+    fleet = Fleet(FleetConfig())
+    fleet.start(0.0)
+    fleet.handle(OPEN, 0.0)
+    (refuse,) = fleet.handle(Heard(W, 1, Failed("config.json: no such thing", 2)), 1.0)
+    assert "config.json" in str(refuse.error)
+    assert fleet.handle(Lost(W, 1, "exit status 2"), 1.1) == []
+
+
+def test_requests_go_where_the_fewest_are() -> None:
+    fleet = started(workers=("a", "b"))
+    workers = [
+        command.worker
+        for number in range(4)
+        for command in fleet.handle(Open(f"r{number}", [1], SamplingParams(seed=1)), 0.0)
+    ]
+    assert sorted(workers) == ["a", "a", "b", "b"]
+
+
+def test_the_other_worker_takes_over() -> None:
+    fleet = started(workers=("a", "b"))
+    (send,) = fleet.handle(OPEN, 0.0)
+    other = {"a": "b", "b": "a"}[send.worker]
+    start, again = fleet.handle(Lost(send.worker, 1, "killed"), 1.0)
+    assert start == Start(send.worker, 2)
+    assert again.worker == other
+
+
+def test_closing_cancels_a_choice_or_all() -> None:
+    fleet = started()
+    fleet.handle(Open("r", [1], SamplingParams(n=2, seed=1)), 0.0)
+    assert fleet.handle(Close("r", 0), 1.0) == [Send(W, Cancel("r", 0))]
+    assert set(fleet.requests) == {"r"}
+    assert fleet.handle(Close("r"), 1.0) == [Send(W, Cancel("r"))]
+    assert not fleet.requests
+    assert fleet.handle(Close("r"), 1.0) == []
+    assert say(fleet, Finished("r", 0, 0, "abort")) == []
+
+
+def test_a_name_is_not_taken_twice() -> None:
+    fleet = started()
+    fleet.handle(OPEN, 0.0)
+    (refuse,) = fleet.handle(OPEN, 0.0)
+    assert refuse.error.status == 409
+    assert set(fleet.requests) == {"r"}
+
+
+@pytest.mark.parametrize(("now", "commands"), [(119.0, []), (121.0, [Kill(W)])])
+def test_a_silent_worker_is_killed(now: float, commands: list) -> None:
+    assert started().handle(Tick(), now) == commands

@@ -1,0 +1,178 @@
+"""Real worker processes: they die and come back, leave with their parent, and leave nothing behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamserve.async_llm import AsyncLLM, new_request_id
+from streamserve.protocol.errors import CheckpointError, RequestError
+from streamserve.protocol.messages import Report
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings import resolve
+from streamserve.text.output import Delta, Usage
+from tests.checkpoints import make_checkpoint
+
+PARAMS = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
+    llm = AsyncLLM(resolve(str(checkpoint), {"threads": 1, "log_level": "warning"}, environ={}))
+    await llm.start()
+    yield llm
+    await assert_idle(llm)
+    process = psutil.Process(llm.process_id())
+    folder = llm._shell._folder
+    await llm.close()
+    assert not process.is_running()
+    assert not folder.exists()
+
+
+async def assert_idle(llm: AsyncLLM) -> Report:
+    """The worker soon reports that it holds nothing."""
+    async with asyncio.timeout(10):
+        while True:
+            report = llm.report()
+            if report and not (report.running or report.waiting or report.blocks_live):
+                assert not llm._shell.fleet.requests
+                assert not llm._shell._clients
+                return report
+            await asyncio.sleep(0.05)
+
+
+async def collect(
+    llm: AsyncLLM, prompt: list[int], params: SamplingParams, on_token=None
+) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {choice: [] for choice in range(params.n)}
+    async with aclosing(llm.submit(prompt, params, request_id=new_request_id())) as items:
+        async for item in items:
+            if isinstance(item, Delta):
+                tokens[item.choice] += item.tokens
+                if on_token:
+                    on_token(len(tokens[item.choice]))
+    return tokens
+
+
+async def test_a_killed_worker_costs_time_never_text(llm: AsyncLLM) -> None:
+    whole = await collect(llm, [5, 6, 7], PARAMS)
+    assert len(whole[0]) == 60
+    killed = []
+
+    def kill_at_20(count: int) -> None:
+        if count == 20 and not killed:
+            killed.append(llm.process_id())
+            os.kill(killed[0], signal.SIGKILL)
+
+    beside = [asyncio.create_task(collect(llm, [5, 6, 7], PARAMS)) for _ in range(3)]
+    assert await collect(llm, [5, 6, 7], PARAMS, kill_at_20) == whole
+    assert killed
+    assert killed[0] != llm.process_id()
+    for task in beside:
+        assert await task == whole
+
+
+async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+    async with aclosing(llm.submit([1, 2, 3], params, request_id="r")) as items:
+        async for item in items:
+            assert isinstance(item, Delta)
+            break
+    report = await assert_idle(llm)
+    assert report.generation_tokens < 400
+
+
+async def test_many_requests_with_random_cancels_leave_nothing(llm: AsyncLLM) -> None:
+    async def one(number: int) -> int:
+        params = SamplingParams(n=1 + number % 3, seed=number, max_tokens=30, ignore_eos=True)
+        count = 0
+        prompt = list(range(4, 10 + number % 40))
+        async with aclosing(llm.submit(prompt, params, request_id=f"r{number}")) as items:
+            async for item in items:
+                count += isinstance(item, Delta)
+                if number % 4 == 0 and count == 1 + number % 20:
+                    return 0
+        return count
+
+    counts = await asyncio.gather(*(one(number) for number in range(60)))
+    assert sum(count > 0 for count in counts) == 45
+    assert all(count in (0, 30 * (1 + number % 3)) for number, count in enumerate(counts))
+
+
+async def test_a_stop_string_ends_its_choice_in_the_worker_too(llm: AsyncLLM) -> None:
+    whole = await collect(llm, [5, 6, 7], PARAMS)
+    text = llm.tokenizer.decode(whole[0])
+    stop = text[len(text) // 2 :][:4]
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True, stop=(stop,))
+    pieces, last = "", None
+    async for item in llm.submit([5, 6, 7], params, request_id="r"):
+        if isinstance(item, Delta):
+            pieces += item.text
+            last = item
+        else:
+            assert isinstance(item, Usage)
+            assert item.completion_tokens < 60
+    assert last is not None
+    assert (last.finish, last.stop) == ("stop", stop)
+    assert pieces == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field"),
+    [
+        ([], PARAMS, "prompt"),
+        ([1] * 600, PARAMS, "prompt"),
+        ([1], SamplingParams(temperature=-1.0), "temperature"),
+        ([1], SamplingParams(max_tokens=5000), "max_tokens"),
+        ([1], SamplingParams(logit_bias={4000: 1.0}), "logit_bias"),
+    ],
+)
+async def test_bad_requests_are_refused_by_name(llm: AsyncLLM, prompt, params, field) -> None:
+    with pytest.raises(RequestError) as caught:
+        await collect(llm, prompt, params)
+    assert (caught.value.status, caught.value.field) == (400, field)
+
+
+async def test_a_bad_checkpoint_is_told_at_the_start(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path)
+    (folder / "model.safetensors").unlink()
+    llm = AsyncLLM(resolve(str(folder), {}, environ={}))
+    with pytest.raises(CheckpointError, match="safetensors"):
+        await llm.start()
+    assert not llm._shell._folder.exists()
+
+
+def test_a_worker_leaves_with_its_parent(checkpoint: Path) -> None:
+    script = textwrap.dedent(f"""
+        import sys
+        from streamserve import LLM
+        llm = LLM({str(checkpoint)!r}, threads=1)
+        print(llm._llm.process_id(), flush=True)
+        sys.stdin.read()
+    """)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    assert worker.is_running()
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 10
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.05)

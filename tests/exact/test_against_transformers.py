@@ -1,0 +1,191 @@
+"""Greedy text and log-probabilities are those of transformers, however the work is cut and interrupted."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from streamserve.engine.engine import Engine
+from streamserve.execution.load import load
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.messages import Admitted, Submit, Token
+from streamserve.protocol.sampling import SamplingParams
+from tests.checkpoints import make_checkpoint, reference_model
+from tests.conftest import Scale
+
+OUTPUTS = 64
+LONGEST = 1500
+CLOSE = 1e-4
+"""Reference logits closer than this are a tie that float32 may decide either way."""
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+    }},
+    "mistral": {"sliding_window": 48, "head_dim": 16},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the engine is set up, and how many requests it gets at once."""
+
+    chunk: int = 512
+    concurrency: int = 3
+    blocks: int = 1024
+    preempt_every: int = 0
+    longest: int = LONGEST
+
+
+CASES = {
+    "alone": Case(concurrency=1),
+    "many": Case(concurrency=32),
+    "one-token-chunks": Case(chunk=1, longest=300),
+    "odd-chunks": Case(chunk=7),
+    "chunks-of-64": Case(chunk=64, concurrency=8),
+    "preempted": Case(chunk=64, preempt_every=5),
+    "tiny-cache": Case(concurrency=16, blocks=110),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    make_checkpoint(folder, request.param, max_position_embeddings=2048, **MODELS[request.param])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Any:
+    torch.set_num_threads(1)
+    return reference_model(checkpoint)
+
+
+def make_engine(checkpoint: Path, case: Case) -> Engine:
+    config = ModelConfig(
+        path=str(checkpoint), dtype="float32", threads=1, num_blocks=case.blocks, block_size=16,
+        max_model_len=LONGEST + OUTPUTS, max_num_seqs=32, max_num_batched_tokens=max(512, case.chunk),
+        max_chunk=case.chunk, preempt_every=case.preempt_every,
+    )  # fmt: skip
+    loaded = load(config)
+    return Engine(loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0)
+
+
+def make_prompts(rng: random.Random, count: int, longest: int, vocabulary: int) -> list[list[int]]:
+    """Lengths from 1 to `longest`, half of them with a common head."""
+    head = [rng.randrange(4, vocabulary) for _ in range(longest // 2)]
+    prompts = []
+    for number in range(count):
+        length = (1, longest)[number] if number < 2 else int(longest ** rng.random())
+        prompt = [rng.randrange(4, vocabulary) for _ in range(max(1, length))]
+        prompts.append((head + prompt)[:longest] if number % 2 else prompt)
+    return prompts
+
+
+@dataclass
+class Outcome:
+    """Each prompt's tokens with their log-probabilities, and how many prompt tokens were found cached."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    cached: int = 0
+
+
+def generate(engine: Engine, prompts: list[list[int]], params: SamplingParams, concurrency: int) -> Outcome:
+    """Run all prompts, `concurrency` at a time; nothing may be left in the engine afterwards."""
+    outcome = Outcome([[] for _ in prompts], [[] for _ in prompts])
+    waiting, active = list(enumerate(prompts)), set()
+    while waiting or active:
+        while waiting and len(active) < concurrency:
+            number, prompt = waiting.pop(0)
+            seeded = msgspec.structs.replace(params, seed=number)
+            engine.handle(Submit(str(number), 0, prompt, seeded, {0: []}, float(number)))
+            active.add(number)
+        for event in engine.step():
+            if isinstance(event, Admitted):
+                outcome.cached += event.cached
+            if isinstance(event, Token):
+                outcome.tokens[int(event.request)].append(event.token)
+                if event.logprob is not None:
+                    outcome.logprobs[int(event.request)].append(event.logprob)
+                if event.finish:
+                    active.discard(int(event.request))
+    while engine.has_work:
+        engine.step()
+    assert engine.report().blocks_live == 0
+    return outcome
+
+
+@torch.no_grad()
+def compare(
+    reference: Any, prompt: list[int], tokens: list[int], logprobs: list[float]
+) -> tuple[int, int, float]:
+    """Ties decided the other way, other mismatches, and the largest difference of a log-probability. Every
+    token is judged on the text before it, so one tie does not hide what comes behind."""
+    rows = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :].float()
+    expected = torch.log_softmax(rows, dim=-1)
+    ours = torch.tensor(tokens)
+    best = expected.max(dim=-1).values
+    chosen = expected.gather(1, ours[:, None])[:, 0]
+    differ = ours != expected.argmax(dim=-1)
+    ties = int((differ & (best - chosen < CLOSE)).sum())
+    error = float((chosen - torch.tensor(logprobs)).abs().max())
+    return ties, int(differ.sum()) - ties, error
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_text_is_the_references(
+    checkpoint: Path, reference: Any, name: str, scale: Scale, record: Callable[..., None]
+) -> None:
+    case = CASES[name]
+    if not scale.full:
+        case = replace(case, longest=min(case.longest, 400))
+    count = scale.pick(max(6, case.concurrency * 3 // 2), 36)
+    engine = make_engine(checkpoint, case)
+    prompts = make_prompts(random.Random(scale.seed), count, case.longest, engine.model.vocab_size)
+    params = SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True, logprobs=0)
+    outcome = generate(engine, prompts, params, case.concurrency)
+    ties, largest = 0, 0.0
+    for prompt, tokens, logprobs in zip(prompts, outcome.tokens, outcome.logprobs, strict=True):
+        assert len(tokens) == OUTPUTS
+        tie, wrong, error = compare(reference, prompt, tokens, logprobs)
+        assert wrong == 0
+        ties += tie
+        largest = max(largest, error)
+    report = engine.report()
+    total = count * OUTPUTS
+    assert ties <= total / 1000
+    assert largest < 1e-4
+    assert outcome.cached > 0
+    assert max(map(len, prompts)) > case.chunk or case.chunk > case.longest
+    if case.preempt_every or case.blocks < 200:
+        assert report.preemptions > 0
+    record(prompts=count, tokens=total, ties=ties, largest_logprob_error=largest, steps=report.steps,
+           preemptions=report.preemptions, cached_tokens=outcome.cached, seed=scale.seed)  # fmt: skip
+
+
+def test_seeded_text_is_the_same_alone_in_a_batch_chunked_and_preempted(
+    checkpoint: Path, scale: Scale, record: Callable[..., None]
+) -> None:
+    count = scale.pick(8, 64)
+    params = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=OUTPUTS, ignore_eos=True)
+    texts, preemptions = {}, 0
+    for name in ("alone", "many", "odd-chunks", "preempted"):
+        engine = make_engine(checkpoint, CASES[name])
+        prompts = make_prompts(random.Random(scale.seed), count, 200, engine.model.vocab_size)
+        texts[name] = generate(engine, prompts, params, CASES[name].concurrency).tokens
+        preemptions += engine.report().preemptions
+    assert texts["many"] == texts["alone"]
+    assert texts["odd-chunks"] == texts["alone"]
+    assert texts["preempted"] == texts["alone"]
+    assert preemptions > 0
+    assert len({tuple(text) for text in texts["alone"]}) > count // 2
+    record(requests=count, tokens=count * OUTPUTS, preemptions=preemptions, seed=scale.seed)

@@ -1,0 +1,94 @@
+"""A server in virtual time: deaths of workers cost time, never text, and the same play ends the same."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.control.fleet import Close, Deliver, FleetConfig, Open, Refuse
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.simulation import Given, Simulation
+from tests.engine.drive import assert_engine_empty, expected, model_info
+
+ENGINE = EngineConfig(
+    num_blocks=60, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=32
+)
+
+
+def simulate(seed: int, requests: int = 12, kills: int = 0, workers: int = 1):
+    rng = random.Random(seed)
+    names = tuple(f"unified-{number}" for number in range(workers))
+    fleet = FleetConfig(workers=names, max_restarts=kills, max_attempts=kills + 1)
+    simulation = Simulation(fleet, ENGINE, model_info(96), lambda rows, context: 0.01 + rows * 0.001)
+    opened = []
+    for number in range(requests):
+        prompt = [rng.randrange(90) for _ in range(rng.randint(1, 40))]
+        params = SamplingParams(n=rng.choice((1, 1, 3)), seed=number, max_tokens=rng.randint(1, 40))
+        opened.append(Open(f"r{number}", prompt, params))
+        simulation.at(rng.uniform(0, 3), opened[-1])
+    for _ in range(kills):
+        simulation.kill(rng.uniform(1.2, 4), rng.choice(names))
+    return simulation, opened, simulation.run()
+
+
+def texts(given: list[Given]) -> dict[tuple[str, int], list[int]]:
+    tokens: dict[tuple[str, int], list[int]] = {}
+    for item in given:
+        assert isinstance(item.what, Deliver), item.what
+        for event in item.what.events:
+            if isinstance(event, Token):
+                tokens.setdefault((event.request, event.choice), []).append(event.token)
+    return tokens
+
+
+def assert_all_answered(simulation: Simulation, opened: list[Open], given: list[Given]) -> None:
+    tokens = texts(given)
+    for request in opened:
+        for choice in range(request.params.n):
+            assert tokens[request.request, choice] == expected(request.prompt, request.params, choice, 96)
+    assert not simulation.fleet.requests
+    for worker in simulation.workers.values():
+        assert_engine_empty(worker.engine)
+
+
+@given(seed=st.integers(0, 2**32), workers=st.integers(1, 3))
+def test_every_client_gets_its_own_text(seed: int, workers: int) -> None:
+    assert_all_answered(*simulate(seed, workers=workers))
+
+
+@given(seed=st.integers(0, 2**32), workers=st.integers(1, 3), kills=st.integers(1, 4))
+def test_killed_workers_cost_time_never_text(seed: int, workers: int, kills: int) -> None:
+    simulation, opened, given = simulate(seed, kills=kills, workers=workers)
+    assert sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()) == kills
+    assert_all_answered(simulation, opened, given)
+
+
+def test_a_play_repeats_itself() -> None:
+    first, second = (simulate(7, kills=2, workers=2)[2] for _ in range(2))
+    assert first == second
+    assert first[-1].time > 1
+
+
+def test_a_death_is_felt_in_time() -> None:
+    calm, killed = (simulate(7, kills=kills)[2][-1].time for kills in (0, 2))
+    assert killed > calm
+
+
+def test_leaving_early_frees_the_engine() -> None:
+    simulation = Simulation(FleetConfig(), ENGINE, model_info(96), lambda rows, context: 0.1)
+    simulation.at(0, Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=80)))
+    simulation.at(3, Close("r"))
+    given = simulation.run()
+    assert 0 < len(texts(given)["r", 0]) < 80
+    assert_engine_empty(simulation.workers["unified-0"].engine)
+
+
+def test_past_the_limit_clients_are_told_to_come_back() -> None:
+    simulation = Simulation(FleetConfig(max_requests=2), ENGINE, model_info(96), lambda rows, context: 0.1)
+    for number in range(3):
+        simulation.at(0, Open(f"r{number}", [1], SamplingParams(seed=1, max_tokens=2)))
+    refused = [item.what for item in simulation.run() if isinstance(item.what, Refuse)]
+    assert [(item.request, item.error.status) for item in refused] == [("r2", 429)]
+    assert refused[0].error.retry_after
