@@ -1,4 +1,4 @@
-"""How much is tested, and what was counted: small counts by default, the full ones with --full."""
+"""How much is tested, and what was counted: small counts by default, full ones with --full."""
 
 import json
 import platform
@@ -25,7 +25,7 @@ hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
 
 @dataclass(frozen=True)
 class Scale:
-    """`full`: run the counts that a release is held to. `seed`: fixed in ordinary runs, fresh in full ones."""
+    """`full`: run the counts that a release is held to. `seed`: fixed in small runs, fresh in full ones."""
 
     full: bool
     seed: int

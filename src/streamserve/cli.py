@@ -198,3 +198,7 @@ def main() -> None:
     """Entry point of the `streamserve` command."""
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         app()
+
+
+if __name__ == "__main__":
+    main()

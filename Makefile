@@ -1,0 +1,54 @@
+# Everything a fresh machine needs: python3 (3.11 or later), make, git and g++.
+#   make serve                       set up, and serve the packaged model
+#   make serve MODEL=path ARGS="--port 9000"
+#   make test                        lint, types and all tests with small counts
+#   make verify                      the full counts, results in tests/results/
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= embedded
+ARGS ?=
+# The CPU build of torch is enough, and much smaller than the CUDA one that a plain "torch" may bring:
+#   make serve TORCH_PIP_ARGS="torch --index-url <the index of the build you want>"
+TORCH_PIP_ARGS ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install serve test lint verify clean
+
+help:
+	@sed -n '2,5s/^# *//p' Makefile
+
+# One stamp for running, one for developing, so that `make serve` installs no test tools.
+install: $(VENV)/.installed
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH_PIP_ARGS)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	@touch $@
+
+serve: $(VENV)/.installed
+	$(BIN)/streamserve serve $(MODEL) $(ARGS)
+
+lint: $(VENV)/.developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest $(ARGS)
+
+verify: lint
+	$(BIN)/pytest --full --results tests/results/verify.json $(ARGS)
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

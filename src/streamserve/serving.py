@@ -1,0 +1,105 @@
+"""`streamserve serve`: the HTTP server over an AsyncLLM, from the bound port to the last request."""
+
+import asyncio
+import json
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import typer
+import uvloop
+
+from streamserve import __version__
+from streamserve.api.app import create_app
+from streamserve.api.server import bind, serve
+from streamserve.api.settings import ApiSettings
+from streamserve.async_llm import AsyncLLM
+from streamserve.protocol.errors import CheckpointError
+from streamserve.settings import Settings
+
+RECOMMENDED = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+"""Fields of a checkpoint's generation_config.json that become defaults of requests."""
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM. Raises OSError if the address is taken, CheckpointError or StartError
+    if the model cannot be served."""
+    logging.basicConfig(
+        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    with bind(settings.server.host, settings.server.port) as bound:
+        uvloop.run(_serve(settings, bound))
+
+
+async def _serve(settings: Settings, bound: socket.socket) -> None:
+    llm = AsyncLLM(settings)
+    api = ApiSettings(
+        default_sampling=recommended_sampling(Path(settings.model.path)),
+        max_body_bytes=settings.server.max_body_bytes,
+    )
+    typer.echo(f"streamserve {__version__}: loading {settings.name} …")
+    await llm.start(wait=False)
+    try:
+        serving = asyncio.create_task(serve(create_app(llm, api), bound))
+        loading = asyncio.create_task(llm.until_ready())
+        try:
+            await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                await loading  # raises what kept the model from loading
+                typer.echo(welcome(llm, settings, bound))
+                await serving
+        finally:
+            for task in (loading, serving):
+                task.cancel()
+            await asyncio.gather(loading, serving, return_exceptions=True)
+    finally:
+        await llm.close()
+
+
+def recommended_sampling(folder: Path) -> dict[str, Any]:
+    """Sampling values that the checkpoint recommends. Raises CheckpointError if they cannot be read."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return {}
+    try:
+        values = json.loads(path.read_text())
+        return {
+            name: kind(values[name]) for name, kind in RECOMMENDED.items() if values.get(name) is not None
+        }
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def welcome(llm: AsyncLLM, settings: Settings, bound: socket.socket) -> str:
+    """What a server prints when it is ready: model, memory, URL and a command that works."""
+    ready, model = llm.ready, llm.model
+    host, port = bound.getsockname()[:2]
+    url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    return f"""
+  model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, {model.dtype}
+  memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
+({ready.num_blocks} blocks of {ready.block_size} tokens)
+  limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
+  ready     in {ready.load_seconds:.1f} s at {url}
+
+  Try it:
+
+    {_curl(llm, url)}
+"""
+
+
+def _curl(llm: AsyncLLM, url: str) -> str:
+    """A request that streams: a chat if the model has a template for it, else a completion."""
+    body: dict[str, Any] = {"model": llm.served_names[0], "stream": True}
+    if llm.chat_template:
+        route, body["messages"] = "chat/completions", [{"role": "user", "content": "What is 12 + 7?"}]
+    else:
+        route, body["prompt"], body["max_tokens"] = "completions", "Once upon a time", 32
+    return f"curl -N {url}/v1/{route} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"

@@ -1,0 +1,103 @@
+"""Small random checkpoints in Hugging Face layout, made with transformers, so that tests need no download."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL_TOKENS = ("<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>")
+EOS_TOKEN_ID = 3
+"""The id of `<|im_end|>`, which ends a reply."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_CORPUS = (
+    "the quick brown fox jumps over the lazy dog and then the other one too",
+    "a request has a prompt and a number of tokens, and the answer comes one token at a time",
+    "def add(first, second):\n    return first + second\n",
+)
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": None,
+}
+
+
+def make_checkpoint(
+    folder: Path,
+    architecture: str = "llama",
+    dtype: str = "float32",
+    *,
+    seed: int = 0,
+    max_shard_size: str = "1GB",
+    **overrides: Any,
+) -> Path:
+    """Write a random model of `architecture` ("llama", "mistral", "qwen2", "qwen3") to `folder`; return it.
+
+    `overrides` are fields of the architecture's config. Weights are scaled so that logits spread like a
+    trained model's, and biases and norm weights are random too. With a vocabulary of 300 tokens or more the
+    folder also holds a byte-level tokenizer with a chat template.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(architecture, **{**_SIZES, **overrides})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _randomize(model, torch.Generator().manual_seed(seed))
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
+    if config.vocab_size >= 300:
+        _write_tokenizer(Path(folder), config.vocab_size)
+    return Path(folder)
+
+
+def reference_model(folder: Path, dtype: str = "float32") -> Any:
+    """The checkpoint as transformers computes it: the yardstick."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+
+
+@torch.no_grad()
+def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 2:
+            gain = 3.0 if "embed" in name or "lm_head" in name else 1.0
+            parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
+        else:
+            parameter.copy_(noise * 0.1 + (1.0 if "norm" in name else 0.0))
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL_TOKENS[EOS_TOKEN_ID],
+        "bos_token": None,
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": 512,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))

@@ -1,0 +1,53 @@
+"""A real `streamserve serve` process for tests."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+
+
+@dataclass
+class Served:
+    """A running server: its process, URL, and what it printed until it was ready."""
+
+    process: subprocess.Popen[str]
+    url: str
+    banner: str
+    seconds: float
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait; returns the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@contextmanager
+def serving(model: str, *flags: str) -> Iterator[Served]:
+    """Start a server on a free port; it is ended, and must end, when the block does."""
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamserve.cli", "serve", model, "--port", "0", *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        banner = ""
+        while "curl" not in banner:
+            line = process.stdout.readline()
+            assert line, f"the server ended: {banner}"
+            banner += line
+        url = re.search(r"ready .* at (http://\S+)", banner)
+        assert url, banner
+        Thread(target=process.stdout.read, daemon=True).start()
+        yield Served(process, url[1], banner, time.monotonic() - started)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(20)
+        process.stdout.close()

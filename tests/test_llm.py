@@ -1,0 +1,125 @@
+"""The library: one call from prompts to outputs in vLLM's shape."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamserve import LLM, SamplingParams
+from streamserve.protocol.errors import RequestError
+from streamserve.settings import SettingsError
+from tests.checkpoints import make_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder: Path = make_checkpoint(tmp_path_factory.mktemp("llama"))
+    with LLM(str(folder), threads=1, log_level="warning") as llm:
+        yield llm
+
+
+def test_texts_and_token_ids_give_the_same(llm: LLM) -> None:
+    text = "the quick brown fox"
+    ids = llm.tokenizer.encode(text)
+    one, two = llm.generate([text, ids], GREEDY, use_tqdm=False)
+    assert one.prompt == text
+    assert two.prompt is None
+    assert one.prompt_token_ids == two.prompt_token_ids == ids
+    assert one.outputs[0].token_ids == two.outputs[0].token_ids
+    assert one.outputs[0].text == llm.tokenizer.decode(one.outputs[0].token_ids)
+    assert one.outputs[0].finish_reason == "length"
+    assert one.finished
+
+
+def test_a_single_prompt_needs_no_list(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello")
+    by_text, by_ids = (llm.generate(prompt, GREEDY, use_tqdm=False) for prompt in ("hello", ids))
+    assert len(by_text) == len(by_ids) == 1
+    assert by_text[0].outputs[0].token_ids == by_ids[0].outputs[0].token_ids
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=count, seed=1, ignore_eos=True) for count in (1, 5)]
+    outputs = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5]
+    with pytest.raises(ValueError, match="2 prompts, but 1"):
+        llm.generate(["a", "b"], params[:1], use_tqdm=False)
+
+
+def test_several_choices_differ_and_repeat_with_their_seed(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=10, ignore_eos=True)
+    first, second = (llm.generate("hello", params, use_tqdm=False)[0].outputs for _ in range(2))
+    assert [choice.index for choice in first] == [0, 1, 2]
+    assert len({tuple(choice.token_ids) for choice in first}) == 3
+    assert [choice.token_ids for choice in first] == [choice.token_ids for choice in second]
+
+
+def test_logprobs_name_the_chosen_token_and_the_likeliest(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    (output,) = llm.generate("the lazy dog", params, use_tqdm=False)
+    (choice,) = output.outputs
+    assert choice.logprobs is not None
+    for token, entries in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert len(entries) == 3, "a greedy token is among the likeliest"
+        assert entries[token].logprob == max(entry.logprob for entry in entries.values())
+        assert entries[token].decoded_token == llm.tokenizer.token_text(token)
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    for token, entries in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+        assert entries is not None
+        assert token in entries
+
+
+def test_a_chat_is_rendered_by_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    (by_chat,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    (by_hand,) = llm.generate([llm.render(messages)], GREEDY, use_tqdm=False)
+    assert by_chat.outputs[0].token_ids == by_hand.outputs[0].token_ids
+    assert len(llm.chat([messages, messages], GREEDY, use_tqdm=False)) == 2
+
+
+def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
+    (whole,) = llm.generate("hello", GREEDY, use_tqdm=False)
+    deltas = list(llm.stream("hello", GREEDY))
+    assert "".join(delta.text for delta in deltas) == whole.outputs[0].text
+    assert len(deltas) > 3
+    assert deltas[-1].finish == "length"
+
+
+def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
+    for _ in llm.stream("hello", SamplingParams(max_tokens=400, ignore_eos=True)):
+        break
+    for _ in range(100):
+        if not llm._llm._shell._clients:
+            break
+        time.sleep(0.05)
+    assert not llm._llm._shell._clients
+    before = llm.report()
+    time.sleep(1.2)
+    after = llm.report()
+    assert before is not None
+    assert after is not None
+    assert (after.running, after.blocks_live) == (0, 0)
+    assert after.generation_tokens - before.generation_tokens < 390
+
+
+def test_the_first_refused_prompt_is_raised(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt is empty"):
+        llm.generate(["fine", []], GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match="temperature"):
+        list(llm.stream("a", SamplingParams(temperature=-1)))
+
+
+def test_bad_settings_are_refused_before_anything_starts() -> None:
+    with pytest.raises(SettingsError, match="max_num_sequences"):
+        LLM("embedded", max_num_sequences=3)
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    llm = LLM(str(make_checkpoint(tmp_path)), threads=1)
+    llm.close()
+    llm.close()

@@ -1,0 +1,94 @@
+"""`streamserve serve` as a user meets it: the banner, the command it prints, signals, mistakes."""
+
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.serving import serving
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "streamserve.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> None:
+    with serving("embedded", "--threads", "1") as served:
+        (command,) = [line.strip() for line in served.banner.splitlines() if "curl" in line]
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
+        events = [line for line in done.stdout.splitlines() if line]
+        assert all(line.startswith("data: ") for line in events)
+        assert events[-1] == "data: [DONE]"
+        assert len(events) > 3
+        record(seconds_to_ready=round(served.seconds, 2))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_and_its_worker(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
+        workers = psutil.Process(served.process.pid).children(recursive=True)
+        assert len(workers) == 1
+        assert served.end(number) == 0
+        assert not workers[0].is_running()
+
+
+def test_a_killed_worker_comes_back_under_the_same_server(tmp_path: Path) -> None:
+    with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
+        psutil.Process(served.process.pid).children()[0].kill()
+        body = {"model": str(tmp_path), "prompt": "hello", "max_tokens": 5}
+        for _ in range(200):
+            reply = httpx.post(f"{served.url}/v1/completions", json=body, timeout=20)
+            if reply.status_code == 200:
+                break
+            assert reply.status_code == 503
+            assert reply.headers["Retry-After"]
+        assert reply.json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_taken_port_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_cli("serve", "embedded", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.strip().count("\n") == 0
+    assert f"port {port} on 127.0.0.1 is already in use" in done.stderr
+
+
+def test_a_bad_checkpoint_is_exit_status_2_and_names_file_and_field(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "ParrotForCausalLM"))
+    done = run_cli("serve", str(folder), "--port", "0")
+    assert done.returncode == 2
+    assert "config.json" in done.stderr
+    assert "ParrotForCausalLM" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_is_nowhere_is_exit_status_2() -> None:
+    done = run_cli("serve", "/no/such/folder")
+    assert done.returncode == 2
+    assert "/no/such/folder" in done.stderr
+
+
+def test_generate_prints_an_answer() -> None:
+    done = run_cli("generate", "What is 12 + 7?", "--max-tokens", "8", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 1
+
+
+def test_chat_remembers_and_leaves_at_an_empty_line() -> None:
+    command = [sys.executable, "-m", "streamserve.cli", "chat", "--max-tokens", "8", "--threads", "1"]
+    done = subprocess.run(
+        command, input="Hello!\nWhat is 1 + 1?\n\n", capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.count("> ") == 3

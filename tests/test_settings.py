@@ -1,0 +1,97 @@
+"""Settings come from flags, environment and a file, in this order, and say what is wrong with them."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from streamserve import __version__
+from streamserve.cli import app
+from streamserve.protocol.errors import CheckpointError
+from streamserve.settings import SettingsError, options, resolve, to_toml
+
+NONE: dict[str, str] = {}
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('port = 1\nmax_num_seqs = 2\nblock_size = 3\nserved_model_name = ["a", "b"]\n')
+    environ = {"STREAMSERVE_PORT": "11", "STREAMSERVE_MAX_NUM_SEQS": "12", "PATH": "/bin"}
+    settings = resolve("embedded", {"port": 21, "block_size": None}, file, environ)
+    assert (settings.server.port, settings.model.max_num_seqs, settings.model.block_size) == (21, 12, 3)
+    assert settings.server.served_model_name == ("a", "b")
+
+
+def test_the_environment_speaks_in_text() -> None:
+    environ = {"STREAMSERVE_ENABLE_PREFIX_CACHING": "false", "STREAMSERVE_SERVED_MODEL_NAME": "a,b"}
+    settings = resolve("embedded", environ=environ)
+    assert settings.model.enable_prefix_caching is False
+    assert settings.server.served_model_name == ("a", "b")
+
+
+def test_a_file_can_name_the_model_and_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('model = "embedded-draft"\n')
+    assert resolve(environ={"STREAMSERVE_CONFIG": str(file)}).name == "embedded-draft"
+
+
+def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
+    settings = resolve("embedded", {"port": 0, "kv_cache_bytes": 1 << 30, "dtype": "float32"}, environ=NONE)
+    file = tmp_path / "settings.toml"
+    file.write_text(to_toml(settings))
+    assert resolve(config=file, environ=NONE) == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"port": 70000}, "port = 70000"),
+        ({"dtype": "float8"}, "dtype = 'float8'"),
+        ({"max_num_seqs": 0}, "max_num_seqs = 0"),
+        ({"max_num_sequences": 1}, "no setting 'max_num_sequences'"),
+    ],
+)
+def test_bad_settings_are_named(given: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        resolve("embedded", given, environ=NONE)
+
+
+def test_bad_variables_and_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="STREAMSERVE_PROT"):
+        resolve("embedded", environ={"STREAMSERVE_PROT": "1"})
+    with pytest.raises(SettingsError, match="cannot read"):
+        resolve("embedded", config=tmp_path / "none.toml", environ=NONE)
+    (tmp_path / "bad.toml").write_text("port: 1")
+    with pytest.raises(SettingsError, match="not TOML"):
+        resolve("embedded", config=tmp_path / "bad.toml", environ=NONE)
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "embeded", "a/b/c", __file__])
+def test_a_model_that_is_nowhere_is_named(model: str) -> None:
+    with pytest.raises(CheckpointError, match=model):
+        resolve(model, environ=NONE)
+
+
+def test_every_option_teaches_in_help() -> None:
+    assert all(option.help for option in options())
+    shown = (
+        CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    )
+    for option in options():
+        assert f"--{option.name.replace('_', '-')}" in shown
+
+
+def test_print_config_prints_toml_and_leaves() -> None:
+    result = CliRunner().invoke(app, ["serve", "embedded", "--port", "77", "--print-config"])
+    assert result.exit_code == 0
+    assert "port = 77\n" in result.output
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(app, ["version"]).output.strip() == __version__
+
+
+def test_a_bad_setting_is_exit_status_2() -> None:
+    result = CliRunner().invoke(app, ["serve", "embedded", "--port", "77777", "--print-config"])
+    assert result.exit_code == 2
+    assert "port = 77777" in result.output
