@@ -1,0 +1,35 @@
+"""Sampling parameters are checked once, and what is wrong is named."""
+
+import pytest
+
+from streamserve.protocol.sampling import SamplingParams, check_sampling
+
+NAN = float("nan")
+BAD: list[tuple[str, object]] = [
+    ("n", 0), ("n", 1000), ("temperature", -0.1), ("temperature", NAN), ("temperature", 1e-9), ("top_k", -2),
+    ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("presence_penalty", 3.0), ("frequency_penalty", NAN),
+    ("repetition_penalty", 0.0), ("seed", -1), ("seed", 2**64), ("max_tokens", -1), ("min_tokens", 17),
+    ("logprobs", 65), ("prompt_logprobs", -1), ("stop", ("",)), ("stop", ("a",) * 65), ("stop_token_ids", (100,)),
+    ("logit_bias", {100: 1.0}), ("logit_bias", {1: 101.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_a_bad_value_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        check_sampling(SamplingParams(**{field: value}), vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0, top_k=-1, max_tokens=None, min_tokens=4000),
+        SamplingParams(
+            n=4, seed=2**64 - 1, logit_bias={0: -100, 99: 100}, stop=("\n",), stop_token_ids=(99,)
+        ),
+    ],
+)
+def test_good_ones_pass(params: SamplingParams) -> None:
+    check_sampling(params, vocab_size=100)
+    assert params.greedy == (params.temperature == 0)
