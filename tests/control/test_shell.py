@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
 
 PARAMS = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True)
 
@@ -96,21 +98,54 @@ async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
     assert report.generation_tokens < 400
 
 
-async def test_many_requests_with_random_cancels_leave_nothing(llm: AsyncLLM) -> None:
-    async def one(number: int) -> int:
-        params = SamplingParams(n=1 + number % 3, seed=number, max_tokens=30, ignore_eos=True)
+async def test_many_requests_with_random_cancels_leave_nothing(
+    llm: AsyncLLM, scale: Scale, record: Callable[..., None]
+) -> None:
+    """A quarter leaves after some tokens, an eighth is cancelled from outside, some before they began."""
+    total = scale.pick(80, 1000)
+    rng = random.Random(scale.seed)
+
+    async def one(number: int) -> bool:
+        params = SamplingParams(
+            n=rng.choice((1, 1, 3)),
+            temperature=rng.choice((0.0, 1.0)),
+            seed=number,
+            max_tokens=30,
+            ignore_eos=True,
+        )
+        prompt = list(range(4, 5 + rng.randrange(60)))
+        leave = rng.randrange(20) if number % 4 == 0 else None
         count = 0
-        prompt = list(range(4, 10 + number % 40))
         async with aclosing(llm.submit(prompt, params, request_id=f"r{number}")) as items:
             async for item in items:
+                if isinstance(item, Usage):
+                    assert count == item.completion_tokens == 30 * params.n
+                    return True
                 count += isinstance(item, Delta)
-                if number % 4 == 0 and count == 1 + number % 20:
-                    return 0
-        return count
+                if leave is not None and count > leave:
+                    return False
+        raise AssertionError("a stream ended without its usage")
 
-    counts = await asyncio.gather(*(one(number) for number in range(60)))
-    assert sum(count > 0 for count in counts) == 45
-    assert all(count in (0, 30 * (1 + number % 3)) for number, count in enumerate(counts))
+    async def cancelled(number: int) -> bool:
+        task = asyncio.create_task(one(number))
+        await asyncio.sleep(rng.random() * 0.2)
+        task.cancel()
+        await asyncio.wait([task])
+        return not task.cancelled()
+
+    await collect(llm, [1], PARAMS)
+    before = psutil.Process().num_fds(), len(asyncio.all_tasks())
+    worker = psutil.Process(llm.process_id())
+    worker_files = worker.num_fds()
+    ended = await asyncio.gather(*((cancelled if n % 8 == 1 else one)(n) for n in range(total)))
+    report = await assert_idle(llm)
+    assert sum(ended) >= total * 5 // 8
+    assert not all(ended)
+    assert (psutil.Process().num_fds(), len(asyncio.all_tasks())) == before
+    assert worker.num_fds() == worker_files
+    record(
+        requests=total, completed=sum(ended), preemptions=report.preemptions, tokens=report.generation_tokens
+    )
 
 
 async def test_a_stop_string_ends_its_choice_in_the_worker_too(llm: AsyncLLM) -> None:

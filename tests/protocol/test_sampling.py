@@ -6,10 +6,14 @@ from streamserve.protocol.sampling import SamplingParams, check_sampling
 
 NAN = float("nan")
 BAD: list[tuple[str, object]] = [
-    ("n", 0), ("n", 1000), ("temperature", -0.1), ("temperature", NAN), ("temperature", 1e-9), ("top_k", -2),
-    ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("presence_penalty", 3.0), ("frequency_penalty", NAN),
-    ("repetition_penalty", 0.0), ("seed", -1), ("seed", 2**64), ("max_tokens", -1), ("min_tokens", 17),
-    ("logprobs", 65), ("prompt_logprobs", -1), ("stop", ("",)), ("stop", ("a",) * 65), ("stop_token_ids", (100,)),
+    ("n", 0), ("n", 1000),
+    ("temperature", -0.1), ("temperature", NAN), ("temperature", 1e-9),
+    ("top_k", -2), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1),
+    ("presence_penalty", 3.0), ("frequency_penalty", NAN), ("repetition_penalty", 0.0),
+    ("seed", -1), ("seed", 2**64),
+    ("max_tokens", -1), ("min_tokens", 17),
+    ("logprobs", 65), ("prompt_logprobs", -1),
+    ("stop", ("",)), ("stop", ("a",) * 65), ("stop_token_ids", (100,)),
     ("logit_bias", {100: 1.0}), ("logit_bias", {1: 101.0}),
 ]  # fmt: skip
 

@@ -22,9 +22,10 @@ def read_config(stream: BinaryIO) -> WorkerConfig:
     return msgspec.msgpack.decode(stream.read(size), type=WorkerConfig)
 
 
-def leave_with_parent(stream: BinaryIO) -> None:
+def leave_with_parent(descriptor: int) -> None:
     """End this process when the parent's end of the pipe closes, however the parent ended."""
-    stream.read()
+    while os.read(descriptor, 4096):  # not a buffered read, whose lock would be in the way of an orderly exit
+        pass
     os._exit(1)
 
 
@@ -35,7 +36,7 @@ def main() -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format=f"%(asctime)s %(levelname)s {config.worker}: %(message)s"
     )
-    threading.Thread(target=leave_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    threading.Thread(target=leave_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     from streamserve.workers.unified import run  # imports torch, which takes a while
 
     return run(config)
