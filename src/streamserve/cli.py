@@ -5,13 +5,15 @@ import contextlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from streamserve import __version__
+from streamserve.checkpoints import locate
 from streamserve.protocol.errors import CheckpointError, RequestError, StartError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import Settings, SettingsError, options, resolve, to_toml
@@ -24,71 +26,57 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+models = typer.Typer(help="Work with checkpoints.", no_args_is_help=True)
+app.add_typer(models, name="models")
+
 Model = Annotated[
     str | None,
     typer.Argument(help="a checkpoint folder, a hub name (owner/model), or `embedded`, the packaged model"),
 ]
+ModelOption = Annotated[str | None, typer.Option(help="as for `streamserve serve`; by default `embedded`")]
 MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; 1 samples as trained")]
 TopP = Annotated[float, typer.Option(help="sample from the likeliest tokens that hold this share")]
 Seed = Annotated[int | None, typer.Option(help="the same seed gives the same text")]
+Config = Annotated[str | None, typer.Option(help="TOML file with settings", metavar="FILE")]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="print the settings and leave")]
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag for each setting (protocol/config.py), --config and --print-config; it gets
-    them as `settings`. What the flags leave open comes from STREAMSERVE_* and the file."""
+    """Give a command that takes `model` and `settings` one flag for each setting (protocol/config.py), and
+    --config and --print-config. What the flags leave open comes from STREAMSERVE_* and the file."""
+    names = [option.name for option in options()]
 
     @wraps(command)
     def run(model: str | None, config: str | None, print_config: bool, **values: Any) -> None:
-        flags = {option.name: values.pop(option.name) or None for option in options() if option.kind is list}
-        flags |= {option.name: values.pop(option.name) for option in options() if option.kind is not list}
-        try:
-            settings = resolve(model, flags, config)
+        flags = {name: values.pop(name) for name in names}
+        with complaining():
+            settings = resolve(model, {name: flag for name, flag in flags.items() if flag != []}, config)
             if print_config:
                 typer.echo(to_toml(settings), nl=False)
             else:
-                command(settings=settings, **values)
-        except (SettingsError, CheckpointError) as error:
-            raise SystemExit(_complain(error, 2)) from error
-        except (StartError, RequestError, OSError) as error:
-            raise SystemExit(_complain(error, 1)) from error
+                command(model=model, settings=settings, **values)
 
-    own = [p for name, p in inspect.signature(command).parameters.items() if name != "settings"]
-    positional = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
-    flags = [_flag(option.name, option.kind, option.help, option.default) for option in options()]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    extra = [
-        inspect.Parameter(
-            "config", keyword, default=None,
-            annotation=Annotated[str | None, typer.Option(help="TOML file with settings", metavar="FILE")],
-        ),
-        inspect.Parameter(
-            "print_config", keyword, default=False,
-            annotation=Annotated[bool, typer.Option("--print-config", help="print the settings and leave")],
-        ),
-    ]  # fmt: skip
-    keyword_own = [p for p in own if p.kind is p.KEYWORD_ONLY]
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*positional, _model_parameter(positional), *keyword_own, *extra, *flags]
-        if positional
-        else [_model_parameter(positional), *keyword_own, *extra, *flags]
-    )
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    own += [_parameter("config", Config, None), _parameter("print_config", PrintConfig, False)]
+    own += [_flag(option.name, option.kind, option.help, option.default) for option in options()]
+    run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     return run
 
 
-def _model_parameter(positional: list[inspect.Parameter]) -> inspect.Parameter:
-    """MODEL is the argument of commands that have no other, and an option of those that do."""
-    if not positional:
-        return inspect.Parameter(
-            "model", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Model
-        )
-    option = typer.Option(help="as for `streamserve serve`; by default `embedded`")
-    return inspect.Parameter(
-        "model",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, option],
-    )
+@contextlib.contextmanager
+def complaining() -> Iterator[None]:
+    """Turn errors that are meant for the user into one line and an exit status."""
+    try:
+        yield
+    except (SettingsError, CheckpointError) as error:
+        raise SystemExit(_complain(error, 2)) from error
+    except (StartError, RequestError, OSError) as error:
+        raise SystemExit(_complain(error, 1)) from error
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _flag(name: str, kind: type, description: str, default: Any) -> inspect.Parameter:
@@ -96,10 +84,7 @@ def _flag(name: str, kind: type, description: str, default: Any) -> inspect.Para
     names = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
     shown = f" (default: {default})" if default not in (None, (), "") else ""
     option = typer.Option(names, help=description + shown, show_default=False, rich_help_panel="Settings")
-    wanted: Any = list[str] | None if kind is list else kind | None
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[wanted, option]
-    )
+    return _parameter(name, Annotated[list[str] | None if kind is list else kind | None, option], None)
 
 
 def _complain(error: Exception, status: int) -> int:
@@ -109,7 +94,7 @@ def _complain(error: Exception, status: int) -> int:
 
 @app.command()
 @with_settings
-def serve(*, settings: Settings) -> None:
+def serve(model: Model = None, *, settings: Settings) -> None:
     """Serve a model over HTTP with OpenAI's API.
 
     Every setting is also an environment variable (STREAMSERVE_PORT=9000) and a line of a TOML file
@@ -125,6 +110,7 @@ def serve(*, settings: Settings) -> None:
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue; - reads standard input")],
     *,
+    model: ModelOption = None,
     settings: Settings,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
@@ -148,6 +134,7 @@ def generate(
 @app.command()
 @with_settings
 def chat(
+    model: Model = None,
     *,
     settings: Settings,
     max_tokens: MaxTokens = 512,
@@ -167,6 +154,30 @@ def chat(
             messages.append(_user(text))
             answer = _print_stream(llm, llm.render(messages), params)
             messages.append({"role": "assistant", "content": answer})
+
+
+@models.command("inflate")
+def inflate_model(
+    source: Annotated[str, typer.Argument(help="a Llama checkpoint: folder, hub name, or `embedded`")],
+    out: Annotated[Path, typer.Argument(help="folder to write; must not exist or be empty")],
+    *,
+    hidden: Annotated[int, typer.Option(help="hidden size: the source's, times a power of four")],
+    layers: Annotated[int, typer.Option(help="number of layers, at least the source's")],
+    heads: Annotated[int | None, typer.Option(help="attention heads; by default grown like hidden")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="key-value heads; by default grown like hidden")
+    ] = None,
+    intermediate: Annotated[int | None, typer.Option(help="MLP size; by default grown like hidden")] = None,
+) -> None:
+    """Write a larger checkpoint that computes exactly the same function at the larger model's cost.
+
+    For measuring: it says the same as SOURCE, and a step takes as long as with any model of its shape.
+    """
+    from streamserve.execution.inflate import Shape, inflate
+
+    with complaining():
+        inflate(locate(source), out, Shape(hidden, layers, heads, kv_heads, intermediate))
+    typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.0f} MB")
 
 
 @app.command()
