@@ -1,0 +1,131 @@
+"""POST /v1/completions: text to continue, in OpenAI's older shape, which also scores texts."""
+
+from functools import partial
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from streamserve.api.body import described, read_request
+from streamserve.api.disconnect import while_connected
+from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
+from streamserve.api.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
+from streamserve.api.models import served_name
+from streamserve.api.prompts import Prompt, completion_prompts
+from streamserve.api.replies import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionReply,
+    UsageReply,
+    usage_reply,
+)
+from streamserve.api.sampling import completion_sampling
+from streamserve.api.schemas import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from streamserve.api.sse import Emit, EventStream
+from streamserve.api.stream import StreamWriter
+from streamserve.protocol.messages import PromptLogprob
+
+
+def completion_routes(door: Door) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", openapi_extra=described(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        limit = door.settings.max_body_bytes
+        wanted = await read_request(request, limit, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+        return await _Completion(door, wanted).respond(request)
+
+    return router
+
+
+class _Completion:
+    """One request."""
+
+    def __init__(self, door: Door, wanted: CompletionRequest) -> None:
+        self._door = door
+        self._wanted = wanted
+        self._tokenizer = door.llm.tokenizer
+        self._head = head_of(new_id("cmpl"), door.llm, served_name(door.llm, wanted.model))
+        defaults = door.settings.default_sampling
+        self._params = completion_sampling(wanted, defaults, door.llm.model.vocab_size)
+        self._echoes: list[str] = []
+
+    async def respond(self, request: Request) -> Response:
+        llm, wanted = self._door.llm, self._wanted
+        prompts = await completion_prompts(
+            llm, wanted.prompt, wanted.add_special_tokens, self._door.settings.max_prompts
+        )
+        jobs = [self._job(number, prompt) for number, prompt in enumerate(prompts)]
+        self._echoes = [self._echo(prompt) for prompt in prompts]
+        headers = {"X-Request-Id": self._head.id}
+        if wanted.stream:
+            return EventStream(partial(self._stream, jobs), headers)
+        outputs = await while_connected(request.receive, collect(self._door, jobs))
+        return Response(msgspec.json.encode(self._whole(outputs)), 200, headers, "application/json")
+
+    def _job(self, number: int, prompt: Prompt) -> Job:
+        wanted, params = self._wanted, self._params
+        room = self._door.llm.model.max_model_len - len(prompt.ids)
+        if wanted.max_tokens is None and params.max_tokens is not None and room > 0:
+            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+        name = f"{self._head.id}-{number}"
+        return Job(number, name, prompt, params, wanted.priority, wanted.cache_salt)
+
+    def _echo(self, prompt: Prompt) -> str:
+        if not self._wanted.echo:
+            return ""
+        return prompt.echo(self._tokenizer, self._params.skip_special_tokens)
+
+    async def _stream(self, jobs: list[Job], emit: Emit) -> None:
+        await StreamWriter(self._wanted, self._reply, self._choice, emit).run(self._door, jobs)
+
+    def _whole(self, outputs: list[JobOutput]) -> CompletionReply:
+        choices = [
+            self._choice(output.job, number, piece, True, output.prompt_logprobs)
+            for output in outputs
+            for number, piece in enumerate(output.choices)
+        ]
+        return self._reply(choices, usage_reply([output.usage for output in outputs]))
+
+    def _reply(
+        self, choices: list[CompletionChoice], usage: UsageReply | UnsetType | None
+    ) -> CompletionReply:
+        head = self._head
+        return CompletionReply(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.system_fingerprint,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _choice(
+        self, job: Job, number: int, piece: Piece, first: bool, entries: list[PromptLogprob]
+    ) -> CompletionChoice:
+        """A choice of `job`, or what is new of it. The `first` piece carries what is of the prompt."""
+        ids = self._wanted.return_token_ids
+        count = self._wanted.prompt_logprobs
+        return CompletionChoice(
+            index=job.index(number),
+            text=(self._echoes[job.number] if first else "") + piece.text,
+            logprobs=self._logprobs(job, piece, first, entries),
+            finish_reason=piece.finish,
+            stop_reason=piece.stop,
+            prompt_logprobs=UNSET if count is None else prompt_logprobs(self._tokenizer, entries, count),
+            token_ids=piece.tokens if ids else UNSET,
+            prompt_token_ids=job.prompt.ids if ids and first else UNSET,
+        )
+
+    def _logprobs(
+        self, job: Job, piece: Piece, first: bool, entries: list[PromptLogprob]
+    ) -> CompletionLogprobs | None:
+        count = self._wanted.logprobs
+        if count is None:
+            return None
+        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]))
+        if not (first and self._wanted.echo):
+            return table
+        skip = self._params.skip_special_tokens
+        return joined(echo_logprobs(self._tokenizer, job.prompt, entries, skip, count), table)

@@ -1,0 +1,152 @@
+"""A request at work: its prompts through the engine, all together, each item to where it belongs."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from streamserve.api.generator import Generator, Item
+from streamserve.api.metrics import Metrics
+from streamserve.api.prompts import Prompt
+from streamserve.api.settings import ApiSettings
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import FinishReason, PromptLogprob, PromptLogprobs
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import Delta, TokenLogprob, Usage
+
+
+@dataclass(frozen=True)
+class Door:
+    """What every route needs."""
+
+    llm: Generator
+    settings: ApiSettings
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Job:
+    """The `number`-th prompt of a request. Its choices follow those of the prompts before it."""
+
+    number: int
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    priority: int
+    cache_salt: str
+
+    def index(self, choice: int) -> int:
+        """The place of one of its choices in the reply."""
+        return self.number * self.params.n + choice
+
+
+Sink = Callable[[Job, Item], Awaitable[None]]
+
+
+def new_id(kind: str) -> str:
+    """A request id as OpenAI's look."""
+    return f"{kind}-{secrets.token_hex(16)}"
+
+
+async def generate(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
+    """Run all jobs at once and give `sink` what comes. The first to fail ends the others.
+
+    Raises RequestError if one is refused or lost. Cancelling this cancels all of them in the engine.
+    """
+    if len(jobs) == 1:
+        await _generate_one(door, jobs[0], sink)
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                group.create_task(_generate_one(door, job, sink))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the others were cancelled because of it
+
+
+async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
+    with door.metrics.request(len(job.prompt.ids), job.params.n) as watch:
+        items = door.llm.submit(
+            job.prompt.ids,
+            job.params,
+            request_id=job.request_id,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        async with aclosing(items) as stream:
+            async for item in stream:
+                if isinstance(item, Delta):
+                    watch.delta(item)
+                    _check(item)
+                await sink(job, item)
+
+
+def _check(delta: Delta) -> None:
+    """OpenAI has no finish reason for what went wrong here: it is an error."""
+    if delta.finish in ("abort", "error"):
+        raise RequestError("the server ended this request before it was complete", status=503)
+
+
+@dataclass
+class Piece:
+    """What is known of a choice: all of it, or what one delta brings."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take in what comes next."""
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.finish, self.stop = delta.finish, delta.stop
+
+
+@dataclass
+class JobOutput:
+    """All that a job brought."""
+
+    job: Job
+    choices: list[Piece]
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
+    usage: Usage = field(default_factory=lambda: Usage(0, 0))
+
+
+async def collect(door: Door, jobs: Sequence[Job]) -> list[JobOutput]:
+    """Run all jobs to their end."""
+    outputs = [JobOutput(job, [Piece() for _ in range(job.params.n)]) for job in jobs]
+
+    async def take(job: Job, item: Item) -> None:
+        _add(outputs[job.number], item)
+
+    await generate(door, jobs, take)
+    return outputs
+
+
+def _add(output: JobOutput, item: Item) -> None:
+    if isinstance(item, Usage):
+        output.usage = item
+    elif isinstance(item, PromptLogprobs):
+        output.prompt_logprobs += item.entries
+    else:
+        output.choices[item.choice].add(item)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands at the beginning of every reply to a request."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def head_of(request_id: str, llm: Generator, model: str) -> Head:
+    """The head for a request that came now."""
+    return Head(request_id, int(time.time()), model, f"fp_{llm.model.fingerprint[:12]}")

@@ -1,0 +1,103 @@
+"""Log-probabilities in the three shapes clients know: completions', chats', and vLLM's of the prompt."""
+
+from collections.abc import Iterable, Sequence
+
+from streamserve.api.prompts import Prompt
+from streamserve.api.replies import (
+    ChatLogprob,
+    ChatLogprobs,
+    ChatTopLogprob,
+    CompletionLogprobs,
+    PromptLogprobTable,
+    RankedLogprob,
+)
+from streamserve.protocol.messages import PromptLogprob
+from streamserve.text.output import TokenLogprob
+from streamserve.text.tokenizer import Tokenizer
+
+_LEAST = -9999.0
+"""JSON has no -inf, which is the log-probability of a token that was ruled out."""
+
+
+def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
+    """Of the tokens of a message."""
+    return ChatLogprobs(
+        [
+            ChatLogprob(
+                _text(entry.bytes),
+                _finite(entry.logprob),
+                list(entry.bytes),
+                [
+                    ChatTopLogprob(_text(top.bytes), _finite(top.logprob), list(top.bytes))
+                    for top in entry.top
+                ],
+            )
+            for entry in entries
+        ]
+    )
+
+
+def completion_logprobs(entries: Iterable[TokenLogprob], shift: int = 0) -> CompletionLogprobs:
+    """Of the tokens of a text that begins `shift` characters into the choice's own."""
+    table = CompletionLogprobs([], [], [], [])
+    for entry in entries:
+        tops = [(_text(top.bytes), top.logprob) for top in entry.top]
+        _append(table, _text(entry.bytes), entry.logprob, tops, shift + entry.offset)
+    return table
+
+
+def echo_logprobs(
+    tokenizer: Tokenizer, prompt: Prompt, entries: Sequence[PromptLogprob], skip: bool, count: int
+) -> CompletionLogprobs:
+    """Of the tokens of an echoed prompt, with `count` alternatives each; the first has none."""
+    offsets = list(prompt.offsets(tokenizer, skip))
+    table = CompletionLogprobs([tokenizer.token_text(prompt.ids[0])], [None], [None], offsets[:1])
+    for entry, offset in zip(entries, offsets[1:], strict=False):
+        tops = [(tokenizer.token_text(top.token), top.logprob) for top in entry.top[:count]]
+        _append(table, tokenizer.token_text(entry.token), entry.logprob, tops, offset)
+    return table
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    """Two tables, one behind the other."""
+    return CompletionLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[PromptLogprob], count: int) -> PromptLogprobTable:
+    """Of every prompt token by id, with `count` alternatives each, as vLLM gives them."""
+    table: PromptLogprobTable = [None]
+    for entry in entries:
+        ranked = [(top.token, top.logprob, rank) for rank, top in enumerate(entry.top[:count], start=1)]
+        table.append(
+            {
+                token: RankedLogprob(_finite(logprob), rank, tokenizer.token_text(token))
+                for token, logprob, rank in [*ranked, (entry.token, entry.logprob, entry.rank)]
+            }
+        )
+    return table
+
+
+def _append(
+    table: CompletionLogprobs, token: str, logprob: float, tops: list[tuple[str, float]], offset: int
+) -> None:
+    """The token itself is always among its alternatives; of two with the same text the likelier stays."""
+    likely: dict[str, float] = {}
+    for text, value in [*tops, (token, logprob)]:
+        likely.setdefault(text, _finite(value))
+    table.tokens.append(token)
+    table.token_logprobs.append(_finite(logprob))
+    table.top_logprobs.append(likely)
+    table.text_offset.append(offset)
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", errors="backslashreplace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)

@@ -1,0 +1,88 @@
+"""Prompts in the forms OpenAI takes them, as token ids."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from streamserve.api.generator import Generator
+from streamserve.protocol.errors import RequestError
+from streamserve.text.detokenize import detokenizer
+from streamserve.text.tokenizer import Tokenizer
+
+_THREAD_ABOVE = 8192
+"""Characters that take about a millisecond to tokenize; longer texts must not hold up other requests."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, and the text they were made from, if there was one."""
+
+    ids: list[int]
+    text: str | None = None
+
+    def echo(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> str:
+        """The prompt as text."""
+        return tokenizer.decode(self.ids, skip_special_tokens) if self.text is None else self.text
+
+    def offsets(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> Iterator[int]:
+        """How many characters of `echo` come before each token."""
+        reader = detokenizer(tokenizer, skip_special_tokens and self.text is None)
+        length = 0
+        for position, token in enumerate(self.ids):
+            yield length
+            if position > 0 or not self._is_added(tokenizer):
+                length += len(reader.feed(token))
+
+    def _is_added(self, tokenizer: Tokenizer) -> bool:
+        """Whether the first token is the tokenizer's, and not in the text."""
+        if self.text is None or self.ids[0] != tokenizer.bos_token_id:
+            return False
+        return not self.text.startswith(tokenizer.special_tokens["bos_token"])
+
+
+async def encode(llm: Generator, texts: list[str], add_special_tokens: bool, field: str) -> list[Prompt]:
+    """Tokenize `texts`. Raises RequestError if one cannot possibly fit the model's context."""
+    context = llm.model.max_model_len
+    longest = max(map(len, texts))
+    if longest > context * llm.tokenizer.longest_token:
+        raise RequestError(
+            f"{field} has {longest} characters, far more than a context of {context} tokens holds",
+            field=field,
+        )
+
+    def encode_all() -> list[Prompt]:
+        return [Prompt(llm.tokenizer.encode(text, add_special_tokens), text) for text in texts]
+
+    return encode_all() if sum(map(len, texts)) <= _THREAD_ABOVE else await asyncio.to_thread(encode_all)
+
+
+async def completion_prompts(
+    llm: Generator, given: str | list[str | int | list[int]], add_special_tokens: bool, limit: int
+) -> list[Prompt]:
+    """The prompts of a completion request: one, or as many as its list holds."""
+    if isinstance(given, str):
+        return await encode(llm, [given], add_special_tokens, "prompt")
+    kinds = {type(item) for item in given}
+    if kinds == {int}:
+        return [_from_ids(llm, given)]  # type: ignore[arg-type]
+    if len(kinds) != 1:
+        raise RequestError("prompt must be all texts, all token ids or all lists of them", field="prompt")
+    if len(given) > limit:
+        raise RequestError(f"prompt holds {len(given)} prompts; at most {limit} are taken", field="prompt")
+    if kinds == {str}:
+        return await encode(llm, given, add_special_tokens, "prompt")  # type: ignore[arg-type]
+    return [_from_ids(llm, ids) for ids in given]  # type: ignore[arg-type]
+
+
+def _from_ids(llm: Generator, ids: list[int]) -> Prompt:
+    size, context = llm.model.vocab_size, llm.model.max_model_len
+    if not ids:
+        raise RequestError("prompt holds an empty list", field="prompt")
+    if len(ids) > context:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens, but the model's context holds {context}", field="prompt"
+        )
+    if min(ids) < 0 or max(ids) >= size:
+        wrong = next(token for token in ids if not 0 <= token < size)
+        raise RequestError(f"prompt has token {wrong}, but the vocabulary has {size} tokens", field="prompt")
+    return Prompt(ids)

@@ -1,0 +1,140 @@
+"""Responses and stream events in OpenAI's shapes; fields of vLLM's are there when they were asked for."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from streamserve.text.output import Usage
+
+PromptLogprobTable = list[dict[int, "RankedLogprob"] | None]
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    """How much of a prompt was in the cache."""
+
+    cached_tokens: int
+
+
+class UsageReply(msgspec.Struct, frozen=True):
+    """What a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+def usage_reply(parts: Sequence[Usage]) -> UsageReply:
+    """The usage of a request of several prompts."""
+    prompt = sum(part.prompt_tokens for part in parts)
+    completion = sum(part.completion_tokens for part in parts)
+    cached = sum(part.cached_tokens for part in parts)
+    return UsageReply(prompt, completion, prompt + completion, CachedTokens(cached))
+
+
+class RankedLogprob(msgspec.Struct, frozen=True):
+    """vLLM's entry of prompt_logprobs."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Four lists of equal length, one entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A text, or in a stream the next piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobTable | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /v1/completions, or one event of it."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageReply | UnsetType | None = UNSET
+
+
+class ChatTopLogprob(msgspec.Struct, frozen=True):
+    """One of the most likely tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    """A token and the most likely ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of a message's tokens."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said."""
+
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """The next piece of what the model says; the first one has the role."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer, whole in `message` or piece by piece in `delta`."""
+
+    index: int
+    message: ChatMessage | UnsetType = UNSET
+    delta: ChatDelta | UnsetType = UNSET
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /v1/chat/completions, or one event of it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageReply | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobTable | UnsetType = UNSET

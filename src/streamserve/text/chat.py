@@ -1,0 +1,169 @@
+"""Chat messages to a prompt by the checkpoint's own jinja template, as apply_chat_template renders it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from streamserve.protocol.errors import CheckpointError, RequestError
+
+Message = Mapping[str, Any]
+
+_CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks what an assistant said, for training; to a prompt it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's own class attribute)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may write.
+
+    Raises CheckpointError if `source` is not a jinja template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise CheckpointError(f"the chat template, line {error.lineno}: {error.message}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages`; `variables` are the template's further inputs.
+
+        `add_generation_prompt` opens the reply; `continue_final_message` leaves the last message open
+        instead. A message's content is a string or a list of text parts, which are joined by newlines.
+        Raises RequestError for messages this template, or any, cannot render.
+        """
+        _check_request(messages, add_generation_prompt, continue_final_message, variables or {})
+        chat = [_plain_message(message, index) for index, message in enumerate(messages)]
+        final = _open_final_message(chat) if continue_final_message else None
+        inputs: dict[str, Any] = {**self._special_tokens, **(variables or {})}
+        inputs |= {"messages": chat, "tools": None, "documents": None}
+        inputs["add_generation_prompt"] = add_generation_prompt
+        try:
+            prompt = self._template.render(inputs)
+        except RecursionError as error:
+            raise RequestError("messages are nested too deeply", field="messages") from error
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise RequestError(f"the chat template refuses this: {error}", field="messages") from error
+        return prompt if final is None else _cut_at_mark(prompt, final)
+
+
+def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """The compiled template, if the checkpoint has one. Raises CheckpointError if it doesn't compile."""
+    return None if source is None else ChatTemplate(source, special_tokens)
+
+
+def require(template: ChatTemplate | None) -> ChatTemplate:
+    """The template, or RequestError with what to do for a checkpoint that has none."""
+    if template is None:
+        raise RequestError(
+            "this model has no chat template: use /v1/completions, or put a chat_template.jinja "
+            "into the model's folder and start again"
+        )
+    return template
+
+
+def _check_request(
+    messages: Sequence[Message], generate: bool, proceed: bool, variables: Mapping[str, Any]
+) -> None:
+    if not messages:
+        raise RequestError("messages must hold at least one message", field="messages")
+    if generate and proceed:
+        raise RequestError(
+            "continue_final_message needs add_generation_prompt set to false", field="continue_final_message"
+        )
+    for name in variables:
+        if name in _OWN_VARIABLES:
+            raise RequestError(
+                f"chat_template_kwargs may not set {name}",
+                field="chat_template_kwargs",
+            )
+
+
+def _plain_message(message: Message, index: int) -> dict[str, Any]:
+    """What the template sees: fields that are set, and content as one string."""
+    plain = {name: value for name, value in message.items() if value is not None}
+    content = plain.get("content")
+    if isinstance(content, list | tuple):
+        plain["content"] = "\n".join(_part_text(part, index) for part in content)
+    elif not isinstance(content, str | None):
+        raise RequestError(f"messages[{index}].content must be a string or a list of parts", field="messages")
+    return plain
+
+
+def _part_text(part: Any, index: int) -> str:
+    where = f"messages[{index}].content"
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise RequestError(f"{where} must be a string, or a list of parts with a type", field="messages")
+    if part["type"] != "text":
+        raise RequestError(f"{where}: parts of type {part['type']!r} are not supported", field="messages")
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"{where}: a text part needs its text", field="messages")
+    return str(part["text"])
+
+
+def _open_final_message(chat: list[dict[str, Any]]) -> str:
+    """Mark where the last message's content ends; return that content."""
+    final = chat[-1].get("content")
+    if final is None:
+        raise RequestError("continue_final_message: the last message has no content", field="messages")
+    chat[-1]["content"] = final + _CONTINUE
+    return str(final)
+
+
+def _cut_at_mark(prompt: str, final: str) -> str:
+    """The prompt up to the mark. Templates that trim contents lose the mark's space, and ours with it."""
+    place = prompt.rfind(_CONTINUE.strip())
+    if place < 0 or final.strip() not in prompt:
+        raise RequestError("the chat template drops the message to continue", field="continue_final_message")
+    kept = prompt[:place]
+    return kept if prompt.startswith(_CONTINUE, place) else kept.rstrip()
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which no prompt wants."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,91 @@
+"""What a Hugging Face folder says about its tokenizer: special tokens, chat template, tokenizer class."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamserve.protocol.errors import CheckpointError
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+_LLAMA_DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@dataclass(frozen=True)
+class TokenizerFolder:
+    """The settings beside `tokenizer.json`. `special_tokens` maps names ("eos_token", …) to their text.
+
+    `llama_class` says that transformers reads the folder with its own `LlamaTokenizer`; `legacy` and
+    `add_prefix_space` are that class's settings.
+    """
+
+    path: Path
+    special_tokens: dict[str, str]
+    chat_template: str | None
+    llama_class: bool
+    legacy: bool
+    add_prefix_space: bool
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+
+def read_folder(path: Path) -> TokenizerFolder:
+    """Read what stands in `path`. Raises CheckpointError if it is no folder or a file in it isn't JSON."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder")
+    settings = _read_json(path / "tokenizer_config.json")
+    model_type = _read_json(path / "config.json").get("model_type")
+    llama_class = model_type == "llama" and settings.get("tokenizer_class") in _LLAMA_CLASSES
+    prefix_space = settings.get("add_prefix_space")
+    return TokenizerFolder(
+        path=path,
+        special_tokens=_special_tokens(path, settings, _LLAMA_DEFAULTS if llama_class else {}),
+        chat_template=_chat_template(path, settings),
+        llama_class=llama_class,
+        legacy=bool(settings.get("legacy", False)),
+        add_prefix_space=True if prefix_space is None else bool(prefix_space),
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} must hold a JSON object")
+    return content
+
+
+def _special_tokens(path: Path, settings: dict[str, Any], defaults: dict[str, str]) -> dict[str, str]:
+    """Named special tokens; older folders keep them in a file of their own."""
+    older = {} if "added_tokens_decoder" in settings else _read_json(path / "special_tokens_map.json")
+    named = {}
+    for name in _NAMED_TOKENS:
+        value = older[name] if name in older else settings.get(name, defaults.get(name))
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            named[name] = content
+    return named
+
+
+def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
+    """The default template: `chat_template.jinja`, else the one in `tokenizer_config.json`."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = template.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{path / 'tokenizer_config.json'}: chat_template must be text")
+    return template

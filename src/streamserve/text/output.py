@@ -1,0 +1,123 @@
+"""One choice's tokens to what its reader gets: text, log-probabilities, and why it ended."""
+
+from dataclasses import dataclass
+
+from streamserve.protocol.messages import FinishReason, Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.detokenize import detokenizer
+from streamserve.text.stops import Scan, StopFinder
+from streamserve.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TopToken:
+    """One of the most likely tokens at a position."""
+
+    token: int
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its log-probability and the most likely ones in its place. `offset` is how many characters
+    of the choice's text come before it."""
+
+    token: int
+    bytes: bytes
+    logprob: float
+    offset: int
+    top: tuple[TopToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new in a choice. `text` may trail behind `tokens`: unfinished characters and possible stop
+    strings are held back. `stop` is the stop string or stop token id that ended the choice, if one did."""
+
+    choice: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request took: the last item of its stream."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class ChoiceText:
+    """Turns the engine's tokens of one choice into deltas. `emitted` is the index of the next token."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, choice: int = 0) -> None:
+        self.choice = choice
+        self.emitted = 0
+        self.finished = False
+        self._tokenizer = tokenizer
+        self._params = params
+        self._detokenizer = detokenizer(tokenizer, params.skip_special_tokens)
+        self._stops = StopFinder(params.stop, params.include_stop_str_in_output)
+        self._length = 0
+
+    def feed(self, event: Token) -> Delta | None:
+        """The delta of the next token; None for a repeated one, or one after the end.
+
+        A delta that finishes by a stop string ends the choice although the engine goes on: the caller
+        cancels it there. Raises RuntimeError if tokens are missing before this one.
+        """
+        if self.finished or event.index < self.emitted:
+            return None
+        if event.index > self.emitted:
+            raise RuntimeError(
+                f"request {event.request}, choice {self.choice}: token {event.index} came, "
+                f"token {self.emitted} did not"
+            )
+        self.emitted += 1
+        logprobs = self._logprobs(event)
+        scan = Scan("") if event.finish == "stop" else self._read(self._detokenizer.feed(event.token))
+        finish = event.finish
+        if finish is not None and scan.stop is None:
+            scan = self._end(scan)
+        stop: str | int | None = scan.stop
+        if scan.stop is not None:
+            finish = "stop"
+        elif finish == "stop" and event.token in self._params.stop_token_ids:
+            stop = event.token
+        self.finished = finish is not None
+        return Delta(self.choice, scan.text, (event.token,), logprobs, finish, stop)
+
+    def finish(self, reason: FinishReason) -> Delta | None:
+        """The last delta of a choice that ends without a further token; None if it has ended already."""
+        if self.finished:
+            return None
+        self.finished = True
+        scan = self._end(Scan(""))
+        return Delta(self.choice, scan.text, finish=reason if scan.stop is None else "stop", stop=scan.stop)
+
+    def _read(self, text: str) -> Scan:
+        """Look for stop strings in `text`, once there are `min_tokens` tokens before it."""
+        self._length += len(text)
+        return Scan(text) if self.emitted <= self._params.min_tokens else self._stops.feed(text)
+
+    def _end(self, scan: Scan) -> Scan:
+        """`scan` and all that was held back behind it."""
+        rest = self._read(self._detokenizer.flush())
+        if rest.stop is not None:
+            return Scan(scan.text + rest.text, rest.stop)
+        return Scan(scan.text + rest.text + self._stops.flush())
+
+    def _logprobs(self, event: Token) -> tuple[TokenLogprob, ...]:
+        if event.logprob is None:
+            return ()
+        top = tuple(
+            TopToken(entry.token, self._tokenizer.token_bytes(entry.token), entry.logprob)
+            for entry in event.top or ()
+        )
+        piece = self._tokenizer.token_bytes(event.token)
+        return (TokenLogprob(event.token, piece, event.logprob, self._length, top),)

@@ -1,0 +1,69 @@
+"""Stop strings, found exactly wherever tokens happen to be cut."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a piece of text brought: `text` may be sent now, `stop` is the stop string that ended it."""
+
+    text: str
+    stop: str | None = None
+
+
+class StopFinder:
+    """Reads a text character by character and holds back what may be the beginning of a stop string.
+
+    The stop string that is complete first wins; of two complete at once, the longer. So the result does
+    not depend on how the text is cut into pieces.
+    """
+
+    def __init__(self, stops: tuple[str, ...], include_stop: bool = False) -> None:
+        self._patterns = [_Pattern(stop) for stop in stops]
+        self._include = include_stop
+        self._held = ""
+
+    def feed(self, text: str) -> Scan:
+        """Read on. After a scan that has a `stop`, the text has ended and `feed` isn't called again."""
+        if not self._patterns:
+            return Scan(text)
+        seen = self._held + text
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            complete = [pattern.text for pattern in self._patterns if pattern.read(character)]
+            if complete:
+                return self._stopped(seen[:end], max(complete, key=len))
+        keep = max(pattern.matched for pattern in self._patterns)
+        self._held = seen[len(seen) - keep :]
+        return Scan(seen[: len(seen) - keep])
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _stopped(self, seen: str, stop: str) -> Scan:
+        self._held = ""
+        return Scan(seen if self._include else seen[: len(seen) - len(stop)], stop)
+
+
+class _Pattern:
+    """One stop string and how much of its beginning the text ends with (Knuth, Morris and Pratt)."""
+
+    __slots__ = ("_fallback", "matched", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._fallback = [0] * (len(text) + 1)
+        for length in range(2, len(text) + 1):
+            self._fallback[length] = self._step(self._fallback[length - 1], text[length - 1])
+
+    def read(self, character: str) -> bool:
+        """Take one more character; whether the stop string is complete now."""
+        self.matched = self._step(self.matched, character)
+        return self.matched == len(self.text)
+
+    def _step(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self._fallback[matched]
+        return matched + 1 if self.text[matched] == character else 0

@@ -1,0 +1,201 @@
+"""Text to token ids and back, for a checkpoint folder, in agreement with transformers' AutoTokenizer."""
+
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, pre_tokenizers
+
+from streamserve.protocol.errors import CheckpointError
+from streamserve.text.folder import TokenizerFolder, read_folder
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character; this is the way back."""
+    printable = [byte for first, last in ("!~", "¡¬", "®ÿ") for byte in range(ord(first), ord(last) + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. What `encode` adds around the text is what `tokenizer.json` says.
+
+    `special_tokens` maps names ("bos_token", "eos_token", …) to texts, `chat_template` is jinja source.
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: dict[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_template = chat_template
+        self._backend = backend
+        self._name_special_tokens()
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        self._decoder_parts = _decoder_parts(backend.decoder)
+        self._character_bytes = _byte_of_character()
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "Tokenizer":
+        """Load the tokenizer of a folder in Hugging Face layout.
+
+        Raises CheckpointError if the folder has none that can be read.
+        """
+        folder = read_folder(Path(path))
+        if not folder.tokenizer_file.exists():
+            return cls(_converted_backend(folder), folder.special_tokens, folder.chat_template)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(folder.tokenizer_file))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{folder.tokenizer_file} cannot be read: {error}") from error
+        tokenizer = cls(backend, folder.special_tokens, folder.chat_template)
+        if folder.llama_class and not tokenizer.byte_level:
+            _rebuild_as_llama(backend, folder)
+            tokenizer = cls(backend, folder.special_tokens, folder.chat_template)
+        return tokenizer
+
+    def _name_special_tokens(self) -> None:
+        """What the folder names as special is special, also where `tokenizer.json` forgot to say so."""
+        marked = {str(entry) for entry in self._backend.get_added_tokens_decoder().values() if entry.special}
+        missing = [text for text in self.special_tokens.values() if text not in marked]
+        if missing:
+            self._backend.add_special_tokens(
+                [AddedToken(text, special=True, normalized=False) for text in missing]
+            )
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones included. The model's own table may be larger (padding)."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text longer than n times this has more than n tokens."""
+        return max((len(piece) for piece in self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    @property
+    def byte_level(self) -> bool:
+        """Whether a text is simply the UTF-8 reading of its tokens' bytes one after the other."""
+        return {part["type"] for part in self._decoder_parts} - {"Fuse"} == {"ByteLevel"}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognized.
+
+        Raises ValueError for text that isn't Unicode (lone surrogates).
+        """
+        text.encode()  # raises UnicodeEncodeError, a ValueError, where the library raises TypeError
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`. Ids outside of the vocabulary have none."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
+
+    def is_byte_piece(self, token: int) -> bool:
+        """Whether `token` is one byte of a character that has no token of its own (byte fallback)."""
+        return self._falls_back_to_bytes and _BYTE_PIECE.fullmatch(self._piece(token)) is not None
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes `token` stands for in the middle of a text; they need not be whole characters."""
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._bytes[token] = self._bytes_of_piece(self._piece(token))
+        return found
+
+    def token_text(self, token: int) -> str:
+        r"""`token_bytes` as text; bytes that are no whole character are written as ``\xf0``."""
+        return self.token_bytes(token).decode("utf-8", errors="backslashreplace")
+
+    def _piece(self, token: int) -> str:
+        return self._backend.id_to_token(token) or ""
+
+    def _bytes_of_piece(self, piece: str) -> bytes:
+        if self.byte_level:
+            known = [self._character_bytes.get(character) for character in piece]
+            return piece.encode() if None in known else bytes(byte for byte in known if byte is not None)
+        match = _BYTE_PIECE.fullmatch(piece) if self._falls_back_to_bytes else None
+        if match:
+            return bytes([int(match[1], 16)])
+        return piece.replace(self._space, " ").encode() if self._space else piece.encode()
+
+    @cached_property
+    def _falls_back_to_bytes(self) -> bool:
+        return any(part["type"] == "ByteFallback" for part in self._decoder_parts)
+
+    @cached_property
+    def _space(self) -> str | None:
+        """The character that stands for a space in this vocabulary, if there is one."""
+        for part in self._decoder_parts:
+            if part["type"] == "Metaspace":
+                return str(part["replacement"])
+            if part["type"] == "Replace" and part["content"] == " ":
+                pattern: str | None = part["pattern"].get("String")
+                return pattern
+        return None
+
+
+def _decoder_parts(decoder: Any) -> list[dict[str, Any]]:
+    """A decoder as its own JSON describes it, sequences unfolded."""
+    if decoder is None:
+        return []
+    description = json.loads(decoder.__getstate__())
+    parts = description["decoders"] if description["type"] == "Sequence" else [description]
+    return list(parts)
+
+
+def _rebuild_as_llama(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
+    """Read spaces as transformers' LlamaTokenizer does, which keeps only the file's vocabulary and merges."""
+    scheme = "never" if not folder.add_prefix_space else "always" if folder.legacy else "first"
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    backend.model.fuse_unk = True
+    backend.model.byte_fallback = True
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    strip = [decoders.Strip(content=" ", left=1)] if folder.add_prefix_space else []
+    backend.decoder = decoders.Sequence([*parts, *strip])
+
+
+def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
+    """Let transformers convert an older tokenizer format. Raises CheckpointError where it can't."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise CheckpointError(
+            f"{folder.path} has no tokenizer.json; streamserve[odd-tokenizers] converts other formats"
+        ) from error
+    try:
+        backend = AutoTokenizer.from_pretrained(folder.path, local_files_only=True).backend_tokenizer
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted: {error}"
+        ) from error
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise CheckpointError(f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted")
+    return backend

@@ -1,0 +1,56 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamserve.api.generator import Generator
+from streamserve.api.settings import ApiSettings
+from streamserve.async_llm import AsyncLLM
+from streamserve.settings import resolve
+from streamserve.text.tokenizer import Tokenizer
+from tests.api.serving import ScriptedGenerator, Served, scripted, served
+from tests.checkpoints import make_checkpoint
+from tests.text.folders import byte_level_folder
+
+CONTEXT = 4096
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model whose greedy texts are long and never the same twice in a row."""
+    return make_checkpoint(tmp_path_factory.mktemp("model"), max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path) -> Iterator[Served]:
+    """The real engine behind a real server. Greedy and endless unless a request says otherwise."""
+
+    async def start() -> Generator:
+        names = ["tiny", "owner/tiny"]
+        llm = AsyncLLM(
+            resolve(str(checkpoint), {"served_model_name": names, "threads": 1, "num_blocks": 2048})
+        )
+        await llm.start()
+        return llm
+
+    with served(start, ApiSettings(default_sampling={"temperature": 0.0, "ignore_eos": True})) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tokenizer(server: Served) -> Tokenizer:
+    found: Tokenizer = server.llm.tokenizer
+    return found
+
+
+@pytest.fixture(scope="session")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
+    """A generator that says hello; tests replace its script."""
+    return ScriptedGenerator(Tokenizer.from_folder(byte_level_folder(tmp_path_factory.mktemp("scripted"))))
+
+
+@pytest.fixture(scope="session")
+def hello(generator: ScriptedGenerator) -> Iterator[Served]:
+    """A server of that generator."""
+    with scripted(generator) as running:
+        yield running

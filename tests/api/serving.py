@@ -1,0 +1,184 @@
+"""A real server on a free port, in a thread of its own, and a scripted generator for what goes wrong."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import openai
+
+from streamserve.api.app import create_app
+from streamserve.api.generator import Generator, Item
+from streamserve.api.server import bind, serve
+from streamserve.api.settings import ApiSettings
+from streamserve.protocol.messages import ModelInfo, Report
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.chat import ChatTemplate, chat_template
+from streamserve.text.output import Delta, Usage
+from streamserve.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server: where it is, what it serves, and clients for it."""
+
+    url: str
+    llm: Any
+    http: httpx.Client
+    client: openai.OpenAI
+
+    def post(self, route: str, **body: Any) -> httpx.Response:
+        return self.http.post(route, json=body)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric, 0 where there is none yet."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        for line in self.http.get("/metrics").text.splitlines():
+            if line.startswith((f"streamserve:{name}{{", f"streamserve:{name} ")) and all(
+                part in line for part in wanted
+            ):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+    def working(self) -> int:
+        """How many sequences the engine has, running or waiting, by its latest report."""
+        report = self.llm.report()
+        return 0 if report is None else report.running + report.waiting
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until `condition` is true."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds
+        time.sleep(0.02)
+
+
+Start = Callable[[], Awaitable[Generator]]
+
+
+@contextmanager
+def served(start: Start, settings: ApiSettings | None = None) -> Iterator[Served]:
+    """Serve what `start` gives, which runs in the server's event loop, until the block ends."""
+    bound = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    ready: Future[Generator] = Future()
+    ended: Future[Callable[[], None]] = Future()
+
+    async def main() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        ended.set_result(lambda: loop.call_soon_threadsafe(stop.set))
+        llm = await start()
+        serving = asyncio.create_task(serve(create_app(llm, settings), bound, grace_seconds=1))
+        ready.set_result(llm)
+        await stop.wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        if hasattr(llm, "close"):
+            await llm.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        llm = ready.result(timeout=60)
+        with (
+            httpx.Client(base_url=url, timeout=60) as http,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            yield Served(url, llm, http, client)
+    finally:
+        ended.result(timeout=60)()
+        thread.join(timeout=60)
+
+
+@dataclass(frozen=True)
+class ScriptedHealth:
+    ready: bool = True
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What a generator was asked for."""
+
+    prompt: list[int]
+    params: SamplingParams
+    request_id: str
+    priority: int
+    cache_salt: str
+
+
+Script = Callable[[list[int], SamplingParams], AsyncGenerator[Item, None]]
+
+
+async def says_hello(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    """The script of a generator that works."""
+    for choice in range(params.n):
+        yield Delta(choice, "hello", (72,))
+        yield Delta(choice, tokens=(3,), finish="stop")
+    yield Usage(len(prompt), 2 * params.n)
+
+
+@dataclass(frozen=True)
+class ScriptedGenerator:
+    """A generator whose every request runs `script`: what no real engine does on demand."""
+
+    tokenizer: Tokenizer
+    script: Script = says_hello
+    condition: ScriptedHealth = field(default_factory=ScriptedHealth)
+    latest: Report | None = None
+    submitted: list[Submitted] = field(default_factory=list)
+    served_names: tuple[str, ...] = ("scripted", "owner/scripted")
+    created: int = 1_700_000_000
+    model: ModelInfo = field(
+        default_factory=lambda: ModelInfo(
+            architecture="LlamaForCausalLM",
+            parameters=1,
+            vocab_size=320,
+            max_model_len=64,
+            eos_token_ids=(3,),
+            weight_bytes=4,
+            dtype="float32",
+            row_invariant=True,
+            fingerprint="0123456789abcdef",
+        )
+    )
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[Item, None]:
+        self.submitted.append(Submitted(prompt, params, request_id, priority, cache_salt))
+        return self.script(prompt, params)
+
+    def health(self) -> ScriptedHealth:
+        return self.condition
+
+    def report(self) -> Report | None:
+        return self.latest
+
+    def but(self, **changes: Any) -> "ScriptedGenerator":
+        return replace(self, **changes)
+
+
+@contextmanager
+def scripted(generator: ScriptedGenerator, settings: ApiSettings | None = None) -> Iterator[Served]:
+    async def start() -> Generator:
+        return generator
+
+    with served(start, settings) as server:
+        yield server

@@ -1,0 +1,143 @@
+"""What goes wrong behind the door, and what clients are told of it."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator
+
+import httpx
+import openai
+import pytest
+
+from streamserve.api.generator import Item
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import Delta
+from tests.api.serving import ScriptedGenerator, ScriptedHealth, Served, scripted, until
+
+COMPLETIONS = "/v1/completions"
+
+
+async def busy(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    raise RequestError("too many requests are waiting", status=429, retry_after=2.5)
+    yield
+
+
+async def broken(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    raise RuntimeError("secret: /etc/passwd")
+    yield
+
+
+async def lost(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    yield Delta(0, "hel", (72,))
+    raise RequestError("the worker was lost", status=503)
+
+
+async def breaks_later(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    yield Delta(0, "hel", (72,))
+    raise RuntimeError("secret: /etc/passwd")
+
+
+async def aborted(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    yield Delta(0, "hel", (72,))
+    yield Delta(0, "lo", (73,), finish="abort")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_busy_server_says_when_to_come_back(generator: ScriptedGenerator, stream: bool) -> None:
+    with scripted(generator.but(script=busy)) as server:
+        response = server.post(COMPLETIONS, prompt="hi", stream=stream)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        with pytest.raises(openai.RateLimitError, match="too many"):
+            server.client.completions.create(model="scripted", prompt="hi", stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_faults_of_ours_keep_their_secrets(generator: ScriptedGenerator, stream: bool) -> None:
+    with scripted(generator.but(script=broken)) as server:
+        response = server.post(COMPLETIONS, prompt="hi", stream=stream)
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "server_error"
+        assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (lost, "the worker was lost"),
+        (breaks_later, "the server failed to handle this request"),
+        (aborted, "the server ended this request before it was complete"),
+    ],
+)
+def test_an_error_in_a_stream_is_its_last_event(
+    generator: ScriptedGenerator, script: type, message: str
+) -> None:
+    with scripted(generator.but(script=script)) as server:
+        response = server.post(COMPLETIONS, prompt="hi", stream=True)
+        *_, last, rest = response.text.split("\n\n")
+        assert (response.status_code, rest) == (200, "")
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == message
+        assert "secret" not in response.text
+        with pytest.raises(openai.APIError, match=message):
+            list(server.client.completions.create(model="scripted", prompt="hi", stream=True))
+
+
+def test_an_error_halfway_is_no_reply(generator: ScriptedGenerator) -> None:
+    for script, status in ((lost, 503), (breaks_later, 500), (aborted, 503)):
+        with scripted(generator.but(script=script)) as server:
+            assert server.post(COMPLETIONS, prompt="hi").status_code == status
+
+
+def test_failures_are_counted(generator: ScriptedGenerator) -> None:
+    with scripted(generator.but(script=lost)) as server:
+        server.post(COMPLETIONS, prompt="hi")
+        assert server.metric("requests_total", finish_reason="error") == 1
+    with scripted(generator.but(script=busy)) as server:
+        server.post(COMPLETIONS, prompt="hi")
+        assert server.metric("requests_total", finish_reason="error") == 0
+
+
+def test_health_says_why_not(generator: ScriptedGenerator) -> None:
+    loading = ScriptedHealth(ready=False, detail="loading the model")
+    with scripted(generator.but(condition=loading)) as server:
+        response = server.http.get("/health")
+        assert response.status_code == 503
+        assert response.json() == {"status": "not ready", "detail": "loading the model"}
+        assert server.http.get("/ping").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_client_that_leaves_frees_its_requests(server: Served, stream: bool, prompts: int) -> None:
+    """Thousands of tokens are asked for, and the client leaves while the first are being made."""
+    aborts = server.metric("requests_total", finish_reason="abort")
+    tokens = server.metric("generation_tokens_total")
+    body = json.dumps({"prompt": ["the quick"] * prompts, "max_tokens": 4000, "stream": stream})
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as client:
+        client.sendall((head + body).encode())
+        until(lambda: server.working() == prompts)
+    until(lambda: server.working() == 0)
+    assert server.llm.report().blocks_live == 0
+    assert server.metric("requests_total", finish_reason="abort") == aborts + prompts
+    assert server.metric("generation_tokens_total") - tokens < 4000 * prompts
+
+
+def test_a_client_that_leaves_while_it_waits_for_the_first_token(generator: ScriptedGenerator) -> None:
+    """Nothing is being sent, so only the closed connection tells."""
+    closed = []
+
+    async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        try:
+            await asyncio.sleep(60)
+            yield Delta(0, "late", (72,))
+        finally:
+            closed.append(True)
+
+    with scripted(generator.but(script=slow)) as server:
+        for stream in (True, False):
+            with pytest.raises(httpx.ReadTimeout):
+                server.http.post(COMPLETIONS, json={"prompt": "hi", "stream": stream}, timeout=0.2)
+        until(lambda: len(closed) == 2, seconds=2.0)
+        assert server.metric("requests_total", finish_reason="abort") == 2

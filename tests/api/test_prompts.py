@@ -1,0 +1,102 @@
+"""Prompts become token ids without holding up others, and keep their places in an echo."""
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streamserve.api.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
+from streamserve.api.prompts import Prompt, encode
+from streamserve.protocol.messages import PromptLogprob, TopLogprob
+from streamserve.text.output import TokenLogprob, TopToken
+from streamserve.text.tokenizer import Tokenizer
+from tests.api.serving import ScriptedGenerator
+from tests.text.folders import byte_level_folder, sentencepiece_folder
+
+
+class Watched(Tokenizer):
+    """Remembers in which thread it last worked."""
+
+    thread: threading.Thread | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.thread = threading.current_thread()
+        return super().encode(text, add_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("texts", "apart"), [(["short"], False), (["x" * 9000], True), (["x" * 90] * 100, True)]
+)
+async def test_long_texts_are_tokenized_in_a_thread_of_their_own(
+    generator: ScriptedGenerator, tmp_path: Path, texts: list[str], apart: bool
+) -> None:
+    watched = Watched.from_folder(byte_level_folder(tmp_path))
+    assert isinstance(watched, Watched)
+    model = msgspec.structs.replace(generator.model, max_model_len=10_000)
+    prompts = await encode(generator.but(tokenizer=watched, model=model), texts, True, "prompt")
+    assert [prompt.text for prompt in prompts] == texts
+    assert (watched.thread is not threading.current_thread()) == apart
+
+
+def places(tokenizer: Tokenizer, prompt: Prompt, skip: bool = True) -> list[int]:
+    """The offsets of a prompt, once each is seen to be where its token stands in the echo."""
+    found = list(prompt.offsets(tokenizer, skip))
+    echo = prompt.echo(tokenizer, skip)
+    assert found == sorted(found)
+    assert found[-1] <= len(echo)
+    return found
+
+
+def test_an_added_token_takes_no_place(generator: ScriptedGenerator) -> None:
+    tokenizer = generator.tokenizer
+    ids = tokenizer.encode("ab")
+    assert ids[0] == tokenizer.bos_token_id
+    assert places(tokenizer, Prompt(ids, "ab")) == [0, 0, 1]
+    assert places(tokenizer, Prompt(ids)) == [0, 0, 1]
+
+
+def test_a_special_token_in_the_text_takes_its_place(generator: ScriptedGenerator) -> None:
+    tokenizer = generator.tokenizer
+    text = "<|begin|>a<|end|>b"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert places(tokenizer, Prompt(ids, text)) == [0, 9, 10, 17]
+    assert Prompt(ids).echo(tokenizer, True) == "ab"
+    assert places(tokenizer, Prompt(ids)) == [0, 0, 1, 1]
+    assert places(tokenizer, Prompt(ids), skip=False) == [0, 9, 10, 17]
+
+
+def test_places_with_spaces_inside_of_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(sentencepiece_folder(tmp_path))
+    text = "hello hello"
+    assert places(tokenizer, Prompt(tokenizer.encode(text), text)) == [0, 0, 5]
+
+
+def test_a_score_of_minus_infinity_is_a_number_in_json(generator: ScriptedGenerator) -> None:
+    never = float("-inf")
+    entry = TokenLogprob(5, b"a", never, 0, (TopToken(6, b"b", never),))
+    assert completion_logprobs([entry]).token_logprobs == [-9999.0]
+    assert completion_logprobs([entry]).top_logprobs == [{"b": -9999.0, "a": -9999.0}]
+    assert chat_logprobs([entry]).content[0].logprob == -9999.0
+
+
+def test_part_of_a_character_is_written_by_its_bytes() -> None:
+    entry = TokenLogprob(5, b"\xf0\x9f", -1.0, 0, ())
+    assert completion_logprobs([entry]).tokens == [r"\xf0\x9f"]
+    told = chat_logprobs([entry]).content[0]
+    assert (told.token, told.bytes) == (r"\xf0\x9f", [0xF0, 0x9F])
+
+
+def test_of_two_tokens_with_the_same_text_the_likelier_is_told() -> None:
+    entry = TokenLogprob(5, b"a", -3.0, 0, (TopToken(6, b"a", -0.5), TopToken(7, b"b", -1.0)))
+    assert completion_logprobs([entry]).top_logprobs == [{"a": -0.5, "b": -1.0}]
+
+
+def test_alternatives_of_an_echo_are_as_many_as_asked_for(generator: ScriptedGenerator) -> None:
+    tokenizer = generator.tokenizer
+    ids = tokenizer.encode("ab", add_special_tokens=False)
+    top = [TopLogprob(60, -0.1), TopLogprob(61, -0.2), TopLogprob(62, -0.3)]
+    scores = echo_logprobs(tokenizer, Prompt(ids, "ab"), [PromptLogprob(ids[1], -4.0, 9, top)], True, 2)
+    assert (scores.tokens, scores.token_logprobs) == (["a", "b"], [None, -4.0])
+    assert scores.top_logprobs[0] is None
+    assert len(scores.top_logprobs[1] or ()) == 3

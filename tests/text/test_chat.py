@@ -1,0 +1,193 @@
+"""Chat templates render as in transformers; what can't be rendered is refused by name."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamserve.protocol.errors import CheckpointError, RequestError
+from streamserve.text.chat import ChatTemplate, Message, chat_template, require
+from tests.text.folders import CHATML, byte_level_folder
+
+SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
+CHAT = [
+    {"role": "system", "content": "Be brief & <kind>."},
+    {"role": "user", "content": "  2 + 2?\n"},
+    {"role": "assistant", "content": "  4 "},
+    {"role": "user", "content": "🙂"},
+]
+LLAMA3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+MISTRAL = """{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {%- continue %}
+    {%- endif %}
+    {%- if message.role == 'user' %}
+        {{- '[INST] ' + message.content + ' [/INST]' }}
+    {%- else %}
+        {%- generation %}
+        {{- message.content + eos_token }}
+        {%- endgeneration %}
+    {%- endif %}
+{%- endfor %}
+"""
+ZEPHYR = """{% for message in messages %}
+    {% if message['role'] == 'user' %}
+{{ '<|user|>\n' + message['content'] + eos_token }}
+    {% else %}
+{{ '<|' ~ message['role'] ~ '|>\n' + message['content'] + eos_token }}
+    {% endif %}
+    {% if loop.last and add_generation_prompt %}
+{{ '<|assistant|>' }}
+    {% endif %}
+{% endfor %}
+"""
+JSON = (
+    "{% set ns = namespace(n=0) %}{% for message in messages %}{% set ns.n = ns.n + 1 %}"
+    "{{ message | tojson }}{% endfor %}{{ ns.n }}"
+)
+THINKING = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+TEMPLATES = [
+    CHATML,
+    LLAMA3,
+    MISTRAL,
+    ZEPHYR,
+    JSON,
+    THINKING,
+    "{{ strftime_now('%Y') }}",
+    "{{ tools is none }}",
+]
+
+
+def render(source: str, messages: list[Message], **settings: Any) -> str:
+    return ChatTemplate(source, SPECIAL).render(messages, **settings)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(byte_level_folder(tmp_path_factory.mktemp("reference")))
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+@pytest.mark.parametrize("generate", [True, False])
+def test_renders_as_transformers(reference: Any, source: str, generate: bool) -> None:
+    expected = reference.apply_chat_template(
+        CHAT, chat_template=source, add_generation_prompt=generate, tokenize=False, enable_thinking=False
+    )
+    variables = {"enable_thinking": False}
+    assert render(source, CHAT, add_generation_prompt=generate, variables=variables) == expected
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA3, ZEPHYR])
+def test_an_open_final_message_ends_as_in_transformers(reference: Any, source: str) -> None:
+    for content in ("The answer is", "The answer is  ", " The"):
+        chat = [*CHAT, {"role": "assistant", "content": content}]
+        expected = reference.apply_chat_template(
+            chat, chat_template=source, continue_final_message=True, tokenize=False
+        )
+        prompt = render(source, chat, add_generation_prompt=False, continue_final_message=True)
+        assert prompt == expected
+        assert prompt.endswith(content.strip()) or prompt.endswith(content)
+
+
+def test_the_folders_template_and_special_tokens_are_used(tmp_path: Path) -> None:
+    from streamserve.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path, chat_template=LLAMA3))
+    template = require(chat_template(tokenizer.chat_template, tokenizer.special_tokens))
+    assert template.render(CHAT[1:2]) == (
+        "<|begin|><|start_header_id|>user<|end_header_id|>\n\n2 + 2?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_text_parts_are_joined_by_newlines() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one\ntwo"
+
+
+def test_fields_that_are_null_are_not_there() -> None:
+    source = "{{ 'content' in messages[0] }}"
+    assert render(source, [{"role": "assistant", "content": None}]) == "False"
+
+
+def test_strftime_now_is_today() -> None:
+    assert render("{{ strftime_now('%Y-%m-%d') }}", CHAT) == datetime.now().strftime("%Y-%m-%d")
+
+
+def image() -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "at least one message"),
+        ([{"role": "user", "content": [image()]}], "parts of type 'image_url' are not supported"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "needs its text"),
+        ([{"role": "user", "content": ["text"]}], "list of parts with a type"),
+        ([{"role": "user", "content": 5}], "must be a string or a list of parts"),
+    ],
+)
+def test_messages_that_cannot_be_rendered(messages: list[Message], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        render(CHATML, messages)
+    assert (caught.value.field, caught.value.status) == ("messages", 400)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "refuses"),
+        ("{{ messages[0].nothing.at_all }}", "refuses"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_what_a_template_refuses_is_the_requests_fault(source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        render(source, CHAT)
+    assert (caught.value.field, caught.value.status) == ("messages", 400)
+
+
+def test_continuing_excludes_a_generation_prompt() -> None:
+    with pytest.raises(RequestError, match="add_generation_prompt set to false"):
+        render(CHATML, CHAT, continue_final_message=True)
+
+
+@pytest.mark.parametrize("final", [{"role": "assistant"}, {"role": "assistant", "content": None}])
+def test_continuing_needs_a_content(final: Message) -> None:
+    with pytest.raises(RequestError, match="no content"):
+        render(CHATML, [*CHAT, final], add_generation_prompt=False, continue_final_message=True)
+
+
+def test_continuing_needs_a_template_that_writes_the_message() -> None:
+    with pytest.raises(RequestError, match="drops the message"):
+        render("{{ messages[0].content }}", CHAT, add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_variables_cannot_replace_the_requests_own_fields(name: str) -> None:
+    with pytest.raises(RequestError, match=f"may not set {name}"):
+        render(CHATML, CHAT, variables={name: []})
+
+
+def test_a_broken_template_is_the_checkpoints_fault() -> None:
+    with pytest.raises(CheckpointError, match="chat template, line 2"):
+        ChatTemplate("one\n{% for %}", SPECIAL)
+
+
+def test_a_checkpoint_without_template_says_what_to_do() -> None:
+    with pytest.raises(RequestError, match=r"/v1/completions.*chat_template\.jinja"):
+        require(chat_template(None, SPECIAL))

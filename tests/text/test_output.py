@@ -1,0 +1,129 @@
+"""A choice's tokens become deltas: text, log-probabilities and the reason it ended."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.protocol.messages import FinishReason, Token, TopLogprob
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import ChoiceText, Delta
+from streamserve.text.tokenizer import Tokenizer
+
+TEXT = "the quick brown 🙃 fox"
+
+
+def events(ids: list[int], finish: FinishReason | None = None, logprobs: bool = False) -> list[Token]:
+    last = len(ids) - 1
+    top = [TopLogprob(5, -0.5), TopLogprob(6, -1.5)] if logprobs else None
+    return [
+        Token("r", 0, 0, i, token, -0.5 if logprobs else None, top, finish if i == last else None)
+        for i, token in enumerate(ids)
+    ]
+
+
+def feed(choice: ChoiceText, tokens: list[Token]) -> list[Delta]:
+    deltas = [choice.feed(token) for token in tokens]
+    return [delta for delta in deltas if delta is not None]
+
+
+def params(**settings: Any) -> SamplingParams:
+    return SamplingParams(**settings)
+
+
+@given(ids=st.lists(st.integers(0, 345), min_size=1), skip=st.booleans())
+def test_deltas_together_are_the_decoded_whole(
+    bpe: Tokenizer, spm: Tokenizer, ids: list[int], skip: bool
+) -> None:
+    for tokenizer in (bpe, spm):
+        deltas = feed(ChoiceText(tokenizer, params(skip_special_tokens=skip)), events(ids, "length"))
+        assert "".join(delta.text for delta in deltas) == tokenizer.decode(ids, skip_special_tokens=skip)
+        assert [token for delta in deltas for token in delta.tokens] == ids
+        assert [delta.finish for delta in deltas] == [None] * (len(ids) - 1) + ["length"]
+
+
+def test_the_token_that_stops_is_counted_but_not_text(bpe: Tokenizer) -> None:
+    ids = [*bpe.encode(TEXT, add_special_tokens=False), 20]
+    deltas = feed(ChoiceText(bpe, params()), events(ids, "stop"))
+    assert "".join(delta.text for delta in deltas) == TEXT
+    assert deltas[-1] == Delta(0, tokens=(20,), finish="stop")
+
+
+def test_a_stop_token_of_the_request_is_named(bpe: Tokenizer) -> None:
+    deltas = feed(ChoiceText(bpe, params(stop_token_ids=(20,))), events([30, 20], "stop"))
+    assert (deltas[-1].finish, deltas[-1].stop) == ("stop", 20)
+
+
+@given(start=st.integers(0, len(TEXT) - 1), length=st.integers(1, 6))
+def test_a_stop_string_ends_the_choice(bpe: Tokenizer, start: int, length: int) -> None:
+    stop = TEXT[start : start + length]
+    choice = ChoiceText(bpe, params(stop=(stop,)))
+    deltas = feed(choice, events(bpe.encode(TEXT, add_special_tokens=False), "length"))
+    assert "".join(delta.text for delta in deltas) == TEXT[: TEXT.index(stop)]
+    assert (deltas[-1].finish, deltas[-1].stop) == ("stop", stop)
+    assert choice.finished
+
+
+def test_a_stop_string_stays_in_the_text_when_asked_for(bpe: Tokenizer) -> None:
+    wanted = params(stop=("brown",), include_stop_str_in_output=True)
+    deltas = feed(ChoiceText(bpe, wanted), events(bpe.encode(TEXT, add_special_tokens=False)))
+    assert "".join(delta.text for delta in deltas) == "the quick brown"
+
+
+def test_tokens_after_the_end_are_ignored(bpe: Tokenizer) -> None:
+    tokens = events(bpe.encode(TEXT, add_special_tokens=False))
+    choice = ChoiceText(bpe, params(stop=("quick",)))
+    deltas = feed(choice, tokens)
+    assert len(deltas) < len(tokens)
+    assert choice.finish("abort") is None
+
+
+def test_stop_strings_are_looked_for_only_after_min_tokens(bpe: Tokenizer) -> None:
+    ids = bpe.encode("aXbXc", add_special_tokens=False)
+    assert len(ids) == 5
+    for least, text in [(0, "a"), (1, "a"), (2, "aXb"), (3, "aXb"), (4, "aXbXc")]:
+        deltas = feed(ChoiceText(bpe, params(stop=("X",), min_tokens=least)), events(ids, "length"))
+        assert "".join(delta.text for delta in deltas) == text
+
+
+def test_held_back_text_comes_with_the_end(bpe: Tokenizer) -> None:
+    ids = bpe.encode("one ST", add_special_tokens=False)
+    deltas = feed(ChoiceText(bpe, params(stop=("STOP",))), events(ids, "length"))
+    assert "".join(delta.text for delta in deltas) == "one ST"
+    assert deltas[-1].text.endswith("ST")
+
+
+def test_an_unfinished_character_at_the_end_may_complete_a_stop_string(bpe: Tokenizer) -> None:
+    ids = bpe.encode("a🙃", add_special_tokens=False)[:-1]
+    deltas = feed(ChoiceText(bpe, params(stop=("\ufffd",))), events(ids, "length"))
+    assert ("".join(delta.text for delta in deltas), deltas[-1].finish) == ("a", "stop")
+
+
+def test_an_end_without_a_token_brings_what_was_held_back(bpe: Tokenizer) -> None:
+    choice = ChoiceText(bpe, params(stop=("STOP",)), choice=3)
+    sent = feed(choice, events(bpe.encode("one ST", add_special_tokens=False)))
+    assert choice.finish("abort") == Delta(3, "ST", finish="abort")
+    assert "".join(delta.text for delta in sent) == "one "
+
+
+def test_repeats_are_dropped_and_gaps_are_errors(bpe: Tokenizer) -> None:
+    tokens = events(bpe.encode(TEXT, add_special_tokens=False))
+    choice = ChoiceText(bpe, params())
+    assert choice.feed(tokens[0]) is not None
+    assert choice.feed(tokens[0]) is None
+    assert choice.feed(tokens[1]) is not None
+    with pytest.raises(RuntimeError, match="token 3 came, token 2 did not"):
+        choice.feed(tokens[3])
+
+
+def test_logprobs_carry_bytes_and_places_in_the_text(bpe: Tokenizer) -> None:
+    ids = bpe.encode(TEXT, add_special_tokens=False)
+    deltas = feed(ChoiceText(bpe, params(logprobs=2)), events(ids, "length", logprobs=True))
+    logprobs = [entry for delta in deltas for entry in delta.logprobs]
+    assert b"".join(entry.bytes for entry in logprobs) == TEXT.encode()
+    assert [top.token for top in logprobs[0].top] == [5, 6]
+    for entry in logprobs:
+        if entry.bytes.isascii():
+            assert TEXT.startswith(entry.bytes.decode(), entry.offset)
+    assert any(not entry.bytes.isascii() for entry in logprobs)
