@@ -53,7 +53,9 @@ def make_checkpoint(
     folder also holds a byte-level tokenizer with a chat template.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     config = AutoConfig.for_model(architecture, **{**_SIZES, **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _randomize(model, torch.Generator().manual_seed(seed))

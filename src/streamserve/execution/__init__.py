@@ -1,0 +1,1 @@
+"""Tensors: model specs, weight loading, attention, sampling, verification and the executor of steps."""

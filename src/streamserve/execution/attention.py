@@ -1,0 +1,134 @@
+"""Attention over the paged cache: what a backend must do, and the plain torch one others are held to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.layout import Ints, Layout, SpanRows, ancestors
+
+QUERY_TILE = 128
+"""Query tokens of one sequence that attend together: bounds the mask of a long chunk."""
+
+
+class AttentionBackend(Protocol):
+    """Attends a step's rows to their sequences' caches. `row_invariant`: a row's bits never depend on other
+    rows, on how its sequence was cut into chunks, or on the number of threads."""
+
+    row_invariant: bool
+
+    def plan(self, layout: Layout) -> None:
+        """Prepare for a step: everything that is the same in all layers."""
+        ...
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write `k`, `v` [rows, kv head, dim] to the rows' slots, then attend `q` [rows, head, dim] to every
+        slot its row may see: the committed ones up to its own, its ancestors in a tree, within the layer's
+        window. Returns [rows, head, dim]."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some query rows of a sequence, the slots they attend to, and what each may not see (0 or -inf;
+    None: all see all) [rows × query heads of a group, slots]."""
+
+    rows: slice
+    slots: slice
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class _SequencePlan:
+    """The blocks to gather for one sequence, and its tiles of queries over them."""
+
+    blocks: Tensor
+    tiles: list[_Tile]
+
+
+class ReferenceAttention:
+    """Attention one sequence at a time in plain torch: what a sequence gets is the same in any company."""
+
+    row_invariant = False
+
+    def __init__(self, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
+        """`windows` for each layer; `group`: query heads that share a key-value head."""
+        self._cache = cache
+        self._windows = tuple(windows)
+        self._group = group
+        self._written = torch.empty(0)
+        self._plans: dict[int | None, list[_SequencePlan]] = {}
+
+    def plan(self, layout: Layout) -> None:
+        self._written = self._cache.write_index(layout.slots)
+        self._plans = {
+            window: [self._plan_sequence(part, window) for part in layout.parts]
+            for window in set(self._windows)
+        }
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._cache.write(layer, self._written, k, v)
+        out = torch.empty_like(q)
+        for plan in self._plans[self._windows[layer]]:
+            keys, values = self._cache.read(layer, plan.blocks)
+            for tile in plan.tiles:
+                out[tile.rows] = attend(q[tile.rows], keys[:, tile.slots], values[:, tile.slots], tile.mask)
+        return out
+
+    def _plan_sequence(self, part: SpanRows, window: int | None) -> _SequencePlan:
+        span, block_size = part.span, self._cache.block_size
+        first = _first_visible(part.positions[span.start :], window) // block_size
+        blocks = span.blocks[first : -(-(span.start + span.rows) // block_size)]
+        tiles = [
+            self._plan_tile(part, window, begin, min(begin + QUERY_TILE, span.rows), first * block_size)
+            for begin in range(0, span.rows, QUERY_TILE)
+        ]
+        return _SequencePlan(self._cache.read_index(blocks), tiles)
+
+    def _plan_tile(self, part: SpanRows, window: int | None, begin: int, end: int, gathered: int) -> _Tile:
+        """Query rows `begin` to `end` of the span, over slots gathered from position `gathered` on."""
+        start = part.span.start
+        queries = np.arange(start + begin, start + end)
+        keys = np.arange(_first_visible(part.positions[queries], window), start + end)
+        seen = visible(part, queries, keys, window)
+        mask = None
+        if not seen.all():
+            mask = torch.zeros(seen.shape, dtype=self._cache.dtype)
+            mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)
+            mask = mask.repeat_interleave(self._group, dim=0)
+        rows = slice(part.offset + begin, part.offset + end)
+        return _Tile(rows, slice(int(keys[0]) - gathered, start + end - gathered), mask)
+
+
+def _first_visible(positions: Ints, window: int | None) -> int:
+    return 0 if window is None else max(0, int(positions.min()) - window + 1)
+
+
+def visible(part: SpanRows, queries: Ints, keys: Ints, window: int | None) -> NDArray[np.bool_]:
+    """Which keys which queries see, both given as places among the sequence's slots: bool [query, key]."""
+    seen = keys[None] <= queries[:, None]
+    if part.span.tree:
+        root = part.span.start + len(part.span.tokens) - 1
+        nodes, others = queries > root, keys > root
+        tree = ancestors(part.span.tree)
+        seen[np.ix_(nodes, others)] = tree[np.ix_(queries[nodes] - root, keys[others] - root)]
+    if window is not None:
+        seen &= part.positions[keys][None] > part.positions[queries][:, None] - window
+    return seen
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention of `q` [rows, head, dim] over `keys`, `values` [kv head, slots, dim].
+
+    The query heads that share a key-value head become further rows of it: the keys are read once for all.
+    """
+    rows, heads, dim = q.shape
+    kv_heads = keys.shape[0]
+    grouped = q.view(rows, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
+    out = torch.nn.functional.scaled_dot_product_attention(grouped, keys[None], values[None], attn_mask=mask)
+    return out.view(kv_heads, rows, heads // kv_heads, dim).transpose(0, 1).reshape(rows, heads, dim)

@@ -1,0 +1,123 @@
+"""Memory-mapped safetensors of a model folder, one file or many, checked before anything is loaded."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from streamserve.execution.fields import read_fields
+from streamserve.protocol.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_SAMPLE_BYTES = 64
+
+
+class Checkpoint:
+    """The tensors of `folder` by name. Raises CheckpointError for a file that is missing or damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = _open_files(folder)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
+        """Raise CheckpointError unless the tensors are exactly those of `shapes`, in a dtype we compute
+        from. Further tensors whose names end in one of `ignored` are allowed."""
+        for name, shape in shapes.items():
+            if name not in self._files:
+                raise CheckpointError(f"{self.folder}: no file holds tensor {name}")
+            path, file = self._files[name]
+            header = file.get_slice(name)
+            if header.get_dtype() not in _DTYPES:
+                raise CheckpointError(
+                    f"{path}: tensor {name} has dtype {header.get_dtype()}, not F32, BF16 or F16"
+                )
+            if tuple(header.get_shape()) != shape:
+                raise CheckpointError(
+                    f"{path}: tensor {name} has shape {header.get_shape()}, not {list(shape)}"
+                )
+        allowed = tuple(ignored)
+        for name in sorted(self._files.keys() - shapes.keys()):
+            if not name.endswith(allowed):
+                raise CheckpointError(
+                    f"{self._files[name][0]}: tensor {name} is unknown to this architecture"
+                )
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype a checked tensor is stored in."""
+        return _DTYPES[self._files[name][1].get_slice(name).get_dtype()]
+
+    def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """The tensors of `names`, joined along their first dimension, as a copy in `dtype`."""
+        return torch.cat([self._mapped(name).to(dtype) for name in names])
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors hold the same numbers."""
+        return bool(torch.equal(self._mapped(first), self._mapped(second)))
+
+    def fingerprint(self, *also: str) -> str:
+        """A hash of every tensor's name, shape, dtype and a sample of its bytes (start, middle and end),
+        and of the strings `also`. The same however the tensors are spread over files."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in also:
+            digest.update(text.encode() + b"\0")
+        for name in sorted(self._files):
+            tensor = self._mapped(name)
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\0".encode())
+            content = tensor.reshape(-1).view(torch.uint8)
+            for start in (0, len(content) // 2, max(0, len(content) - _SAMPLE_BYTES)):
+                digest.update(content[start : start + _SAMPLE_BYTES].numpy().tobytes())
+        return digest.hexdigest()
+
+    def _mapped(self, name: str) -> Tensor:
+        """A view of the file: not to be kept, as the file may be replaced under it."""
+        tensor: Tensor = self._files[name][1].get_tensor(name)
+        return tensor
+
+
+def _open_files(folder: Path) -> dict[str, tuple[Path, Any]]:
+    """The open file of each tensor, with its path for messages."""
+    if (folder / INDEX).exists():
+        return _open_shards(folder)
+    if not (folder / SINGLE).exists():
+        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX} (only safetensors are read)")
+    file = _open(folder / SINGLE)
+    return dict.fromkeys(file.keys(), (folder / SINGLE, file))
+
+
+def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
+    index = read_fields(folder / INDEX)
+    weight_map = index.nested("weight_map")
+    if weight_map is None:
+        index.refuse("weight_map", "is missing")
+    opened: dict[str, Any] = {}
+    files = {}
+    for name, shard in weight_map.values.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            weight_map.refuse(name, f"must name a file of the folder, not {shard!r}")
+        if shard not in opened:
+            opened[shard] = _open(folder / shard)
+        if name not in opened[shard].keys():  # noqa: SIM118 (not a dict)
+            raise CheckpointError(
+                f"{folder / shard}: tensor {name} is missing, though {INDEX} places it there"
+            )
+        files[name] = (folder / shard, opened[shard])
+    return files
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: file is missing") from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error

@@ -1,0 +1,177 @@
+"""TorchExecutor: one forward pass over all spans of a step, then sampling, then a linear cache again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamserve.engine.plan import TARGET, Sampled, SequenceState, SpanResult, StepPlan, StepResult
+from streamserve.execution.attention import AttentionBackend
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.layout import Layout, SpanRows, lay_out
+from streamserve.execution.logprobs import token_logprobs
+from streamserve.execution.model import Model
+from streamserve.execution.sampling import Ids, Row, Sampler
+from streamserve.execution.verify import Walk, verify
+from streamserve.protocol.messages import PromptLogprob
+from streamserve.protocol.sampling import SamplingParams
+
+
+@dataclass
+class _Sequence:
+    """What is remembered of a sequence between steps; `outputs` grows by the executor's own results."""
+
+    params: SamplingParams
+    prompt: list[int]
+    prompt_ids: Ids
+    outputs: list[int]
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """One output choice of a span: its walk down the span's tree, whose root has logits row `root`."""
+
+    part: SpanRows
+    sequence: _Sequence
+    choice: int
+    root: int
+    walk: Walk
+
+    def row(self) -> Row:
+        """What sampling at the walk's last node depends on: outputs include the walk's."""
+        sequence = self.sequence
+        outputs = sequence.outputs + self.walk.tokens
+        node = self.root + self.walk.path[-1]
+        return Row(node, sequence.params, self.choice, sequence.prompt_ids, outputs)
+
+
+class TorchExecutor:
+    """Carries out steps (engine.plan.Executor) with `model`, through `attention`, on the `cache` below it."""
+
+    def __init__(
+        self, model: Model, cache: KVCache, attention: AttentionBackend, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._attention = attention
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._sequences: dict[int, _Sequence] = {}
+
+    @property
+    def planes(self) -> int:
+        return 1
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Carry out `plan`. Raises ValueError for spans that contradict themselves, before computing any."""
+        self._take(plan)
+        self._cache.copy_blocks(plan.copies)
+        if not plan.spans:
+            return StepResult([])
+        if any(span.plane != TARGET for span in plan.spans):
+            raise ValueError("this executor has one KV plane, the target's")
+        layout = lay_out(plan.spans, self._cache.block_size)
+        hidden = self._forward(layout)
+        outputs = self._outputs(layout, hidden)
+        return StepResult(
+            [
+                SpanResult(part.span.sequence, sampled, self._prompt_logprobs(part, hidden))
+                for part, sampled in zip(layout.parts, outputs, strict=True)
+            ]
+        )
+
+    def close(self) -> None:
+        """Forget all sequences and let go of weights and cache."""
+        self._sequences.clear()
+        del self._model, self._cache, self._attention
+
+    def _take(self, plan: StepPlan) -> None:
+        for sequence in plan.released:
+            self._sequences.pop(sequence, None)
+        for state in plan.admitted:
+            self._sequences[state.sequence] = _remember(state)
+
+    def _forward(self, layout: Layout) -> Tensor:
+        """Hidden states [rows, hidden] of the step; keys and values are in the cache then."""
+        self._attention.plan(layout)
+        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
+        return self._model.forward(tokens, positions, self._attention)
+
+    def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]]]:
+        """The new tokens of each span's choices. Sequences and cache have moved on by them then."""
+        branches = self._branches(layout)
+        if not branches:
+            return [[] for _ in layout.parts]
+        logits = self._model.logits(hidden[layout.sampled_rows()])
+        sampler = Sampler(logits, self._eos_token_ids)
+        verify(
+            [branch.walk for branch in branches],
+            lambda going: sampler.sample([branches[number].row() for number in going]),
+        )
+        self._compact(branches)
+        for branch in branches:
+            # A sequence goes on as its root's first choice; others are admitted as sequences of their own.
+            if branch.choice == branch.part.span.choices[0]:
+                branch.sequence.outputs += branch.walk.tokens
+        sampled = iter(_with_logprobs(branches, logits))
+        return [
+            list(islice(sampled, len(part.span.choices))) if part.span.tree else [] for part in layout.parts
+        ]
+
+    def _branches(self, layout: Layout) -> list[_Branch]:
+        branches, root = [], 0
+        for part in layout.parts:
+            tree = part.span.tree
+            if tree:
+                sequence = self._sequences[part.span.sequence]
+                for choice in part.span.choices:
+                    branches.append(_Branch(part, sequence, choice, root, Walk(tree)))
+                root += len(tree)
+        return branches
+
+    def _compact(self, branches: Sequence[_Branch]) -> None:
+        """Move accepted nodes' keys and values behind the root, in order of position."""
+        moves = []
+        for branch in branches:
+            node_slots = branch.part.slots[len(branch.part.span.tokens) - 1 :]
+            path = np.asarray(branch.walk.path)
+            moves.append((node_slots[path], node_slots[: len(path)]))
+        sources, destinations = np.concatenate(moves, axis=1)
+        moved = sources != destinations
+        self._cache.move_slots(sources[moved], destinations[moved])
+
+    def _prompt_logprobs(self, part: SpanRows, hidden: Tensor) -> list[PromptLogprob]:
+        """For the prompt tokens that follow the span's rows."""
+        span, count = part.span, part.span.prompt_logprobs
+        if count is None:
+            return []
+        prompt = self._sequences[span.sequence].prompt
+        following = prompt[span.start + 1 : span.start + 1 + len(span.tokens)]
+        rows = hidden[part.offset : part.offset + len(following)]
+        counts = [count] * len(following)
+        return token_logprobs(lambda piece: self._model.logits(rows[piece]), following, counts)
+
+
+def _remember(state: SequenceState) -> _Sequence:
+    prompt_ids = np.unique(np.asarray(state.prompt, dtype=np.int64))
+    return _Sequence(state.params, state.prompt, prompt_ids, list(state.outputs))
+
+
+def _with_logprobs(branches: Sequence[_Branch], logits: Tensor) -> list[list[Sampled]]:
+    """The branches' tokens, with log-probabilities for the requests that ask."""
+    asking = [branch for branch in branches if branch.sequence.params.logprobs is not None]
+    rows = [branch.root + node for branch in asking for node in branch.walk.path]
+    tokens = [token for branch in asking for token in branch.walk.tokens]
+    counts = [branch.sequence.params.logprobs or 0 for branch in asking for _ in branch.walk.tokens]
+    entries = iter(token_logprobs(lambda piece: logits[rows[piece]], tokens, counts))
+    outputs = []
+    for branch in branches:
+        if branch.sequence.params.logprobs is None:
+            outputs.append([Sampled(token) for token in branch.walk.tokens])
+        else:
+            own = islice(entries, len(branch.walk.tokens))
+            outputs.append([Sampled(entry.token, entry.logprob, entry.top) for entry in own])
+    return outputs

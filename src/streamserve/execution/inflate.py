@@ -1,0 +1,147 @@
+"""A larger Llama checkpoint that computes exactly the same function, at the larger model's cost.
+
+hidden   [ x | 0 0 0 … ]          embeddings, norms and every output are padded with zeros; RMSNorm's mean
+                                  shrinks by the ratio r, so epsilon shrinks alike and its weight by √r:
+                                  a power of two, hence exact, when r is a power of four
+heads    [ own | further ]        further ones compute, and are multiplied by zero
+MLP      [ own | 0 ]              silu(0) · 0 · 0
+layers   own, copy, copy, own …   copies do all their work, and their output projections are zero
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from streamserve.execution.checkpoint import INDEX, Checkpoint
+from streamserve.execution.spec import ModelSpec, read_spec
+from streamserve.execution.weights import EMBEDDING, FINAL_NORM, HEAD, check_weights, weight_shapes
+from streamserve.protocol.errors import CheckpointError
+
+MARK = "streamserve_inflated"
+"""The field of config.json that says what a checkpoint was inflated from."""
+
+OUTPUTS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What to inflate to; None grows heads and MLP by the same ratio as `hidden`."""
+
+    hidden: int
+    layers: int
+    heads: int | None = None
+    kv_heads: int | None = None
+    intermediate: int | None = None
+
+
+def inflate(source: Path, target: Path, shape: Shape) -> dict[str, object]:
+    """Write the checkpoint of `source`, inflated to `shape`, to the folder `target`; returns its config.
+
+    Raises CheckpointError, before anything is written, if `source` cannot be read or `shape` cannot hold
+    the same function exactly.
+    """
+    spec = read_spec(source)
+    checkpoint = Checkpoint(source)
+    check_weights(checkpoint, spec)
+    config = _config(source, spec, shape)
+    if target.exists() and any(target.iterdir()):
+        raise CheckpointError(f"{target} is not empty")
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and file.name != INDEX:
+            shutil.copyfile(file, target / file.name)
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _write_shards(target, checkpoint, spec, read_spec(target))
+    return config
+
+
+def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
+    """The inflated config, all its sizes checked against the source's."""
+    if spec.architecture != "LlamaForCausalLM":
+        raise CheckpointError(f"{source}: only LlamaForCausalLM is inflated, not {spec.architecture}")
+    if spec.qkv_bias or spec.out_bias or spec.mlp_bias:
+        raise CheckpointError(f"{source}: biases are not inflated")
+    ratio, rest = divmod(shape.hidden, spec.hidden_size)
+    if rest or ratio < 1 or ratio & (ratio - 1) or ratio.bit_length() % 2 == 0:
+        allowed = ", ".join(str(spec.hidden_size * 4**power) for power in range(4))
+        raise CheckpointError(f"hidden size {shape.hidden} is not exact for this model; possible: {allowed}")
+    heads = shape.heads or spec.num_heads * ratio
+    kv_heads = shape.kv_heads or spec.num_kv_heads * ratio
+    intermediate = shape.intermediate or spec.intermediate_size * ratio
+    group = spec.num_heads // spec.num_kv_heads
+    if kv_heads < spec.num_kv_heads or heads != kv_heads * group:
+        raise CheckpointError(
+            f"{heads} heads over {kv_heads} key-value heads: must be {group} each, and no fewer"
+        )
+    if intermediate < spec.intermediate_size or shape.layers < spec.num_layers:
+        raise CheckpointError(
+            f"{source} has {spec.num_layers} layers and an MLP of {spec.intermediate_size}: it cannot shrink"
+        )
+    config = json.loads((source / "config.json").read_text())
+    config |= {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": intermediate,
+        "rms_norm_eps": spec.rms_norm_eps / ratio,
+        MARK: {"hidden_size": spec.hidden_size, "num_hidden_layers": spec.num_layers, "source": source.name},
+    }
+    config.pop("layer_types", None)
+    return dict(config)
+
+
+def origin(layer: int, layers: int, source_layers: int) -> tuple[int, bool]:
+    """Which layer of the source stands at `layer` of `layers`, and whether it is the one that counts: the
+    first of its copies, spread evenly, so that the first k of the source are the first k·layers/source."""
+    number = layer * source_layers // layers
+    first = -(-number * layers // source_layers)
+    return number, layer == first
+
+
+def _write_shards(target: Path, checkpoint: Checkpoint, spec: ModelSpec, grown: ModelSpec) -> None:
+    """One file for the ends of the model and one a layer, so that memory holds a layer at a time."""
+    total, weight_map = 0, dict[str, str]()
+    count = grown.num_layers + 1
+    for number, tensors in enumerate(_parts(checkpoint, spec, grown), start=1):
+        name = f"model-{number:05d}-of-{count:05d}.safetensors"
+        save_file(tensors, target / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _parts(checkpoint: Checkpoint, spec: ModelSpec, grown: ModelSpec) -> Iterator[dict[str, Tensor]]:
+    shapes = weight_shapes(grown)
+    root = (grown.hidden_size // spec.hidden_size) ** 0.5
+
+    def padded(name: str, source: str) -> Tensor:
+        tensor = checkpoint.tensor([source], checkpoint.dtype(source))
+        full = torch.zeros(shapes[name], dtype=tensor.dtype)
+        corner = tuple(slice(size) for size in tensor.shape)
+        full[corner] = tensor / root if tensor.ndim == 1 else tensor
+        return full
+
+    ends = [name for name in (EMBEDDING, FINAL_NORM, HEAD) if name in shapes]
+    yield {name: padded(name, name) for name in ends}
+    for layer in range(grown.num_layers):
+        number, counts = origin(layer, grown.num_layers, spec.num_layers)
+        own, theirs = f"model.layers.{layer}.", f"model.layers.{number}."
+        tensors = {}
+        for name in (name for name in shapes if name.startswith(own)):
+            part = name.removeprefix(own)
+            silent = part in OUTPUTS and not counts
+            tensors[name] = (
+                torch.zeros(shapes[name], dtype=checkpoint.dtype(theirs + part))
+                if silent
+                else (padded(name, theirs + part))
+            )
+        yield tensors

@@ -1,0 +1,72 @@
+"""The pool of KV blocks of one plane: one tensor [layer][block][k|v][head][slot][dim].
+
+A block holds `block_size` slots, one for each token. Slots are numbered through the pool: slot s is slot
+s % block_size of block s // block_size. Which block belongs to whom is the engine's business.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamserve.execution.layout import Ints
+from streamserve.execution.spec import ModelSpec
+
+
+def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block over all layers."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of all layers. `data` is the one tensor behind it."""
+
+    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._heads = spec.num_kv_heads
+        shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
+        # Not cleared: no slot is read before it is written, and memory is taken only as blocks come into use.
+        self.data = torch.empty(shape, dtype=dtype)
+        self._vectors = [layer.view(-1, spec.head_dim) for layer in self.data]
+        self._planes = [layer.view(-1, block_size * spec.head_dim) for layer in self.data]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    def write_index(self, slots: Ints) -> Tensor:
+        """Where `write` puts the vectors of these slots: [k|v, slot, head], flat."""
+        plane = np.arange(2 * self._heads).reshape(2, 1, self._heads)
+        block, offset = np.divmod(slots.reshape(1, -1, 1), self.block_size)
+        return torch.from_numpy(((block * 2 * self._heads + plane) * self.block_size + offset).ravel())
+
+    def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store `keys` and `values` [rows, head, dim] in the slots that `index` was made from."""
+        vectors = torch.stack((keys, values))
+        self._vectors[layer].index_copy_(0, index, vectors.view(-1, vectors.shape[-1]))
+
+    def read_index(self, blocks: Sequence[int]) -> Tensor:
+        """Where `read` finds these blocks: [k|v, head, block], flat."""
+        plane = np.arange(2 * self._heads)[:, None]
+        return torch.from_numpy((np.asarray(blocks, dtype=np.int64) * 2 * self._heads + plane).ravel())
+
+    def read(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [head, slot, dim] of all slots, in order, of the blocks behind `index`."""
+        gathered = self._planes[layer].index_select(0, index)
+        keys, values = gathered.view(2, self._heads, -1, self.data.shape[-1])
+        return keys, values
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination), one after another."""
+        for source, destination in copies:
+            self.data[:, destination] = self.data[:, source]
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Copy slots, all at once: every source is read before any destination is written."""
+        if not len(sources):
+            return
+        from_block, from_slot = np.divmod(sources, self.block_size)
+        to_block, to_slot = np.divmod(destinations, self.block_size)
+        self.data[:, to_block, :, :, to_slot] = self.data[:, from_block, :, :, from_slot]

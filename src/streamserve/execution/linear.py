@@ -1,0 +1,39 @@
+"""Linear maps that own their weight in the layout their kernel wants, packed once at loading."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Format = Literal["f32", "bf16"]
+"""How a weight is stored: the dtype it had when it was packed."""
+
+_FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class Linear:
+    """`y = x Wᵀ + b` for `x` [rows, in] of the weight's dtype. Takes over `weight` [out, in], `bias` [out].
+
+    A bf16 weight is packed for oneDNN where the CPU multiplies bf16, since `torch.nn.functional.linear`
+    packs a plain one again at every call. Float32 stays plain, and may share its tensor (tied embeddings).
+    Results of a row may depend in their last bits on how many rows are multiplied with it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.format = _FORMATS[weight.dtype]
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self._packed = packs(weight.dtype)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed:
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return out
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether weights of `dtype` are packed: bf16 where this CPU and this torch multiply packed ones."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return dtype == torch.bfloat16 and supported is not None and bool(supported())

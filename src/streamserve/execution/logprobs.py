@@ -1,0 +1,32 @@
+"""Log-probabilities for callers who ask: of the model's own distribution, unprocessed, in float32."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamserve.execution.sampling import highest
+from streamserve.protocol.messages import PromptLogprob, TopLogprob
+
+_ROWS = 32  # rows at a time: a slice of [rows, vocabulary] in float32 is all that is ever held
+
+
+def token_logprobs(
+    logits: Callable[[slice], Tensor], tokens: Sequence[int], counts: Sequence[int]
+) -> list[PromptLogprob]:
+    """For row i of the logits: log-probability and rank of `tokens[i]`, and the `counts[i]` most likely
+    tokens, of equals the lower id first. `logits(rows)` gives a slice of them [rows, vocabulary]."""
+    entries = []
+    for start in range(0, len(tokens), _ROWS):
+        part = slice(start, min(start + _ROWS, len(tokens)))
+        table = torch.log_softmax(logits(part).float(), dim=-1).numpy()
+        entries += [_entry(*row) for row in zip(table, tokens[part], counts[part], strict=True)]
+    return entries
+
+
+def _entry(logprobs: NDArray[np.float32], token: int, count: int) -> PromptLogprob:
+    top = [TopLogprob(int(other), float(logprobs[other])) for other in highest(logprobs, count)]
+    rank = int((logprobs > logprobs[token]).sum()) + 1
+    return PromptLogprob(token, float(logprobs[token]), rank, top)

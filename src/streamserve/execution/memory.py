@@ -1,0 +1,102 @@
+"""How much memory this process may still take, and how large a KV pool fits in it."""
+
+import os
+from pathlib import Path
+
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+
+KV_FRACTION = 0.4
+"""Share of the free memory that the KV pool takes if nobody says otherwise."""
+
+
+def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that can be had without swapping: the machine's, or what a control group leaves if less."""
+    return max(0, min([_machine_bytes(proc), *_group_bytes(proc, groups)]))
+
+
+def _machine_bytes(proc: Path) -> int:
+    available = _entry(proc / "meminfo", "MemAvailable:")
+    if available is None:  # not Linux: half of what is built in
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return available * 1024
+
+
+def _group_bytes(proc: Path, groups: Path) -> list[int]:
+    """What each control group around this process leaves: version 1, or version 2 all along its path."""
+    left = [_left(groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]
+    path = _entry_text(proc / "self/cgroup", "0::")
+    if path is not None:
+        group = groups / path.lstrip("/")
+        inside = [group, *group.parents]
+        left += [_left(one, "memory.max", "memory.current") for one in inside[: inside.index(groups) + 1]]
+    return [one for one in left if one is not None]
+
+
+def _left(group: Path, limit: str, usage: str) -> int | None:
+    """Limit less usage, where files in memory that nobody used lately do not count as used."""
+    try:
+        left = int((group / limit).read_text()) - int((group / usage).read_text())
+    except (OSError, ValueError):
+        return None  # no such group, or no limit ("max")
+    return left + (_entry(group / "memory.stat", "inactive_file ") or 0)
+
+
+def _entry(path: Path, name: str) -> int | None:
+    text = _entry_text(path, name)
+    return None if text is None else int(text.split()[0])
+
+
+def _entry_text(path: Path, name: str) -> str | None:
+    """What follows `name` on the first line of a file that starts with it."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.removeprefix(name).strip() for line in lines if line.startswith(name)), None)
+
+
+def after_weights(weight_bytes: int, available: int) -> int:
+    """What weights leave of the `available` bytes. Raises CheckpointError if they do not fit."""
+    if weight_bytes > available:
+        raise CheckpointError(
+            f"the weights need {_mib(weight_bytes)}, but {_mib(available)} of memory are free"
+        )
+    return available - weight_bytes
+
+
+def size_pool(config: ModelConfig, block_bytes: int, model_limit: int, available: int) -> tuple[int, int]:
+    """Number of KV blocks and `max_model_len`, of a model whose positions end at `model_limit`, with
+    `available` bytes of memory. Raises CheckpointError naming the flag to change if they contradict."""
+    max_len = config.max_model_len or model_limit
+    if max_len > model_limit:
+        raise CheckpointError(f"--max-model-len {max_len} is above the checkpoint's {model_limit} positions")
+    context = -(-max_len // config.block_size)
+    blocks, source = _wanted_blocks(config, block_bytes, context, available)
+    if not 0 < blocks * block_bytes <= available:
+        raise CheckpointError(
+            f"{source} makes a KV pool of {blocks} blocks of {_mib(block_bytes)}: "
+            f"it must hold at least one, and {_mib(available)} of memory are free"
+        )
+    if blocks < context and config.max_model_len is not None:
+        raise CheckpointError(
+            f"--max-model-len {max_len} needs {context} KV blocks, but {source} makes a pool of {blocks}"
+        )
+    return blocks, min(max_len, blocks * config.block_size)
+
+
+def _wanted_blocks(config: ModelConfig, block_bytes: int, context: int, available: int) -> tuple[int, str]:
+    """The pool's size, and the setting it comes from."""
+    if config.num_blocks is not None:
+        return config.num_blocks, f"--num-blocks {config.num_blocks}"
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes // block_bytes, f"--kv-cache-bytes {config.kv_cache_bytes}"
+    affordable = int(available * KV_FRACTION) // block_bytes
+    blocks = min(config.max_num_seqs * context, affordable)
+    if config.max_model_len is not None:
+        return max(blocks, context), f"--max-model-len {config.max_model_len}"
+    return blocks, f"{KV_FRACTION:.0%} of the free memory"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

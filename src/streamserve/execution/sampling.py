@@ -1,0 +1,157 @@
+"""From logits to tokens: processing in the field's usual order, then the best token under the noise.
+
+First logit_bias, the tokens forbidden by min_tokens, and penalties: a greedy request takes what is best then.
+Others go on with temperature, min_p, top_k and top_p, and take the token whose score plus noise is highest,
+which is an exact sample of the softmax over what is left. Every row is processed for itself, in float64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamserve.execution.noise import HIGHEST, LOWEST, gumbel
+from streamserve.protocol.sampling import SamplingParams
+
+Scores = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Which row of the logits to choose from, and all that the choice depends on besides: the request's
+    parameters and `choice`, its prompt's distinct token ids, and the outputs before this one, drafted ones of
+    the row's own path included."""
+
+    logits: int
+    params: SamplingParams
+    choice: int
+    prompt: Ids
+    outputs: list[int]
+
+    def forbidden(self, eos_token_ids: Sequence[int]) -> list[int]:
+        """Tokens that would end the text before `min_tokens`."""
+        if len(self.outputs) >= self.params.min_tokens:
+            return []
+        return [*self.params.stop_token_ids, *(() if self.params.ignore_eos else eos_token_ids)]
+
+
+class Sampler:
+    """Chooses tokens after rows of one step's `logits` [rows, vocabulary]."""
+
+    def __init__(self, logits: Tensor, eos_token_ids: Sequence[int]) -> None:
+        self._logits = logits
+        self._eos_token_ids = eos_token_ids
+
+    def sample(self, rows: Sequence[Row]) -> list[int]:
+        """A token for each row. The same row may come more than once, under other choices."""
+        tokens = [0] * len(rows)
+        drawn: list[tuple[int, Ids, Scores]] = []
+        for place, row in enumerate(rows):
+            if row.params.greedy and not self._adjusted(row):
+                tokens[place] = self._best[row.logits]
+                continue
+            scores = self._logits[row.logits].double().numpy()
+            adjust(scores, row, self._eos_token_ids)
+            if row.params.greedy:
+                tokens[place] = int(scores.argmax())
+            else:
+                scores /= row.params.temperature
+                ids = survivors(scores, row.params)
+                drawn.append((place, ids, scores[ids]))
+        for place, token in zip((place for place, _, _ in drawn), _draw(rows, drawn), strict=True):
+            tokens[place] = token
+        return tokens
+
+    def _adjusted(self, row: Row) -> bool:
+        return bool(row.params.penalized or row.params.logit_bias or row.forbidden(self._eos_token_ids))
+
+    @cached_property
+    def _best(self) -> list[int]:
+        """The best token of every row, the lowest of equals: all rows at once, for plain greedy decoding."""
+        best: list[int] = self._logits.argmax(-1).tolist()
+        return best
+
+
+def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
+    """Apply to `scores` [vocabulary], in place, what may change which token is best."""
+    params = row.params
+    if params.logit_bias:
+        scores[list(params.logit_bias)] += list(params.logit_bias.values())
+    scores[row.forbidden(eos_token_ids)] = -np.inf
+    if not params.penalized:
+        return
+    outputs, counts = np.unique(np.asarray(row.outputs, dtype=np.int64), return_counts=True)
+    if params.repetition_penalty != 1.0:
+        seen = np.union1d(row.prompt, outputs)
+        penalty = params.repetition_penalty
+        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    scores[outputs] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def survivors(scores: Scores, params: SamplingParams) -> Ids:
+    """Ids of the tokens that min_p, top_k and top_p leave, ascending, less those no noise could make win.
+    `scores` [vocabulary] are divided by the temperature already. Of equal scores the lower ids stay."""
+    best = scores.max()
+    if not np.isfinite(best):  # every token is forbidden: take what a greedy request would
+        return np.array([scores.argmax()])
+    ids: Ids = np.flatnonzero(scores > -np.inf)
+    if params.min_p > 0.0:
+        ids = ids[scores[ids] >= best + np.log(params.min_p)]
+    if 0 < params.top_k < len(ids):
+        ids = np.sort(ids[highest(scores[ids], params.top_k)])
+    if params.top_p < 1.0:
+        ids = ids[_nucleus(scores[ids], params.top_p)]
+    ids = ids[scores[ids] >= best - (HIGHEST - LOWEST)]
+    return ids
+
+
+def _nucleus(scores: Scores, top_p: float) -> Ids:
+    """Places, ascending, of the fewest best scores whose probabilities together reach `top_p`."""
+    probabilities = np.exp(scores - scores.max())
+    probabilities /= probabilities.sum()
+    # All tokens less likely than (1 - top_p) / size weigh less than 1 - top_p together, so that each has more
+    # than top_p before it: only the others need sorting. (Half of that, so that rounding cannot matter.)
+    likely = np.flatnonzero(probabilities >= (1.0 - top_p) / (2 * len(probabilities)))
+    order = likely[highest(probabilities[likely], len(likely))]
+    enough = np.searchsorted(np.cumsum(probabilities[order]), top_p) + 1
+    return np.sort(order[:enough])
+
+
+def highest(scores: NDArray[np.floating], count: int) -> Ids:
+    """Places of the `count` highest scores, best first, equal ones in order."""
+    places = np.arange(len(scores))
+    if count < len(scores):
+        threshold = np.partition(scores, -count)[-count] if count else np.inf
+        places = np.flatnonzero(scores >= threshold)
+    best_first: Ids = places[np.argsort(-scores[places], kind="stable")]
+    return best_first[:count]
+
+
+def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list[int]:
+    """The best token of each drawn row under its noise, computed for all rows in one go."""
+    if not drawn:
+        return []
+    sizes = [len(ids) for _, ids, _ in drawn]
+
+    def spread(values: list[int]) -> NDArray[np.uint64]:
+        return np.repeat(np.array(values, dtype=np.uint64), sizes)
+
+    picked = [rows[place] for place, _, _ in drawn]
+    noise = gumbel(
+        spread([_seed(row.params) for row in picked]),
+        spread([row.choice for row in picked]),
+        spread([len(row.outputs) for row in picked]),
+        np.concatenate([ids for _, ids, _ in drawn]),
+    )
+    parts = np.split(noise, np.cumsum(sizes)[:-1])
+    return [int(ids[(scores + part).argmax()]) for (_, ids, scores), part in zip(drawn, parts, strict=True)]
+
+
+def _seed(params: SamplingParams) -> int:
+    if params.seed is None:
+        raise ValueError("a sampled request needs a seed: it gets one at admission")
+    return params.seed

@@ -1,0 +1,40 @@
+"""Verification of token trees when draft and target share their noise: follow the target's own tokens.
+
+What the target emits is a function of its logits and of the noise for each output index. So from the root,
+sample the target's token; while it is a child's guess, go to that child, whose row of logits is then the
+right one. The tokens are those that plain decoding would emit, for every tree and every drafter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from streamserve.policy.tree import TokenTree
+
+
+@dataclass
+class Walk:
+    """A way down `tree`. `path` are the nodes reached, the root first. When it is done, `tokens[i]` is what
+    was sampled at `path[i]`: the accepted guesses, then one token more."""
+
+    tree: TokenTree
+    path: list[int] = field(default_factory=lambda: [0])
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether a token was sampled at every node reached."""
+        return len(self.tokens) == len(self.path)
+
+
+def verify(walks: Sequence[Walk], sample: Callable[[list[int]], list[int]]) -> None:
+    """Complete `walks`. `sample(numbers)` gives the target's token at the last node of each of these walks,
+    where the tokens before it are the walk's `tokens` so far."""
+    going = list(range(len(walks)))
+    while going:
+        for number, token in zip(going, sample(going), strict=True):
+            walk = walks[number]
+            walk.tokens.append(token)
+            child = walk.tree.child(walk.path[-1], token)
+            if child is not None:
+                walk.path.append(child)
+        going = [number for number in going if not walks[number].done]

@@ -1,0 +1,109 @@
+"""From a checkpoint's tensors to a Model: their names and shapes, and packing them layer by layer."""
+
+import math
+
+import torch
+
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.linear import Linear, packs
+from streamserve.execution.model import LayerWeights, Model
+from streamserve.execution.spec import ModelSpec
+from streamserve.protocol.errors import CheckpointError
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+IGNORED = (".rotary_emb.inv_freq",)
+"""Endings of names that some checkpoints hold and no model needs: recomputed from the config."""
+
+
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of exactly the tensors that a checkpoint of this model holds."""
+    hidden = spec.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    if not spec.tied_embeddings:
+        shapes[HEAD] = (spec.vocab_size, hidden)
+    for number in range(spec.num_layers):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in _layer_shapes(spec).items()}
+    return shapes
+
+
+def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    linears = {
+        "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, spec.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, spec.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, spec.out_bias),
+        "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
+        "mlp.up_proj": (inner, hidden, spec.mlp_bias),
+        "mlp.down_proj": (hidden, inner, spec.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, (rows, columns, bias) in linears.items():
+        shapes[f"{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+    if spec.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def count_parameters(spec: ModelSpec) -> int:
+    """How many numbers the model's weights are; tied ones count once."""
+    return sum(math.prod(shape) for shape in weight_shapes(spec).values())
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Memory that the loaded weights take: where weights are packed, a tied head is a second embedding."""
+    twice = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and packs(dtype) else 0
+    return (count_parameters(spec) + twice) * dtype.itemsize
+
+
+def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """Raise CheckpointError, naming file and tensor, unless the checkpoint is exactly this model's."""
+    tied_head = spec.tied_embeddings and HEAD in checkpoint
+    checkpoint.check(weight_shapes(spec), (*IGNORED, HEAD) if tied_head else IGNORED)
+    if tied_head and not checkpoint.equal(HEAD, EMBEDDING):
+        raise CheckpointError(
+            f"{checkpoint.folder}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
+        )
+
+
+def load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
+    """The model with its weights in `dtype` (float32 or bfloat16), of a checked checkpoint."""
+    layers = [_load_layer(checkpoint, spec, dtype, number) for number in range(spec.num_layers)]
+    embedding = checkpoint.tensor([EMBEDDING], dtype)
+    head = Linear(embedding if spec.tied_embeddings else checkpoint.tensor([HEAD], dtype))
+    return Model(spec, embedding, layers, checkpoint.tensor([FINAL_NORM], dtype), head)
+
+
+def _load_layer(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, number: int) -> LayerWeights:
+    prefix = f"model.layers.{number}."
+
+    def norm(name: str) -> torch.Tensor:
+        return checkpoint.tensor([f"{prefix}{name}.weight"], dtype)
+
+    def linear(bias: bool, *names: str) -> Linear:
+        weight = checkpoint.tensor([f"{prefix}{name}.weight" for name in names], dtype)
+        if not bias:
+            return Linear(weight)
+        return Linear(weight, checkpoint.tensor([f"{prefix}{name}.bias" for name in names], dtype))
+
+    head_norm = None
+    if spec.qk_norm:
+        q_norm, k_norm = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        head_norm = torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
+    return LayerWeights(
+        attention_norm=norm("input_layernorm"),
+        qkv=linear(spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        head_norm=head_norm,
+        out=linear(spec.out_bias, "self_attn.o_proj"),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate_up=linear(spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=linear(spec.mlp_bias, "mlp.down_proj"),
+    )

@@ -1,0 +1,30 @@
+"""One thread (others share the machine), and small checkpoints that a whole run of tests shares."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`make_checkpoint` into a folder of its own, made once for equal arguments. Not to be changed."""
+    folders: dict[str, Path] = {}
+
+    def make(architecture: str = "llama", dtype: str = "float32", **overrides: object) -> Path:
+        key = repr((architecture, dtype, sorted(overrides.items(), key=str)))
+        if key not in folders:
+            folders[key] = make_checkpoint(
+                tmp_path_factory.mktemp(architecture), architecture, dtype, **overrides
+            )
+        return folders[key]
+
+    return make

@@ -1,0 +1,93 @@
+"""The pool keeps each vector where its layout says, and copies what it is told, in order."""
+
+import numpy as np
+import pytest
+import torch
+
+from streamserve.execution.kv_cache import KVCache, bytes_per_block
+from streamserve.execution.spec import ModelSpec, RopeSpec
+
+LAYERS, BLOCKS, HEADS, SLOTS, DIM = 2, 6, 3, 4, 8
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=10,
+    hidden_size=48,
+    intermediate_size=8,
+    num_layers=LAYERS,
+    num_heads=6,
+    num_kv_heads=HEADS,
+    head_dim=DIM,
+    rms_norm_eps=1e-6,
+    rope=RopeSpec(10_000.0),
+    windows=(None, None),
+    max_position_embeddings=64,
+    tied_embeddings=False,
+    qkv_bias=False,
+    out_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    dtype=None,
+    eos_token_ids=(),
+)
+
+
+@pytest.fixture
+def cache() -> KVCache:
+    """A pool in which every number is different."""
+    cache = KVCache(SPEC, BLOCKS, SLOTS, torch.float32)
+    cache.data.copy_(torch.arange(cache.data.numel()).view(cache.data.shape))
+    return cache
+
+
+def test_layout_is_layer_block_kind_head_slot_dim(cache):
+    slots = np.array([1 * SLOTS + 2, 4 * SLOTS + 0])
+    keys, values = torch.randn(2, 2, HEADS, DIM)
+    before = cache.data.clone()
+    cache.write(1, cache.write_index(slots), keys, values)
+    for row, (block, slot) in enumerate([(1, 2), (4, 0)]):
+        assert torch.equal(cache.data[1, block, 0, :, slot], keys[row])
+        assert torch.equal(cache.data[1, block, 1, :, slot], values[row])
+        before[1, block, :, :, slot] = cache.data[1, block, :, :, slot]
+    assert torch.equal(cache.data, before)
+
+
+def test_read_gives_the_slots_of_blocks_in_table_order(cache):
+    table = [5, 0, 3]
+    keys, values = cache.read(1, cache.read_index(table))
+    assert keys.shape == (HEADS, len(table) * SLOTS, DIM)
+    for place, block in enumerate(table):
+        part = slice(place * SLOTS, (place + 1) * SLOTS)
+        assert torch.equal(keys[:, part], cache.data[1, block, 0])
+        assert torch.equal(values[:, part], cache.data[1, block, 1])
+
+
+def test_block_copies_happen_one_after_another_in_all_layers(cache):
+    before = cache.data.clone()
+    cache.copy_blocks([(0, 1), (1, 2), (3, 0)])
+    assert torch.equal(cache.data[:, 1], before[:, 0])
+    assert torch.equal(cache.data[:, 2], before[:, 0])
+    assert torch.equal(cache.data[:, 0], before[:, 3])
+    assert torch.equal(cache.data[:, 3:], before[:, 3:])
+
+
+def test_slots_move_all_at_once_even_where_they_overlap(cache):
+    before = cache.data.clone()
+    cache.move_slots(np.array([6, 9, 5]), np.array([5, 6, 20]))
+
+    def at(data: torch.Tensor, slot: int) -> torch.Tensor:
+        return data[:, slot // SLOTS, :, :, slot % SLOTS]
+
+    for source, destination in [(6, 5), (9, 6), (5, 20), (7, 7), (9, 9)]:
+        assert torch.equal(at(cache.data, destination), at(before, source))
+
+
+def test_moving_nothing_changes_nothing(cache):
+    before = cache.data.clone()
+    cache.move_slots(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+    assert torch.equal(cache.data, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_blocks_bytes_are_what_the_pool_takes_for_it(dtype):
+    cache = KVCache(SPEC, BLOCKS, SLOTS, dtype)
+    assert bytes_per_block(SPEC, SLOTS, dtype) * BLOCKS == cache.data.nbytes

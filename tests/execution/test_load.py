@@ -1,0 +1,96 @@
+"""Loading decides dtype, pool and context length, and says which flag to change where they cannot be had."""
+
+import os
+
+import pytest
+import torch
+
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.linear import packs
+from streamserve.execution.load import load
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+
+
+def config(**fields) -> ModelConfig:
+    return ModelConfig(**{"path": "somewhere", "threads": 1, "block_size": 16, "max_num_seqs": 4, **fields})
+
+
+def test_what_is_loaded_describes_itself(shared_checkpoint):
+    folder = shared_checkpoint("qwen2", "bfloat16", eos_token_id=[3, 5])
+    loaded = load(config(path=str(folder), num_blocks=50, max_model_len=300, max_chunk=64, preempt_every=7))
+    info, limits = loaded.model_info, loaded.engine_config
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert (info.architecture, info.vocab_size, info.dtype) == ("Qwen2ForCausalLM", 320, "bfloat16")
+    assert info.eos_token_ids == (3, 5)
+    assert info.max_model_len == limits.max_model_len == 300
+    assert info.weight_bytes == 2 * info.parameters
+    assert 0 <= stored - info.weight_bytes < 10_000  # the rest is the file's header
+    assert not info.row_invariant
+    assert (limits.num_blocks, limits.max_num_seqs, limits.max_chunk, limits.preempt_every) == (50, 4, 64, 7)
+    assert loaded.kv_cache_bytes == 50 * 16 * 2 * 2 * 2 * 16 * 2  # slots, layers, k and v, heads, dim, bytes
+    assert loaded.executor.planes == 1
+
+
+def test_a_tied_head_is_held_once_unless_it_is_packed(shared_checkpoint):
+    folder = str(shared_checkpoint(tie_word_embeddings=True))
+    plain = load(config(path=folder, num_blocks=50)).model_info
+    packed = load(config(path=folder, num_blocks=50, dtype="bfloat16")).model_info
+    assert plain.weight_bytes == 4 * plain.parameters
+    assert packed.weight_bytes == 2 * (packed.parameters + packs(torch.bfloat16) * 320 * 64)
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "computed"),
+    [
+        ("float32", "auto", "float32"),
+        ("bfloat16", "auto", "bfloat16"),
+        ("float16", "auto", "float32"),
+        ("float16", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+        ("float32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_auto_computes_in_a_dtype_that_holds_the_weights_exactly(shared_checkpoint, stored, asked, computed):
+    loaded = load(config(path=str(shared_checkpoint(dtype=stored)), num_blocks=50, dtype=asked))
+    assert loaded.model_info.dtype == computed
+
+
+def test_float16_arithmetic_is_refused_with_the_way_out(shared_checkpoint):
+    with pytest.raises(CheckpointError, match=r"--dtype float16.*float32"):
+        load(config(path=str(shared_checkpoint()), dtype="float16"))
+
+
+def test_fingerprints_differ_by_weights_and_by_the_dtype_computed_in(shared_checkpoint):
+    first, other = str(shared_checkpoint()), str(shared_checkpoint(seed=1))
+    prints = [
+        load(config(path=path, num_blocks=50, dtype=dtype)).model_info.fingerprint
+        for path, dtype in [(first, "auto"), (first, "float32"), (first, "bfloat16"), (other, "auto")]
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_threads_are_those_asked_for_or_all_we_may_use(shared_checkpoint, threads):
+    load(config(path=str(shared_checkpoint()), num_blocks=50, threads=threads))
+    assert torch.get_num_threads() == (threads or len(os.sched_getaffinity(0)))
+
+
+def test_a_broken_folder_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load(config(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("free", "fields", "reason"),
+    [(1000, {}, "weights need"), (10**9, {"max_model_len": 513}, "--max-model-len 513")],
+)
+def test_what_cannot_fit_is_refused_before_any_tensor_is_loaded(
+    shared_checkpoint, monkeypatch, free, fields, reason
+):
+    folder = str(shared_checkpoint())
+    monkeypatch.setattr(Checkpoint, "tensor", lambda *_: pytest.fail("a tensor was loaded"))
+    monkeypatch.setattr("streamserve.execution.load.available_bytes", lambda: free)
+    with pytest.raises(CheckpointError, match=reason):
+        load(config(path=folder, **fields))

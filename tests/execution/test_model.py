@@ -1,0 +1,103 @@
+"""Logits are those of transformers, for every architecture and every way to cut a text into steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamserve.engine.plan import Span
+from streamserve.execution.attention import ReferenceAttention
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.layout import lay_out
+from streamserve.execution.spec import read_spec
+from streamserve.execution.weights import load_model
+from tests.checkpoints import reference_model
+
+TEXT = torch.randint(0, 320, (1, 60), generator=torch.Generator().manual_seed(7))
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}
+WINDOWED_QWEN = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+VARIANTS = [
+    ("llama", {}),
+    ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    ("llama", {"rope_parameters": LINEAR, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {"head_dim": 24, "num_key_value_heads": 1, "rms_norm_eps": 1e-2}),
+    ("llama", {"max_shard_size": "100KB"}),
+    ("mistral", {"sliding_window": 7}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen2", WINDOWED_QWEN),
+    ("qwen3", {"head_dim": 32}),
+    ("qwen3", {**WINDOWED_QWEN, "attention_bias": True, "num_key_value_heads": 4}),
+]
+
+
+@torch.inference_mode()
+def logits_of(folder: Path, chunks: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Our logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
+    spec = read_spec(folder)
+    model = load_model(Checkpoint(folder), spec, dtype)
+    cache = KVCache(spec, 16, 4, dtype)
+    attention = ReferenceAttention(cache, spec.windows, spec.num_heads // spec.num_kv_heads)
+    blocks = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
+    pieces, start = [], 0
+    for size in chunks:
+        layout = lay_out([Span(0, start, TEXT[0, start : start + size].tolist(), blocks)], 4)
+        attention.plan(layout)
+        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
+        pieces.append(model.logits(model.forward(tokens, positions, attention)))
+        start += size
+    return torch.cat(pieces)
+
+
+@torch.inference_mode()
+def logits_by_transformers(folder: Path, dtype: str = "float32") -> torch.Tensor:
+    return reference_model(folder, dtype)(TEXT).logits[0]
+
+
+@pytest.mark.parametrize(("architecture", "overrides"), VARIANTS, ids=str)
+def test_float32_logits_are_those_of_transformers(shared_checkpoint, architecture, overrides):
+    folder = shared_checkpoint(architecture, **overrides)
+    expected = logits_by_transformers(folder)
+    assert expected.std() > 1  # far from all equal
+    torch.testing.assert_close(logits_of(folder, [60]), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits_of(folder, [13, 1, 1, 30, 15]), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "with_window", "without"),
+    [
+        ("mistral", {"sliding_window": 7}, {"sliding_window": None}),
+        ("qwen2", WINDOWED_QWEN, {}),
+    ],
+)
+def test_a_window_shorter_than_the_text_changes_it(shared_checkpoint, architecture, with_window, without):
+    sliding = logits_of(shared_checkpoint(architecture, **with_window), [60])
+    full = logits_of(shared_checkpoint(architecture, **without), [60])
+    torch.testing.assert_close(sliding[:7], full[:7], rtol=0, atol=1e-4)
+    assert (sliding[30:] - full[30:]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_bfloat16_is_as_close_to_the_truth_as_transformers(shared_checkpoint, architecture):
+    folder = shared_checkpoint(architecture, "bfloat16")
+    truth = logits_by_transformers(folder, "float32")
+    theirs = (logits_by_transformers(folder, "bfloat16").float() - truth).square().mean().sqrt()
+    ours = logits_of(folder, [40, 1, 19], torch.bfloat16)
+    assert ours.dtype == torch.bfloat16
+    assert (ours.float() - truth).square().mean().sqrt() < 1.2 * theirs
+
+
+def test_a_tied_head_in_float32_shares_the_embedding(shared_checkpoint):
+    folder = shared_checkpoint("qwen2", tie_word_embeddings=True)
+    model = load_model(Checkpoint(folder), read_spec(folder), torch.float32)
+    assert model.head.weight is model.embedding

@@ -1,0 +1,53 @@
+"""Frequencies are transformers', and a rotated product depends on the distance of the two positions alone."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.execution.rope import inverse_frequencies, rotate, rotation
+from streamserve.execution.spec import RopeSpec
+
+LLAMA3 = RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize("rope", [RopeSpec(10_000.0), RopeSpec(10_000.0, "linear", 4.0), LLAMA3], ids=str)
+def test_frequencies_are_those_of_transformers(rope):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {"rope_type": rope.scaling, "rope_theta": rope.theta}
+    if rope.scaling != "default":
+        parameters["factor"] = rope.factor
+    if rope.scaling == "llama3":
+        parameters |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            "original_max_position_embeddings": rope.original_positions,
+        }
+    config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=parameters)
+    torch.testing.assert_close(
+        inverse_frequencies(rope, 128), LlamaRotaryEmbedding(config).inv_freq, rtol=1e-6, atol=0
+    )
+
+
+def test_llama3_keeps_short_wavelengths_stretches_long_ones_and_blends_between():
+    plain = inverse_frequencies(RopeSpec(LLAMA3.theta), 128)
+    stretch = plain / inverse_frequencies(LLAMA3, 128)
+    assert stretch[0] == 1.0
+    assert stretch[-1] == pytest.approx(LLAMA3.factor)
+    assert ((stretch > 1.01) & (stretch < LLAMA3.factor - 0.01)).any()
+
+
+@given(first=st.integers(0, 1000), second=st.integers(0, 1000), shift=st.integers(1, 1000))
+def test_products_depend_on_distance_alone(first, second, shift):
+    q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0))
+    frequencies = inverse_frequencies(RopeSpec(10_000.0), 16)
+
+    def product(a: int, b: int) -> float:
+        turned = rotate(
+            torch.cat((q, k)).double(), *rotation(torch.tensor([a, b]), frequencies.double(), torch.float64)
+        )
+        return float((turned[0] * turned[1]).sum())
+
+    assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-4)

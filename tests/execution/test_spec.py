@@ -1,0 +1,208 @@
+"""A config is read as transformers reads it, in the spelling of both its versions, or refused by name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamserve.execution.spec import ModelSpec, RopeSpec, read_spec
+from streamserve.protocol.errors import CheckpointError
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def read(folder: Path, architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelSpec:
+    """The spec of SMALL changed by `fields`; a field that is ... is left out."""
+    config = {"architectures": [architecture], **SMALL, **fields}
+    config = {name: value for name, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_spec(folder)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("absent", [(), ("num_key_value_heads",), ("head_dim",), ("sliding_window",)])
+@pytest.mark.parametrize("sliding", [False, True])
+def test_fields_left_out_mean_what_they_mean_to_transformers(tmp_path, name, absent, sliding):
+    import transformers
+
+    fields = {"num_attention_heads": 32, "hidden_size": 256, "head_dim": 16, "sliding_window": 9}
+    fields |= {"use_sliding_window": sliding, "max_window_layers": 2} | dict.fromkeys(absent, ...)
+    spec = read(tmp_path, f"{name}ForCausalLM", **fields)
+    config = getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
+    assert spec.num_kv_heads == config.num_key_value_heads
+    assert spec.head_dim == getattr(config, "head_dim", 256 // 32)
+    if name == "Llama":
+        assert spec.windows == (None,) * 4
+    elif name == "Mistral":
+        assert spec.windows == (config.sliding_window,) * 4
+    else:
+        assert spec.windows == tuple(
+            config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("Llama", {}),
+        ("Mistral", {"sliding_window": 8}),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+        ("Qwen3", {"head_dim": 32}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
+def test_both_spellings_of_a_config_mean_the_same(tmp_path, name, own, kind):
+    scaling = {"default": {}, "linear": {"factor": 4.0}, "llama3": LLAMA3_SCALING}[kind]
+    theta, architecture = 500_000.0, f"{name}ForCausalLM"
+    old = {
+        "rope_theta": theta,
+        "rope_scaling": {"rope_type": kind, **scaling} if scaling else None,
+        "torch_dtype": "bfloat16",
+    }
+    new = {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **scaling}, "dtype": "bfloat16"}
+    spec = read(tmp_path, architecture, **SMALL | own | old)
+    assert spec == read(tmp_path, architecture, **SMALL | own | new)
+    assert spec.dtype == "bfloat16"
+    assert (spec.rope.scaling, spec.rope.theta, spec.rope.factor) == (kind, theta, scaling.get("factor", 1.0))
+
+
+def test_the_oldest_spelling_of_a_rope_type_is_understood(tmp_path):
+    spec = read(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
+    assert spec.rope == RopeSpec(10_000.0, "linear", 2.0)
+
+
+def test_llama3_falls_back_to_the_models_own_positions(tmp_path):
+    scaling = LLAMA3_SCALING | {"rope_type": "llama3"}
+    del scaling["original_max_position_embeddings"]
+    assert read(tmp_path, rope_scaling=scaling).rope.original_positions == 512
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "expected"),
+    [
+        ("LlamaForCausalLM", {}, (False, False, False, False)),
+        ("LlamaForCausalLM", {"attention_bias": True}, (True, True, False, False)),
+        ("LlamaForCausalLM", {"mlp_bias": True}, (False, False, True, False)),
+        ("MistralForCausalLM", {"attention_bias": True, "mlp_bias": True}, (False, False, False, False)),
+        ("Qwen2ForCausalLM", {}, (True, False, False, False)),
+        ("Qwen3ForCausalLM", {}, (False, False, False, True)),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False, True)),
+    ],
+)
+def test_biases_and_norms_are_those_of_the_architecture(tmp_path, architecture, fields, expected):
+    spec = read(tmp_path, architecture, **fields)
+    assert (spec.qkv_bias, spec.out_bias, spec.mlp_bias, spec.qk_norm) == expected
+
+
+def test_layer_types_place_the_windows_of_qwen(tmp_path):
+    types = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    fields = {"layer_types": types, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 4}
+    assert read(tmp_path, "Qwen3ForCausalLM", **fields).windows == (6, None, None, 6)
+
+
+def test_mistral_without_a_window_has_none(tmp_path):
+    assert read(tmp_path, "MistralForCausalLM", sliding_window=None).windows == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "expected"),
+    [
+        (7, None, (7,)),
+        ([9, 7], None, (7, 9)),
+        (7, 5, (5, 7)),
+        (7, [7, 300], (7, 300)),
+        (None, 4, (4,)),
+        (None, None, ()),
+    ],
+)
+def test_a_text_ends_at_the_tokens_that_either_file_names(tmp_path, in_config, in_generation, expected):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": in_generation}))
+    assert read(tmp_path, eos_token_id=in_config).eos_token_ids == expected
+
+
+def test_generation_config_may_be_missing(tmp_path):
+    assert read(tmp_path, eos_token_id=[1, 2]).eos_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures 'GPT2LMHeadModel'"),
+        ({"architectures": ["LlamaModel"]}, "architectures 'LlamaModel'"),
+        ({"architectures": ...}, "architectures"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type 'longrope'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters that differ"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor must be a positive number"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"num_attention_heads": 3}, "hidden_size 64 is not a multiple"),
+        ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of 3"),
+        ({"vocab_size": ...}, "vocab_size is missing"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers must be a positive integer"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be a positive integer"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a positive number"),
+        ({"attention_bias": "no"}, "attention_bias must be true or false"),
+        ({"torch_dtype": "float64"}, "dtype 'float64'"),
+        ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
+        ({"eos_token_id": 320}, "eos_token_id 320"),
+        ({"eos_token_id": ["</s>"]}, "eos_token_id '</s>'"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types 'chunked_attention'"),
+        ({"layer_types": ["sliding_attention"] * 4}, "layer_types contradicts"),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"] * 4},
+            "layer_types contradicts",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 4},
+            "layer_types contradicts",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_computed_is_refused_by_file_and_field(tmp_path, fields, named):
+    with pytest.raises(CheckpointError) as error:
+        read(tmp_path, **fields)
+    assert str(tmp_path / "config.json") in str(error.value)
+    assert named in str(error.value)
+
+
+def test_layer_types_that_say_the_same_are_welcome(tmp_path):
+    plain = read(tmp_path)
+    assert read(tmp_path, layer_types=["full_attention"] * 4) == replace(plain)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_an_unreadable_config_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_spec(tmp_path)
