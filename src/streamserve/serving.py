@@ -43,6 +43,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     api = ApiSettings(
         default_sampling=recommended_sampling(Path(settings.model.path)),
         max_body_bytes=settings.server.max_body_bytes,
+        max_prompts=settings.server.max_requests,
     )
     typer.echo(f"streamserve {__version__}: loading {settings.name} …")
     await llm.start(wait=False)

@@ -48,7 +48,9 @@ END_OF_SERVICE = (
 def test_a_port_in_use_is_one_clear_line() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(BindError, match=f"^port {port} on 127.0.0.1 is already in use$"):
+        with pytest.raises(
+            BindError, match=f"^port {port} on 127.0.0.1 is already in use: choose another with --port$"
+        ):
             bind("127.0.0.1", port)
 
 

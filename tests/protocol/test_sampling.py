@@ -8,7 +8,7 @@ NAN = float("nan")
 BAD: list[tuple[str, object]] = [
     ("n", 0), ("n", 1000),
     ("temperature", -0.1), ("temperature", NAN), ("temperature", 1e-9),
-    ("top_k", -2), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1),
+    ("top_k", -2), ("top_k", 10**400), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1),
     ("presence_penalty", 3.0), ("frequency_penalty", NAN), ("repetition_penalty", 0.0),
     ("seed", -1), ("seed", 2**64),
     ("max_tokens", -1), ("min_tokens", 17),

@@ -40,7 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _reason(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is already in use"
+        return f"port {port} on {host} is already in use: choose another with --port"
     return f"cannot listen on port {port} of {host}: {os.strerror(error.errno or 0)}"
 
 

@@ -43,7 +43,8 @@ class Span:
     `blocks` is the block table for positions 0 to `start + rows - 1`.
     Logits: none without a tree; for every tree node with one; for all of `tokens` if `prompt_logprobs`.
     `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh
-    prompt all of the request's (they fork from it; such a tree has one node).
+    prompt all of the request's (they fork from it; such a tree has one node). The sequence goes on as the
+    first of them, the others as sequences of their own.
     """
 
     sequence: int

@@ -53,7 +53,8 @@ class SamplingParams(
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
+    finite = isinstance(value, int) or math.isfinite(value)
+    if not (finite and low <= value <= high):
         raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
 
 
