@@ -8,6 +8,7 @@ clients ── open/close ──▶ Fleet.handle ── Send ──▶ ROUTER �
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -43,6 +44,10 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 STOP_SECONDS = 10.0
+
+WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Unless told otherwise a worker's idle threads sleep: spinning ones take the cores from whoever they wait
+for, this process included, and made steps ten times slower on a machine that had other things to do."""
 
 WorkerSettings = Callable[[str, int, str], WorkerConfig]
 """What a worker is told: from its name, incarnation and the endpoint to connect to."""
@@ -173,6 +178,7 @@ class FleetShell:
             "-m",
             "streamserve.workers",
             stdin=asyncio.subprocess.PIPE,
+            env=WORKER_ENVIRONMENT | os.environ,
             start_new_session=True,  # Ctrl-C is for us; we tell the workers
         )
         assert process.stdin is not None

@@ -1,0 +1,65 @@
+"""What every benchmark's result says besides its figures, and where it is written."""
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from streamserve import __version__
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """The processor, and how much of it this process may use."""
+    name = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    return {"processor": name, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+def commit() -> str:
+    """The checked-out commit, with a + if tracked files differ from it."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def write(name: str, settings: Mapping[str, Any], figures: Any) -> Path:
+    """Write `results/NAME.json` with machine, commit and settings; returns its path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    report = {
+        "benchmark": name,
+        "version": __version__,
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "settings": dict(settings),
+        "figures": figures,
+    }
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    return path
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
+    shown = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        shown.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        shown.add_row(*row)
+    Console().print(shown)
