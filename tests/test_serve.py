@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,25 @@ def test_a_killed_worker_comes_back_under_the_same_server(tmp_path: Path) -> Non
             assert reply.status_code == 503
             assert reply.headers["Retry-After"]
         assert reply.json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_stuck_worker_fails_the_health_check_until_it_goes_on(tmp_path: Path) -> None:
+    with serving(str(make_checkpoint(tmp_path)), "--threads", "1", "--stuck-after", "1") as served:
+        worker = psutil.Process(served.process.pid).children()[0]
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        worker.suspend()
+        assert eventually(lambda: httpx.get(f"{served.url}/health").status_code == 503)
+        worker.resume()
+        assert eventually(lambda: httpx.get(f"{served.url}/health").status_code == 200)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def test_a_taken_port_is_one_clear_line() -> None:

@@ -43,7 +43,10 @@ class AsyncLLM:
         self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
         self.served_names = settings.server.served_model_name or (settings.name,)
         self.created = int(time.time())
-        fleet = FleetConfig(workers=(WORKER,), max_requests=settings.server.max_requests)
+        server = settings.server
+        fleet = FleetConfig(
+            workers=(WORKER,), max_requests=server.max_requests, stuck_after=server.stuck_after
+        )
         self._shell = FleetShell(fleet, self._worker_config)
 
     async def start(self, wait: bool = True) -> None:

@@ -30,7 +30,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: `kind` is bool, int, str or list; `default` as the field has it."""
+    """One setting: `kind` is bool, int, float, str or list; `default` as the field has it."""
 
     name: str
     kind: type
@@ -65,6 +65,8 @@ def _option(field: msgspec.structs.FieldInfo) -> Option:
             kind = bool
         elif isinstance(part, inspect.IntType):
             kind = int
+        elif isinstance(part, inspect.FloatType):
+            kind = float
         elif isinstance(part, inspect.VarTupleType):
             kind = list
         elif isinstance(part, inspect.LiteralType):

@@ -1,7 +1,5 @@
 """The fleet's decisions, one event at a time."""
 
-import pytest
-
 from streamserve.control.fleet import (
     Close,
     Deliver,
@@ -212,6 +210,18 @@ def test_a_name_is_not_taken_twice() -> None:
     assert set(fleet.requests) == {"r"}
 
 
-@pytest.mark.parametrize(("now", "commands"), [(119.0, []), (121.0, [Kill(W)])])
-def test_a_silent_worker_is_killed(now: float, commands: list) -> None:
-    assert started().handle(Tick(), now) == commands
+def test_a_silent_worker_counts_as_stuck_until_it_speaks() -> None:
+    fleet = started(stuck_after=10.0)
+    fleet.handle(Tick(), 9.0)
+    assert fleet.health()[0]
+    assert fleet.handle(Tick(), 11.0) == []
+    assert fleet.health() == (False, f"worker {W} has said nothing for 10 seconds")
+    say(fleet)
+    assert fleet.health()[0]
+
+
+def test_a_worker_that_stays_silent_is_killed() -> None:
+    fleet = started(stuck_after=10.0)
+    assert fleet.handle(Tick(), 39.0) == []
+    assert fleet.handle(Tick(), 41.0) == [Kill(W)]
+    assert fleet.handle(Lost(W, 1, "killed"), 41.1) == [Start(W, 2)]

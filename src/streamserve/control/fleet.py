@@ -29,16 +29,19 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.sampling import SamplingParams
 
+KILL_AFTER = 4
+"""A worker that has been silent this many times as long as counts as stuck is killed."""
+
 
 @dataclass(frozen=True)
 class FleetConfig:
     """`max_requests`: how many may be open at once, running and waiting. A worker that says nothing for
-    `stuck_after` seconds is killed. After `max_restarts` losses in `restart_window` seconds it stays down;
-    a request that was there for `max_attempts` losses is not tried again."""
+    `stuck_after` seconds counts as stuck. After `max_restarts` losses in `restart_window` seconds it stays
+    down; a request that was there for `max_attempts` losses is not tried again."""
 
     workers: tuple[str, ...] = ("unified-0",)
     max_requests: int = 1024
-    stuck_after: float = 120.0
+    stuck_after: float = 30.0
     max_restarts: int = 3
     restart_window: float = 300.0
     max_attempts: int = 3
@@ -140,6 +143,7 @@ class _Worker:
     ready: Ready | None = None
     report: Report | None = None
     heard_at: float = 0.0
+    stuck: bool = False
     losses: list[float] = field(default_factory=list)
     failure: Failed | None = None
 
@@ -196,6 +200,8 @@ class Fleet:
                 return False, f"worker {name} is down: {worker.failure.error}"
             if worker.ready is None:
                 return False, f"worker {name} is loading its model"
+            if worker.stuck:
+                return False, f"worker {name} has said nothing for {self.config.stuck_after:g} seconds"
         return True, "ready"
 
     def _open(self, event: Open, now: float) -> Iterator[Command]:
@@ -258,7 +264,7 @@ class Fleet:
         worker = self.workers[event.worker]
         if event.incarnation != worker.incarnation or worker.failure:
             return
-        worker.heard_at = now
+        worker.heard_at, worker.stuck = now, False
         match event.message:
             case Ready():
                 worker.ready = event.message
@@ -369,6 +375,8 @@ class Fleet:
 
     def _tick(self, now: float) -> Iterator[Command]:
         for name, worker in self.workers.items():
-            if worker.ready and now - worker.heard_at > self.config.stuck_after:
+            silence = now - worker.heard_at
+            worker.stuck = worker.ready is not None and silence > self.config.stuck_after
+            if worker.stuck and silence > KILL_AFTER * self.config.stuck_after:
                 worker.heard_at = now
                 yield Kill(name)

@@ -80,6 +80,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests: Annotated[
         int, Meta(ge=1, description="open requests, running and waiting, before new ones get 429")
     ] = 1024
+    stuck_after: Annotated[
+        float, Meta(gt=0, description="seconds of silence after which a worker counts as stuck")
+    ] = 30.0
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 32 << 20
     log_level: Annotated[LogLevel, Meta(description="how much to log")] = "info"
 
