@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from streamserve.control.fleet import FleetConfig, Open
+from streamserve.control.events import Open
+from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import RequestError

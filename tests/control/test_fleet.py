@@ -1,19 +1,7 @@
 """The fleet's decisions, one event at a time."""
 
-from streamserve.control.fleet import (
-    Close,
-    Deliver,
-    Fleet,
-    FleetConfig,
-    Heard,
-    Kill,
-    Lost,
-    Open,
-    Refuse,
-    Send,
-    Start,
-    Tick,
-)  # fmt: skip
+from streamserve.control.events import Close, Deliver, Heard, Kill, Lost, Open, Refuse, Send, Start, Tick
+from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     Admitted,

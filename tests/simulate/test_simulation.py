@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.control.fleet import Close, Deliver, FleetConfig, Open, Refuse
+from streamserve.control.events import Close, Deliver, Open, Refuse
+from streamserve.control.fleet import FleetConfig
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams

@@ -12,6 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+from streamserve.control.events import (
+    Close,
+    Command,
+    Deliver,
+    FleetEvent,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Send,
+    Start,
+    Tick,
+)
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
@@ -20,14 +34,11 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     Finished,
-    FromWorker,
     PromptLogprobs,
     Ready,
     Report,
     Submit,
-    ToWorker,
 )
-from streamserve.protocol.sampling import SamplingParams
 
 KILL_AFTER = 4
 """A worker that has been silent this many times as long as counts as stuck is killed."""
@@ -45,92 +56,6 @@ class FleetConfig:
     max_restarts: int = 3
     restart_window: float = 300.0
     max_attempts: int = 3
-
-
-@dataclass(frozen=True)
-class Open:
-    """A client wants tokens. `params.seed` and `params.max_tokens` are set."""
-
-    request: str
-    prompt: list[int]
-    params: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class Close:
-    """A client wants no more of a request, or of one choice of it."""
-
-    request: str
-    choice: int | None = None
-
-
-@dataclass(frozen=True)
-class Heard:
-    """A worker's process sent a message. `incarnation` counts the times it was started."""
-
-    worker: str
-    incarnation: int
-    message: FromWorker
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A worker's process ended."""
-
-    worker: str
-    incarnation: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passed: look whether somebody has gone silent."""
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a message to a worker."""
-
-    worker: str
-    message: ToWorker
-
-
-@dataclass(frozen=True)
-class Deliver:
-    """Give a client what is new. `last` says that the request is over."""
-
-    request: str
-    events: list[Event]
-    last: bool
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """Tell a client that its request cannot be served (any more)."""
-
-    request: str
-    error: RequestError
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start a worker's process for the `incarnation`-th time."""
-
-    worker: str
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """End a worker's process; its loss is reported like any other."""
-
-    worker: str
-
-
-FleetEvent = Open | Close | Heard | Lost | Tick
-Command = Send | Deliver | Refuse | Start | Kill
 
 
 class _GapError(Exception):

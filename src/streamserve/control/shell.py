@@ -20,12 +20,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from streamserve.control.fleet import (
+from streamserve.control.events import (
     Close,
     Command,
     Deliver,
-    Fleet,
-    FleetConfig,
     FleetEvent,
     Heard,
     Kill,
@@ -36,6 +34,7 @@ from streamserve.control.fleet import (
     Start,
     Tick,
 )
+from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, RequestError, StartError
 from streamserve.protocol.messages import MAX_MESSAGE_BYTES, Event, Stop, decode_from_worker, encode

@@ -9,12 +9,10 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from streamserve.control.fleet import (
+from streamserve.control.events import (
     Close,
     Command,
     Deliver,
-    Fleet,
-    FleetConfig,
     FleetEvent,
     Heard,
     Kill,
@@ -24,6 +22,7 @@ from streamserve.control.fleet import (
     Send,
     Start,
 )
+from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
