@@ -1,5 +1,6 @@
 """`streamserve serve` as a user meets it: the banner, the command it prints, signals, mistakes."""
 
+import os
 import shlex
 import signal
 import socket
@@ -112,3 +113,21 @@ def test_chat_remembers_and_leaves_at_an_empty_line() -> None:
         command, input="Hello!\nWhat is 1 + 1?\n\n", capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.count("> ") == 3
+
+
+def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--owner--tiny"
+    make_checkpoint(repository / "snapshots" / "0123456789abcdef0123456789abcdef01234567")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    flags = ["--max-tokens", "4", "--threads", "1"]
+    command = [sys.executable, "-m", "streamserve.cli", "generate", "hello", *flags, "--model"]
+    there, nowhere = (
+        subprocess.run([*command, name], capture_output=True, text=True, env=environment, check=False)
+        for name in ("owner/tiny", "owner/none")
+    )
+    assert there.returncode == 0, there.stderr
+    assert nowhere.returncode == 2
+    assert "owner/none is no folder here, and the hub does not give it" in nowhere.stderr
+    assert "Traceback" not in nowhere.stderr
