@@ -1,12 +1,16 @@
 """The examples run as printed in them."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.serving import serving
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *arguments: str) -> str:
@@ -25,6 +29,21 @@ def test_seeded() -> None:
 def test_openai_client() -> None:
     with serving("embedded", "--threads", "1") as served:
         assert "tokens)" in run("openai_client.py", served.url)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/simulation.md"])
+def test_code_in_the_docs_runs(page: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip()
+
+
+def test_every_page_with_code_is_run() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    here = Path(__file__).read_text()
+    assert all(str(page.relative_to(ROOT)) in here for page in pages if "```python" in page.read_text())
 
 
 def test_every_example_is_run() -> None:
