@@ -99,6 +99,26 @@ def test_a_shared_head_is_computed_once():
     assert engine.report().prefix_hits == 40
 
 
+def test_a_shared_head_is_computed_once_even_when_all_arrive_together():
+    head, params = list(range(40)), SamplingParams(temperature=0, max_tokens=4)
+    requests = [submit(f"r{number}", [*head, 50 + number], params, arrival=number) for number in range(6)]
+    engine, collected = run_all(CONFIG, requests)
+    assert_exact(requests, collected, 96)
+    assert engine.report().prefix_hits == 5 * 40
+
+
+def test_waiting_for_a_shared_head_holds_up_nobody_else():
+    head, params = list(range(80)), SamplingParams(temperature=0, max_tokens=2)
+    engine = make_engine(CONFIG)
+    for number, prompt in enumerate(([*head, 1], [*head, 2], [90, 91, 92])):
+        engine.handle(submit(f"r{number}", prompt, params, arrival=number))
+    first, collected = engine.step(), Collected()
+    collected.take(first)
+    assert [event.request for event in first if isinstance(event, Admitted)] == ["r0", "r2"]
+    finish(engine, collected)
+    assert engine.report().prefix_hits == 80
+
+
 def test_the_same_prompt_again_still_computes_its_last_token():
     prompt = list(range(40))
     params = SamplingParams(temperature=0, max_tokens=4)

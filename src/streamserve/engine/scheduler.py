@@ -70,6 +70,8 @@ class Scheduler:
         ranked = sorted(self.sequences.values(), key=lambda sequence: sequence.rank)
         decoding = {s.id for s in ranked if s.running and s.pending == 1}
         budget = self.config.max_num_batched_tokens
+        places = self.config.max_num_seqs
+        coming = {digest for s in ranked if s.running for digest in self.tables.coming(s)}
         proposals: dict[int, Proposal] = {}
         for sequence in sorted(ranked, key=lambda s: s.id not in decoding):
             if not budget:
@@ -78,9 +80,16 @@ class Scheduler:
                 continue  # evicted a moment ago for one that ranks higher
             cached = None
             if not sequence.running:
+                if not places:
+                    continue  # nobody overtakes the first that has to wait
+                if self.tables.next_hash(sequence) in coming:
+                    places -= 1
+                    continue  # another is computing what it needs next: it finds that soon
                 cached = self._admit(sequence, ranked, proposals)
                 if cached is None:
-                    break  # nobody overtakes the first that has to wait
+                    places = 0
+                    continue
+                coming |= self.tables.coming(sequence)
             proposal = self._make_room(sequence, budget, cached, ranked, proposals)
             if proposal:
                 proposals[sequence.id] = proposal
@@ -90,7 +99,7 @@ class Scheduler:
                     self.prefix_hits += cached
             elif cached is not None:
                 self.tables.drop(sequence)
-                break
+                places = 0
         return list(proposals.values())
 
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:

@@ -42,6 +42,15 @@ class BlockTables:
             found.append(block)
         return found
 
+    def next_hash(self, sequence: Sequence) -> bytes | None:
+        """The name of the first full block that a waiting sequence would have to compute, if it has one."""
+        known = len(self.match(sequence))
+        return sequence.hashes[known] if known < len(sequence.hashes) else None
+
+    def coming(self, sequence: Sequence) -> set[bytes]:
+        """The names of the full blocks that a running sequence is about to compute."""
+        return set(sequence.hashes[sequence.computed[TARGET] // self.block_size :])
+
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:
         """Start a waiting sequence on the cached blocks that `match` found."""
         for block in blocks:
