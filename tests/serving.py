@@ -31,7 +31,7 @@ def serving(model: str, *flags: str) -> Iterator[Served]:
     """Start a server on a free port; it is ended, and must end, when the block does."""
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "streamserve.cli", "serve", model, "--port", "0", *flags],
+        [sys.executable, "-m", "streamserve", "serve", model, "--port", "0", *flags],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -19,19 +19,27 @@ from tests.serving import serving
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "streamserve.cli", *arguments]
+    command = [sys.executable, "-m", "streamserve", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> None:
     with serving("embedded", "--threads", "1") as served:
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+        asked = time.monotonic()
+        with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as reply:
+            first = next(line for line in reply.iter_lines() if line)
+        assert first.startswith("data: {")
+        record(
+            seconds_to_ready=round(served.seconds, 2),
+            seconds_to_first_token=round(served.seconds + time.monotonic() - asked, 2),
+        )
         (command,) = [line.strip() for line in served.banner.splitlines() if "curl" in line]
         done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
         events = [line for line in done.stdout.splitlines() if line]
         assert all(line.startswith("data: ") for line in events)
         assert events[-1] == "data: [DONE]"
         assert len(events) > 3
-        record(seconds_to_ready=round(served.seconds, 2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -108,7 +116,7 @@ def test_generate_prints_an_answer() -> None:
 
 
 def test_chat_remembers_and_leaves_at_an_empty_line() -> None:
-    command = [sys.executable, "-m", "streamserve.cli", "chat", "--max-tokens", "8", "--threads", "1"]
+    command = [sys.executable, "-m", "streamserve", "chat", "--max-tokens", "8", "--threads", "1"]
     done = subprocess.run(
         command, input="Hello!\nWhat is 1 + 1?\n\n", capture_output=True, text=True, timeout=60, check=True
     )
@@ -122,7 +130,7 @@ def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:
     (repository / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     flags = ["--max-tokens", "4", "--threads", "1"]
-    command = [sys.executable, "-m", "streamserve.cli", "generate", "hello", *flags, "--model"]
+    command = [sys.executable, "-m", "streamserve", "generate", "hello", *flags, "--model"]
     there, nowhere = (
         subprocess.run([*command, name], capture_output=True, text=True, env=environment, check=False)
         for name in ("owner/tiny", "owner/none")

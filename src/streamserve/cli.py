@@ -209,7 +209,3 @@ def main() -> None:
     """Entry point of the `streamserve` command."""
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         app()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,5 @@
+"""`python -m streamserve` is the `streamserve` command."""
+
+from streamserve.cli import main
+
+main()
