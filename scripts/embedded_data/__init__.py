@@ -1,0 +1,36 @@
+"""Synthetic chats for the embedded pair: one module a family, each a pure function of a ``random.Random``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from . import arithmetic, articles, functions, instructions, recall
+from .base import Check, Conversation, Message, Split
+
+__all__ = ["FAMILIES", "SYSTEM_PROMPTS", "Check", "Conversation", "Message", "Split", "sample"]
+
+FAMILIES: dict[str, Callable[[random.Random, Split], Conversation]] = {
+    "instructions": instructions.generate,
+    "arithmetic": arithmetic.generate,
+    "functions": functions.generate,
+    "articles": articles.generate,
+    "recall": recall.generate,
+}
+WEIGHTS = {"instructions": 0.3, "arithmetic": 0.25, "functions": 0.1, "articles": 0.1, "recall": 0.25}
+SYSTEM_PROMPTS = [
+    "You are a helpful assistant.",
+    "You are the small model that ships with streamserve.",
+    "Answer briefly.",
+    "You are a friendly assistant. Be short and clear.",
+    "You help people with small tasks.",
+]
+
+
+def sample(rng: random.Random, split: Split = "train", family: str | None = None) -> Conversation:
+    """One chat of the given family, or of a family drawn by its weight."""
+    name = family or rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    chat = FAMILIES[name](rng, split)
+    if rng.random() < 0.15:
+        chat.messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
+    return chat

@@ -1,0 +1,30 @@
+"""The embedded pair: a tiny Llama target and its draft, shipped as files inside the package.
+
+Both are Hugging Face folders (``config.json``, ``model.safetensors``, tokenizer files). ``MODEL_CARD.md``
+beside them says how they were made and what they can and cannot do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["NAMES", "path"]
+
+_FOLDERS = {"embedded": "target", "embedded-draft": "draft"}
+NAMES: tuple[str, ...] = tuple(_FOLDERS)
+
+
+def path(name: str) -> Path:
+    """The folder of the embedded model of that name.
+
+    Raises ValueError for a name that is not embedded, and FileNotFoundError when the files are missing,
+    as in a checkout whose models were never exported.
+    """
+    if name not in _FOLDERS:
+        raise ValueError(f"no embedded model is named {name!r}; the names are {', '.join(NAMES)}")
+    folder = Path(__file__).resolve().parent / _FOLDERS[name]
+    if not (folder / "model.safetensors").is_file():
+        raise FileNotFoundError(
+            f"the files of {name!r} are missing from {folder}; scripts/train_embedded.py makes them"
+        )
+    return folder

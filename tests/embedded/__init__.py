@@ -1,0 +1,1 @@
+"""The embedded pair, its data and its training."""
