@@ -4,7 +4,11 @@ import sys
 
 from streamserve import LLM, SamplingParams
 
-QUESTIONS = ["What is 12 + 7?", "Who are you?", "List three fruits."]
+QUESTIONS = [
+    "What is 12 + 7?",
+    "Who are you?",
+    "Tom has 8 apples and buys 5 more. How many apples does he have?",
+]
 
 
 def main(model: str) -> None:

@@ -33,7 +33,7 @@ def test_openai_client() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/simulation.md"])
 def test_code_in_the_docs_runs(page: str) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

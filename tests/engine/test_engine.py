@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.policy.tree import TokenTree, chain
@@ -52,7 +52,6 @@ def assert_exact(requests, collected: Collected, max_model_len: int) -> None:
             assert collected.prompt_logprobs[request.request] == request.prompt[1:]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.sampled_from((24, 30, 60, 400)),
@@ -291,7 +290,6 @@ class Oracle:
             self.epochs.pop(id, None)
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from((24, 40, 400)), budget=st.sampled_from((8, 64)))
 def test_guesses_change_when_tokens_come_never_which(seed, num_blocks, budget):
     config = EngineConfig(
