@@ -25,12 +25,10 @@ def test_depths_and_paths_follow_the_parents() -> None:
     assert TREE.path(3) == [0, 1, 3]
     assert TREE.child(0, 4) == 2
     assert TREE.child(1, 4) is None
-    assert not TREE.is_chain()
 
 
 def test_a_chain_and_a_root_are_trees() -> None:
     assert chain([1, 2, 3]).parents == (-1, 0, 1)
-    assert chain([1, 2, 3]).is_chain()
     assert root(5) == chain([5])
 
 

@@ -57,9 +57,6 @@ class TokenTree:
                 return other
         return None
 
-    def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
-
     def keep(self, nodes: Sequence[int]) -> "TokenTree":
         """The subtree of `nodes`: ascending, with the root, and every node's parent among them."""
         place = {node: i for i, node in enumerate(nodes)}
