@@ -50,6 +50,7 @@ def run(config: WorkerConfig) -> int:
                 load_seconds=time.monotonic() - started,
             ),
         )
+        _send(socket, engine.report())
         _serve(engine, socket)
         loaded.executor.close()
     return 0
@@ -68,7 +69,7 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
 
 def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
-    reported = 0.0
+    reported = time.monotonic()
     while True:
         events: list[Event] = []
         wait = 0 if engine.has_work else int(REPORT_SECONDS * 1000)
