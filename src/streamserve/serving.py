@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
         max_prompts=settings.server.max_requests,
     )
     typer.echo(f"streamserve {__version__}: loading {settings.name} …")
+    started = time.monotonic()
     await llm.start(wait=False)
     try:
         serving = asyncio.create_task(serve(create_app(llm, api), bound))
@@ -54,7 +56,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await loading  # raises what kept the model from loading
-                typer.echo(welcome(llm, settings, bound))
+                typer.echo(welcome(llm, settings, bound, time.monotonic() - started))
                 await serving
         finally:
             for task in (loading, serving):
@@ -78,8 +80,8 @@ def recommended_sampling(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def welcome(llm: AsyncLLM, settings: Settings, bound: socket.socket) -> str:
-    """What a server prints when it is ready: model, memory, URL and a command that works."""
+def welcome(llm: AsyncLLM, settings: Settings, bound: socket.socket, seconds: float) -> str:
+    """What a server prints once it is ready, after `seconds`: model, memory, URL, a command that works."""
     ready, model = llm.ready, llm.model
     host, port = bound.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
@@ -88,7 +90,7 @@ def welcome(llm: AsyncLLM, settings: Settings, bound: socket.socket) -> str:
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
 ({ready.num_blocks} blocks of {ready.block_size} tokens)
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
-  ready     in {ready.load_seconds:.1f} s at {url}
+  ready     in {seconds:.1f} s at {url}
 
   Try it:
 
