@@ -68,7 +68,7 @@ def dense(part: SpanRows, row: int, q: torch.Tensor, layer: torch.Tensor, window
     group = len(q) // len(keys)
     heads = []
     for head, query in enumerate(q.double()):
-        weights = torch.softmax(keys[head // group] @ query * DIM**-0.5, dim=0)
+        weights = torch.softmax(keys[head // group] @ query * len(query) ** -0.5, dim=0)
         heads.append(weights @ values[head // group])
     return torch.stack(heads)
 

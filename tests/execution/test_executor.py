@@ -11,6 +11,7 @@ import torch
 from streamserve.engine.plan import Span, StepPlan
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.load import load
+from streamserve.execution.native.library import kernels
 from streamserve.policy.tree import TokenTree, chain
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
@@ -30,20 +31,27 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(4, VOCAB, length).tolist()
 
 
-def executor_of(folder: Path) -> TorchExecutor:
+def executor_of(folder: Path, backend: str = "auto") -> TorchExecutor:
     return load(
-        ModelConfig(path=str(folder), threads=1, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        ModelConfig(
+            path=str(folder), threads=1, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=backend
+        )
     ).executor
 
 
-@pytest.fixture(scope="module")
-def executor(shared_checkpoint) -> TorchExecutor:
-    return executor_of(shared_checkpoint())
+@pytest.fixture(scope="module", params=["native", "reference"] if kernels() else ["reference"])
+def backend(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def windowed(shared_checkpoint) -> TorchExecutor:
-    return executor_of(shared_checkpoint("mistral", sliding_window=6))
+def executor(shared_checkpoint, backend) -> TorchExecutor:
+    return executor_of(shared_checkpoint(), backend)
+
+
+@pytest.fixture(scope="module")
+def windowed(shared_checkpoint, backend) -> TorchExecutor:
+    return executor_of(shared_checkpoint("mistral", sliding_window=6), backend)
 
 
 def guesser(truth: list[int], seed: int, size: int = 7) -> Callable[[int, int], TokenTree]:
@@ -93,7 +101,7 @@ def test_text_does_not_depend_on_chunks(executor, kind, chunk):
 
 @pytest.mark.parametrize("model", ["executor", "windowed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_does_not_depend_on_guesses(request, model, kind):
+def test_text_does_not_depend_on_guesses(request, backend, model, kind):
     executor, params = request.getfixturevalue(model), KINDS[kind]
     in_trees = in_chains = 0
     for seed in range(4):

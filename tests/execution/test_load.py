@@ -8,6 +8,7 @@ import torch
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.linear import packs
 from streamserve.execution.load import load
+from streamserve.execution.native.library import kernels
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
@@ -16,9 +17,14 @@ def config(**fields) -> ModelConfig:
     return ModelConfig(**{"path": "somewhere", "threads": 1, "block_size": 16, "max_num_seqs": 4, **fields})
 
 
-def test_what_is_loaded_describes_itself(shared_checkpoint):
+BACKENDS = ["native", "reference"] if kernels() else ["reference"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_loaded_describes_itself(shared_checkpoint, backend):
     folder = shared_checkpoint("qwen2", "bfloat16", eos_token_id=[3, 5])
-    loaded = load(config(path=str(folder), num_blocks=50, max_model_len=300, max_chunk=64, preempt_every=7))
+    limits = {"num_blocks": 50, "max_model_len": 300, "max_chunk": 64, "preempt_every": 7}
+    loaded = load(config(path=str(folder), backend=backend, **limits))
     info, limits = loaded.model_info, loaded.engine_config
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert (info.architecture, info.vocab_size, info.dtype) == ("Qwen2ForCausalLM", 320, "bfloat16")
@@ -26,7 +32,7 @@ def test_what_is_loaded_describes_itself(shared_checkpoint):
     assert info.max_model_len == limits.max_model_len == 300
     assert info.weight_bytes == 2 * info.parameters
     assert 0 <= stored - info.weight_bytes < 10_000  # the rest is the file's header
-    assert not info.row_invariant
+    assert info.row_invariant == (backend == "native")
     assert (limits.num_blocks, limits.max_num_seqs, limits.max_chunk, limits.preempt_every) == (50, 4, 64, 7)
     assert loaded.kv_cache_bytes == 50 * 16 * 2 * 2 * 2 * 16 * 2  # slots, layers, k and v, heads, dim, bytes
     assert loaded.executor.planes == 1
@@ -34,10 +40,13 @@ def test_what_is_loaded_describes_itself(shared_checkpoint):
 
 def test_a_tied_head_is_held_once_unless_it_is_packed(shared_checkpoint):
     folder = str(shared_checkpoint(tie_word_embeddings=True))
-    plain = load(config(path=folder, num_blocks=50)).model_info
-    packed = load(config(path=folder, num_blocks=50, dtype="bfloat16")).model_info
-    assert plain.weight_bytes == 4 * plain.parameters
-    assert packed.weight_bytes == 2 * (packed.parameters + packs(torch.bfloat16) * 320 * 64)
+    for backend, dtype, size, packed in [
+        ("reference", "float32", 4, False),
+        ("reference", "bfloat16", 2, packs(torch.bfloat16)),
+        *[("native", "float32", 4, True), ("native", "bfloat16", 2, True)][: 2 * len(BACKENDS) - 2],
+    ]:
+        info = load(config(path=folder, num_blocks=50, backend=backend, dtype=dtype)).model_info
+        assert info.weight_bytes == size * (info.parameters + packed * 320 * 64)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +82,22 @@ def test_fingerprints_differ_by_weights_and_by_the_dtype_computed_in(shared_chec
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_threads_are_those_asked_for_or_all_we_may_use(shared_checkpoint, threads):
-    load(config(path=str(shared_checkpoint()), num_blocks=50, threads=threads))
+    load(config(path=str(shared_checkpoint()), num_blocks=50, threads=threads, backend="reference"))
     assert torch.get_num_threads() == (threads or len(os.sched_getaffinity(0)))
+
+
+def test_beside_the_kernels_torch_has_one_thread(shared_checkpoint):
+    if "native" not in BACKENDS:
+        pytest.skip("there is no compiler")
+    load(config(path=str(shared_checkpoint()), num_blocks=50, threads=2, backend="native"))
+    assert torch.get_num_threads() == 1
+
+
+def test_kernels_that_are_insisted_on_must_be_there(shared_checkpoint, monkeypatch):
+    monkeypatch.setattr("streamserve.execution.load.kernels", lambda: None)
+    with pytest.raises(CheckpointError, match="--backend native"):
+        load(config(path=str(shared_checkpoint()), backend="native"))
+    assert not load(config(path=str(shared_checkpoint()), num_blocks=50)).model_info.row_invariant
 
 
 def test_a_broken_folder_is_refused(tmp_path):

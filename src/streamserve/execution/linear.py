@@ -1,6 +1,6 @@
 """Linear maps that own their weight in the layout their kernel wants, packed once at loading."""
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +9,17 @@ Format = Literal["f32", "bf16"]
 """How a weight is stored: the dtype it had when it was packed."""
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class LinearMap(Protocol):
+    """What a model needs of a linear map, however its weight is kept."""
+
+    out_features: int
+    in_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [rows, in] to [rows, out]."""
+        ...
 
 
 class Linear:

@@ -2,16 +2,22 @@
 
 import os
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from streamserve.execution.attention import ReferenceAttention
+from streamserve.execution.attention import AttentionBackend, ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
+from streamserve.execution.linear import packs
 from streamserve.execution.memory import after_weights, available_bytes, size_pool
 from streamserve.execution.model import Model
+from streamserve.execution.native.attention import MOST_QUERIES, NativeAttention
+from streamserve.execution.native.library import Team, kernels
+from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.native.model import NativeModel
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.weights import (
     EMBEDDING,
@@ -42,24 +48,54 @@ def load(config: ModelConfig) -> Loaded:
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     folder = Path(config.path)
     spec = read_spec(folder)
+    team = _choose_backend(config, spec)
     checkpoint = Checkpoint(folder)
     check_weights(checkpoint, spec)
     dtype = _compute_dtype(config, spec, checkpoint)
-    free = after_weights(weight_bytes(spec, dtype), available_bytes())
+    free = after_weights(weight_bytes(spec, dtype, _packed(team, dtype)), available_bytes())
     block_bytes = bytes_per_block(spec, config.block_size, dtype)
     blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
-    model = load_model(checkpoint, spec, dtype)
+    model = _load_model(checkpoint, spec, dtype, team)
     cache = KVCache(spec, blocks, config.block_size, dtype)
-    attention = ReferenceAttention(cache, spec.windows, spec.num_heads // spec.num_kv_heads)
+    attention = _attention(cache, spec, team)
     return Loaded(
         TorchExecutor(model, cache, attention, spec.eos_token_ids),
         _engine_config(config, blocks, max_len),
-        _model_info(checkpoint, model, max_len, attention.row_invariant),
+        _model_info(checkpoint, model, max_len, attention.row_invariant, _packed(team, dtype)),
         blocks * block_bytes,
     )
+
+
+def _choose_backend(config: ModelConfig, spec: ModelSpec) -> Team | None:
+    """The threads of the kernels; None where plain torch computes."""
+    threads = config.threads or len(os.sched_getaffinity(0))
+    fits = spec.num_heads // spec.num_kv_heads <= MOST_QUERIES
+    library = kernels() if config.backend != "reference" and fits else None
+    if library is None and config.backend == "native":
+        raise CheckpointError("--backend native: there are no kernels for this model here (see the log)")
+    # Beside the kernels torch does small things only: its threads would wait spinning on ours' cores.
+    torch.set_num_threads(1 if library else threads)
+    return Team(library, threads) if library else None
+
+
+def _packed(team: Team | None, dtype: torch.dtype) -> bool:
+    return team is not None or packs(dtype)
+
+
+def _load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, team: Team | None) -> Model:
+    if team is None:
+        return load_model(checkpoint, spec, dtype)
+    linear, gate_up = partial(NativeLinear, team), partial(NativeLinear, team, paired=True)
+    return NativeModel.of(load_model(checkpoint, spec, dtype, linear, gate_up), team)
+
+
+def _attention(cache: KVCache, spec: ModelSpec, team: Team | None) -> AttentionBackend:
+    group = spec.num_heads // spec.num_kv_heads
+    if team is None:
+        return ReferenceAttention(cache, spec.windows, group)
+    return NativeAttention(team, cache, spec.windows, group)
 
 
 def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
@@ -89,7 +125,9 @@ def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> 
     )
 
 
-def _model_info(checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool) -> ModelInfo:
+def _model_info(
+    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, packed: bool
+) -> ModelInfo:
     spec, dtype = model.spec, str(model.dtype).removeprefix("torch.")
     return ModelInfo(
         architecture=spec.architecture,
@@ -97,7 +135,7 @@ def _model_info(checkpoint: Checkpoint, model: Model, max_model_len: int, row_in
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, model.dtype),
+        weight_bytes=weight_bytes(spec, model.dtype, packed),
         dtype=dtype,
         row_invariant=row_invariant,
         fingerprint=checkpoint.fingerprint(repr(asdict(spec)), dtype),

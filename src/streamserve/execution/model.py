@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from streamserve.execution.attention import AttentionBackend
-from streamserve.execution.linear import Linear
+from streamserve.execution.linear import LinearMap
 from streamserve.execution.rope import inverse_frequencies, rotate, rotation
 from streamserve.execution.spec import ModelSpec
 
@@ -19,12 +19,12 @@ class LayerWeights:
     input. `head_norm` [query heads + key heads, dim] is Qwen3's norm of queries and keys."""
 
     attention_norm: Tensor
-    qkv: Linear
+    qkv: LinearMap
     head_norm: Tensor | None
-    out: Linear
+    out: LinearMap
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: LinearMap
+    down: LinearMap
 
 
 class Model:
@@ -36,7 +36,7 @@ class Model:
         embedding: Tensor,
         layers: Sequence[LayerWeights],
         final_norm: Tensor,
-        head: Linear,
+        head: LinearMap,
     ) -> None:
         self.spec = spec
         self.embedding = embedding

@@ -1,11 +1,13 @@
 """From a checkpoint's tensors to a Model: their names and shapes, and packing them layer by layer."""
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint
-from streamserve.execution.linear import Linear, packs
+from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.errors import CheckpointError
@@ -13,6 +15,9 @@ from streamserve.protocol.errors import CheckpointError
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+LinearMaker = Callable[[Tensor, Tensor | None], LinearMap]
+"""Makes a linear map of a weight [out, in] and perhaps a bias [out]."""
+
 IGNORED = (".rotary_emb.inv_freq",)
 """Endings of names that some checkpoints hold and no model needs: recomputed from the config."""
 
@@ -58,9 +63,9 @@ def count_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, packed: bool) -> int:
     """Memory that the loaded weights take: where weights are packed, a tied head is a second embedding."""
-    twice = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and packs(dtype) else 0
+    twice = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and packed else 0
     return (count_parameters(spec) + twice) * dtype.itemsize
 
 
@@ -74,25 +79,40 @@ def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:
         )
 
 
-def load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
-    """The model with its weights in `dtype` (float32 or bfloat16), of a checked checkpoint."""
-    layers = [_load_layer(checkpoint, spec, dtype, number) for number in range(spec.num_layers)]
+def load_model(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    linear: LinearMaker = Linear,
+    gate_up: LinearMaker = Linear,
+) -> Model:
+    """The model with its weights in `dtype` (float32 or bfloat16), of a checked checkpoint. `linear` makes
+    its linear maps, `gate_up` those into the MLP, which may want gates and values kept side by side."""
+    layers = [
+        _load_layer(checkpoint, spec, dtype, number, linear, gate_up) for number in range(spec.num_layers)
+    ]
     embedding = checkpoint.tensor([EMBEDDING], dtype)
-    head = Linear(embedding if spec.tied_embeddings else checkpoint.tensor([HEAD], dtype))
+    head = linear(embedding if spec.tied_embeddings else checkpoint.tensor([HEAD], dtype), None)
     return Model(spec, embedding, layers, checkpoint.tensor([FINAL_NORM], dtype), head)
 
 
-def _load_layer(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, number: int) -> LayerWeights:
+def _load_layer(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    number: int,
+    linear: LinearMaker,
+    gate_up: LinearMaker,
+) -> LayerWeights:
     prefix = f"model.layers.{number}."
 
-    def norm(name: str) -> torch.Tensor:
+    def norm(name: str) -> Tensor:
         return checkpoint.tensor([f"{prefix}{name}.weight"], dtype)
 
-    def linear(bias: bool, *names: str) -> Linear:
+    def maps(make: LinearMaker, has_bias: bool, *names: str) -> LinearMap:
         weight = checkpoint.tensor([f"{prefix}{name}.weight" for name in names], dtype)
-        if not bias:
-            return Linear(weight)
-        return Linear(weight, checkpoint.tensor([f"{prefix}{name}.bias" for name in names], dtype))
+        bias = checkpoint.tensor([f"{prefix}{name}.bias" for name in names], dtype) if has_bias else None
+        return make(weight, bias)
 
     head_norm = None
     if spec.qk_norm:
@@ -100,10 +120,10 @@ def _load_layer(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, num
         head_norm = torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
     return LayerWeights(
         attention_norm=norm("input_layernorm"),
-        qkv=linear(spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        qkv=maps(linear, spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         head_norm=head_norm,
-        out=linear(spec.out_bias, "self_attn.o_proj"),
+        out=maps(linear, spec.out_bias, "self_attn.o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
-        gate_up=linear(spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
-        down=linear(spec.mlp_bias, "mlp.down_proj"),
+        gate_up=maps(gate_up, spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=maps(linear, spec.mlp_bias, "mlp.down_proj"),
     )

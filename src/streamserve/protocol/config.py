@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Backend = Literal["auto", "native", "reference"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -40,6 +41,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout")]
     dtype: Annotated[
         DType, Meta(description="precision of weights and cache; auto takes the checkpoint's own")
+    ] = "auto"
+    backend: Annotated[
+        Backend,
+        Meta(description="what computes: our own kernels, plain torch, or the kernels where they can be had"),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the worker; 0 takes all it may use")] = 0
     max_model_len: (

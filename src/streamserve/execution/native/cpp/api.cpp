@@ -1,0 +1,108 @@
+// The functions that Python calls. None of them throws.
+#include <sys/mman.h>
+
+#include "gemm.h"
+#include "layers.h"
+
+using namespace streamserve;
+
+namespace {
+
+enum Shared { INPUT = 0 };
+
+// `count` bytes, then zeros up to `size`: 64 or 128, of which the usual whole copies are a few instructions.
+void copy_chunk(char* to, const char* from, size_t count, size_t size) {
+    if (count == size && size == 64) {
+        std::memcpy(to, from, 64);
+    } else if (count == size) {
+        std::memcpy(to, from, 128);
+    } else {
+        std::memcpy(to, from, count);
+        std::memset(to + count, 0, size - count);
+    }
+}
+
+// `x` [rows, k] with `stride` numbers between rows, padded and laid out for the kernels.
+Rows lay_out(Pool& pool, const Linear& linear, const void* x, size_t stride, int rows) {
+    size_t number = size_of(linear.type);
+    char* memory = pool.shared(INPUT, rows_bytes(rows, linear.type, linear.k_padded));
+    Rows to = rows_for(memory, linear.path, linear.type, linear.k_padded);
+    int chunks = linear.k_padded / CHUNK;
+    // A tile's 16 rows chunk by chunk: what is written is then adjacent.
+    pool.run([&](int) {
+        for (int tile; (tile = pool.claim()) < ceil_div(rows, ROW_TILE);) {
+            int first = tile * ROW_TILE, last = first + ROW_TILE < rows ? first + ROW_TILE : rows;
+            for (int chunk = 0; chunk < chunks; chunk++) {
+                int left = linear.k - chunk * CHUNK, count = left < CHUNK ? left : CHUNK;
+                for (int row = first; row < last; row++) {
+                    const char* from = static_cast<const char*>(x) +
+                                       (size_t(row) * stride + size_t(chunk) * CHUNK) * number;
+                    copy_chunk(to.at(row, chunk), from, size_t(count) * number, CHUNK * number);
+                }
+            }
+        }
+    });
+    return to;
+}
+
+}  // namespace
+
+extern "C" {
+
+int ss_path_works(int path, int type) { return path_works(path, type); }
+
+void* ss_pool_new(int threads, const int32_t* cpus) { return new Pool(threads, cpus); }
+void ss_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
+
+void ss_pack(void* pool, const Linear* linear, const void* from, const int32_t* source_rows, void* to) {
+    pack(*static_cast<Pool*>(pool), *linear, from, source_rows, to);
+}
+
+// out [rows, n] = x [rows, k] Wᵀ + b, of the weight's type, or float32 if `wide`.
+void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, int rows, void* out,
+               int wide) {
+    Pool& pool = *static_cast<Pool*>(pool_);
+    Rows in = lay_out(pool, *linear, x, stride, rows);
+    Finish finish{Finish::STORE, linear->type, wide != 0, out, size_t(linear->n), {}};
+    pool.run([&](int thread) {
+        amx_begin();
+        multiply(pool, thread, *linear, in, rows, finish);
+        amx_end();
+    });
+}
+
+void ss_layers(void* pool, const Model* model, const Step* step, const Cache* cache, void* hidden, int first,
+               int last) {
+    run_layers(*static_cast<Pool*>(pool), *model, *step, *cache, hidden, first, last);
+}
+
+void ss_norm(void* pool, const void* from, const void* weight, int rows, int size, float epsilon, int path,
+             int type, void* to) {
+    norm_rows(*static_cast<Pool*>(pool), from, weight, rows, size, epsilon, path, type, to);
+}
+
+void ss_attend(void* pool, const Step* step, const CacheLayer* cache, const void* qkv, int heads, int window,
+               int path, void* out) {
+    write_and_attend(*static_cast<Pool*>(pool), *step, *cache, qkv, heads, window, path, out);
+}
+
+// Memory that is about to be filled and read in large pieces: fewer, larger pages where the system has them.
+void ss_large_pages(void* from, size_t bytes) { madvise(from, bytes, MADV_HUGEPAGE); }
+
+// For measuring: the sum of some memory, read by all threads as fast as they can.
+uint64_t ss_read(void* pool_, const uint64_t* from, size_t words) {
+    Pool& pool = *static_cast<Pool*>(pool_);
+    constexpr size_t piece = 1 << 14;
+    std::atomic<uint64_t> total{0};
+    pool.run([&](int) {
+        uint64_t sum = 0;
+        for (size_t begin; (begin = size_t(pool.claim()) * piece) < words;) {
+            size_t end = begin + piece < words ? begin + piece : words;
+            for (size_t i = begin; i < end; i++) sum += from[i];
+        }
+        total += sum;
+    });
+    return total;
+}
+
+}

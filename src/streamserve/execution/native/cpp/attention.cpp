@@ -1,0 +1,379 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "attention_amx.h"
+#include "attention_engine.h"
+#include "elementwise.h"
+
+namespace streamserve {
+
+namespace {
+
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+// The softmax of some queries so far: weighted sums [query][padded dim], largest scores, sums of weights.
+struct State {
+    float *sums, *largest, *weights;
+
+    void clear(int count, int stride) const {
+        std::fill(sums, sums + size_t(count) * size_t(stride), 0.0f);
+        std::fill(largest, largest + count, NEVER);
+        std::fill(weights, weights + count, 0.0f);
+    }
+    State from(int query, int stride) const {
+        return {sums + size_t(query) * size_t(stride), largest + query, weights + query};
+    }
+    static size_t floats(int count, int stride) { return size_t(count) * size_t(stride + 2); }
+    static State in(float* memory, int count, int stride) {
+        float* behind = memory + size_t(count) * size_t(stride);
+        return {memory, behind, behind + count};
+    }
+};
+
+template <class V>
+float decay(float by) {
+    float lanes[V::lanes];
+    exponential(V::set(by)).store(lanes);
+    return lanes[0];
+}
+
+// Adds a range's result to the total of the ranges before it.
+template <class V>
+void merge(const State& total, const State& range, int query, int stride) {
+    State to = total.from(query, stride), add = range.from(query, stride);
+    if (*add.largest == NEVER) return;  // saw nothing
+    float largest = std::max(*to.largest, *add.largest);
+    V keep = V::set(decay<V>(*to.largest - largest)), gain = V::set(decay<V>(*add.largest - largest));
+    for (int d = 0; d < stride; d += V::lanes) {
+        (V::load(to.sums + d) * keep + V::load(add.sums + d) * gain).store(to.sums + d);
+    }
+    float lanes[V::lanes];
+    (V::set(*to.weights) * keep + V::set(*add.weights) * gain).store(lanes);
+    *to.weights = lanes[0];
+    *to.largest = largest;
+}
+
+// The largest score of keys `from` to `until`; the others up to a whole chunk become -inf.
+template <class V>
+float mask(float* scores, int from, int until) {
+    int end = round_up(until, CHUNK);
+    if (from) std::fill(scores, scores + from, NEVER);
+    if (until < end) std::fill(scores + until, scores + end, NEVER);
+    V largest = V::set(NEVER);
+    for (int i = from / CHUNK * CHUNK; i < end; i += V::lanes) largest = largest.max(V::load(scores + i));
+    return largest.largest();
+}
+
+// Scores up to `end` to weights e^(score · scale - top), zero from there to `count`. Returns their sum.
+template <class V, class W>
+float soften(const float* scores, int end, int count, float scale, float top, W* weights) {
+    V sum = V::set(0.0f), factor = V::set(scale), base = V::set(-top);
+    for (int i = 0; i < end; i += V::lanes) {
+        V weight = exponential(fma(V::load(scores + i), factor, base));
+        sum = sum + weight;
+        weight.store(weights + i);
+    }
+    if (end < count) std::fill(weights + end, weights + count, W{});
+    return sum.sum();
+}
+
+// What one thread needs to attend items, in its scratch memory.
+template <class V, class T, class Engine>
+class Worker {
+  public:
+    Worker(Pool& pool, int thread, const Attention& attention)
+        : a_(attention), dim_(attention.cache.dim), stride_(padded(dim_)),
+          group_(attention.heads / attention.cache.kv_heads), most_(std::max(MOST_QUERIES, group_)),
+          memory_(pool.scratch(thread, bytes())), engine_(memory_, dim_) {
+        float* at = reinterpret_cast<float*>(memory_ + round_up(int(Engine::bytes(dim_)), 64));
+        total_ = State::in(at, most_, stride_);
+        at += State::floats(most_, stride_);
+        range_ = State::in(at, most_, stride_);
+        at += State::floats(most_, stride_);
+        scores_ = at;
+        results_ = scores_ + QUERY_TILE * KEY_TILE;
+        weights_ = reinterpret_cast<typename Engine::Weight*>(results_ + QUERY_TILE * stride_);
+    }
+
+    // Attends an item with one key-value head; `parts` is where its ranges go if others merge them.
+    void attend(const Item& item, int kv_head, float* parts) {
+        begin(item, kv_head);
+        total_.clear(queries_, stride_);
+        for (int first = item.begin; first < item.end; first += KEY_RANGE) {
+            range_.clear(queries_, stride_);
+            for (int key = first; key < std::min(first + KEY_RANGE, item.end); key += KEY_TILE) tile(key);
+            if (item.part < 0) {
+                for (int i = 0; i < queries_; i++) merge<V>(total_, range_, i, stride_);
+            } else {
+                std::copy(range_.sums, range_.sums + size_t(queries_) * stride_, parts);
+                float* behind = parts + size_t(queries_) * stride_;
+                std::copy(range_.largest, range_.largest + queries_, behind);
+                std::copy(range_.weights, range_.weights + queries_, behind + queries_);
+            }
+        }
+        if (item.part < 0) finish();
+    }
+
+    // Merges `item.parts` parts that lie one behind another.
+    void merge_parts(const Item& item, int kv_head, float* parts) {
+        span_ = &a_.spans[item.span], item_ = &item, kv_head_ = kv_head, queries_ = item.rows * group_;
+        total_.clear(queries_, stride_);
+        for (int part = 0; part < item.parts; part++, parts += State::floats(queries_, stride_)) {
+            State range = State::in(parts, queries_, stride_);
+            for (int i = 0; i < queries_; i++) merge<V>(total_, range, i, stride_);
+        }
+        finish();
+    }
+
+  private:
+    size_t bytes() const {
+        size_t floats = 2 * State::floats(most_, stride_) + size_t(QUERY_TILE) * (2 * KEY_TILE + stride_);
+        return Engine::bytes(dim_) + 64 + floats * sizeof(float);
+    }
+
+    void begin(const Item& item, int kv_head) {
+        span_ = &a_.spans[item.span], item_ = &item, kv_head_ = kv_head, queries_ = item.rows * group_;
+        const T* q = static_cast<const T*>(a_.q);
+        for (int i = 0; i < queries_; i++) {
+            size_t row = size_t(span_->row + item.row + i / group_);
+            query_[i] = q + row * a_.q_stride + size_t(kv_head * group_ + i % group_) * size_t(dim_);
+        }
+        engine_.queries(query_, queries_);
+        root_ = span_->start + span_->linear - 1;
+        for (int row = 0; row < item.rows; row++) position_[row] = position(item.row + row);
+    }
+
+    int position(int row) const {
+        if (row < span_->linear) return span_->start + row;
+        int depth = 0;
+        for (int node = row - span_->linear + 1; node > 0; node = span_->parents[node]) depth++;
+        return root_ + depth;
+    }
+
+    // All of the item's rows with the tile of keys from position `first` on.
+    void tile(int first) {
+        int linear = std::min(std::max(span_->linear - item_->row, 0), item_->rows);
+        if (first + KEY_TILE <= root_ + 1) linear = item_->rows;  // before the tree all see the same keys
+        if (linear) some_rows(first, 0, linear, nullptr);
+        for (int row = linear; row < item_->rows; row++) {
+            // Behind the root a node sees its path, in order of position.
+            int node = item_->row + row - span_->linear + 1;
+            path_.clear();
+            for (; node > 0; node = span_->parents[node]) path_.push_back(node);
+            std::reverse(path_.begin(), path_.end());
+            some_rows(first, row, 1, path_.data());
+        }
+    }
+
+    void some_rows(int first, int row, int rows, const int* path) {
+        int last = 0, lowest = first + KEY_TILE;
+        for (int i = row; i < row + rows; i++) {
+            last = std::max(last, position_[i]);
+            lowest = std::min(lowest, lowest_key(i));
+        }
+        if (last < first || lowest >= first + KEY_TILE) return;
+        int begin = row * group_, end = begin + rows * group_;
+        int from = begin / QUERY_TILE * QUERY_TILE;
+        find_keys(first, std::min(KEY_TILE, last + 1 - first), path);
+        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE));
+        for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
+    }
+
+    int lowest_key(int row) const { return a_.window ? std::max(0, position_[row] - a_.window + 1) : 0; }
+
+    void find_keys(int first, int count, const int* path) {
+        const CacheLayer& cache = a_.cache;
+        int linear = path ? std::min(count, std::max(0, root_ + 1 - first)) : count;
+        keys_.count = count;
+        keys_.whole = cache.block_size % 16 == 0 && linear == count;
+        int block = first / cache.block_size, slot = first % cache.block_size;
+        for (int i = 0; i < linear; block++, slot = 0) {
+            const T *key = at(block, 0, slot), *value = at(block, 1, slot);
+            for (; i < linear && slot < cache.block_size; i++, slot++, key += dim_, value += dim_) {
+                keys_.keys[i] = key;
+                keys_.values[i] = value;
+            }
+        }
+        for (int i = linear; i < count; i++) {
+            int place = root_ + path[first + i - root_ - 1];
+            keys_.keys[i] = at(place / cache.block_size, 0, place % cache.block_size);
+            keys_.values[i] = at(place / cache.block_size, 1, place % cache.block_size);
+        }
+    }
+
+    // A slot of the sequence's block number `block`.
+    const T* at(int block, int which, int slot) const {
+        const T* data = static_cast<const T*>(a_.cache.data);
+        return data + a_.cache.at(span_->blocks[block], which, kv_head_, slot);
+    }
+
+    // The queries `from` to `from` + 16 of the item that are among `begin` to `end`.
+    void query_tile(int first, int from, int begin, int end) {
+        int last = std::min(from + QUERY_TILE, end), count = round_up(keys_.count, CHUNK);
+        engine_.scores(from, last - from, scores_);
+        int low[QUERY_TILE], high[QUERY_TILE];
+        float before[QUERY_TILE] = {}, top[QUERY_TILE] = {}, keep[QUERY_TILE];
+        for (int i = 0; i < last - from; i++) {
+            int query = from + i, row = query / group_;
+            low[i] = std::max(0, lowest_key(row) - first);
+            high[i] = query < begin ? 0 : std::min(keys_.count, position_[row] + 1 - first);
+            if (low[i] >= high[i]) continue;
+            before[i] = *range_.from(query, stride_).largest;
+            top[i] = std::max(before[i], mask<V>(scores_ + i * KEY_TILE, low[i], high[i]) * scale_);
+        }
+        for (int i = 0; i < QUERY_TILE; i += V::lanes) {
+            exponential(V::load(before + i) - V::load(top + i)).store(keep + i);
+        }
+        for (int i = 0; i < last - from; i++) {
+            typename Engine::Weight* weights = weights_ + i * KEY_TILE;
+            if (low[i] >= high[i]) {
+                std::fill(weights, weights + count, typename Engine::Weight{});
+                continue;
+            }
+            State state = range_.from(from + i, stride_);
+            const float* scores = scores_ + i * KEY_TILE;
+            float sum = soften<V>(scores, round_up(high[i], CHUNK), count, scale_, top[i], weights);
+            *state.weights = *state.weights * keep[i] + sum;
+            *state.largest = top[i];
+        }
+        if constexpr (!Engine::skips) engine_.values(weights_, results_);
+        for (int i = 0; i < last - from; i++) {
+            if (low[i] >= high[i]) continue;
+            float* result = results_ + i * stride_;
+            if constexpr (Engine::skips) engine_.values(i, weights_, low[i], high[i], result);
+            float* sums = range_.from(from + i, stride_).sums;
+            for (int d = 0; d < stride_; d += V::lanes) {
+                fma(V::load(sums + d), V::set(keep[i]), V::load(result + d)).store(sums + d);
+            }
+        }
+    }
+
+    void finish() {
+        for (int query = 0; query < queries_; query++) {
+            State state = total_.from(query, stride_);
+            int row = span_->row + item_->row + query / group_;
+            int column = (kv_head_ * group_ + query % group_) * dim_;
+            V whole = V::set(*state.weights);
+            for (int d = 0; d < stride_; d += V::lanes) {
+                (V::load(state.sums + d) / whole).store(state.sums + d);
+            }
+            for (int d = 0; d < dim_;) {
+                int at = (column + d) % CHUNK;
+                T* to = reinterpret_cast<T*>(a_.out.at(row, (column + d) / CHUNK)) + at;
+                if (at + V::lanes <= CHUNK && d + V::lanes <= dim_) {
+                    V::load(state.sums + d).store(to);
+                    d += V::lanes;
+                } else {
+                    put(*to, state.sums[d]);
+                    d++;
+                }
+            }
+        }
+    }
+
+    const Attention& a_;
+    int dim_, stride_, group_, most_;
+    char* memory_;
+    Engine engine_;
+    State total_, range_;
+    float *scores_, *results_;
+    typename Engine::Weight* weights_;
+    float scale_ = 1.0f / std::sqrt(float(dim_));
+
+    const Span* span_ = nullptr;
+    const Item* item_ = nullptr;
+    int kv_head_ = 0, queries_ = 0, root_ = 0;
+    const T* query_[MOST_QUERIES];
+    int position_[MOST_QUERIES];
+    KeyTile<T> keys_;
+    std::vector<int> path_;
+};
+
+template <class V, class T, class Engine>
+void attend_with(Pool& pool, int thread, const Attention& a, const std::vector<Item>& items, float* parts) {
+    int kv_heads = a.cache.kv_heads, group = a.heads / kv_heads, stride = padded(a.cache.dim);
+    Worker<V, T, Engine> worker(pool, thread, a);
+    int units = int(items.size()) * kv_heads;
+    bool parted = !items.empty() && items[0].part >= 0;
+    size_t of_one_head = part_floats(items, group, 1, a.cache.dim);
+    auto part_of = [&](const Item& item, int kv_head) {
+        return parts + size_t(kv_head) * of_one_head + State::floats(item.part, stride);
+    };
+    for (int unit; (unit = pool.claim()) < units;) {
+        const Item& item = items[size_t(unit / kv_heads)];
+        worker.attend(item, unit % kv_heads, parted ? part_of(item, unit % kv_heads) : nullptr);
+    }
+    if (!parted) return;
+    pool.barrier();
+    for (int unit; (unit = pool.claim()) < units;) {
+        const Item& item = items[size_t(unit / kv_heads)];
+        if (item.parts) worker.merge_parts(item, unit % kv_heads, part_of(item, unit % kv_heads));
+    }
+}
+
+template <class V>
+void attend_typed(Pool& pool, int thread, const Attention& a, const std::vector<Item>& items, float* parts) {
+    if (a.cache.type == BF16) {
+        attend_with<V, bf16, VectorEngine<V, bf16>>(pool, thread, a, items, parts);
+    } else {
+        attend_with<V, float, VectorEngine<V, float>>(pool, thread, a, items, parts);
+    }
+}
+
+}  // namespace
+
+std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_heads, int window, int threads) {
+    std::vector<Item> items;
+    int at_once = std::max(1, MOST_QUERIES / group), longest = 0;
+    for (int span = 0; span < count; span++) {
+        for (int row = 0; row < spans[span].rows; row += at_once) {
+            int rows = std::min(at_once, spans[span].rows - row), start = spans[span].start;
+            // Tree nodes are at positions from the root's to their own number's.
+            int lowest = start + std::min(row, spans[span].linear - 1);
+            int begin = window ? std::max(0, lowest - window + 1) / KEY_RANGE * KEY_RANGE : 0;
+            items.push_back({span, row, rows, begin, start + row + rows, -1, 1});
+            longest = std::max(longest, items.back().end - begin);
+        }
+    }
+    if (int(items.size()) * kv_heads >= 4 * threads || longest <= KEY_RANGE || threads == 1) return items;
+    std::vector<Item> parted;
+    int queries = 0;
+    for (const Item& item : items) {
+        int parts = ceil_div(item.end - item.begin, KEY_RANGE);
+        for (int part = 0; part < parts; part++) {
+            int begin = item.begin + part * KEY_RANGE, end = std::min(begin + KEY_RANGE, item.end);
+            parted.push_back({item.span, item.row, item.rows, begin, end, queries, part ? 0 : parts});
+            queries += item.rows * group;
+        }
+    }
+    return parted;
+}
+
+size_t part_floats(const std::vector<Item>& items, int group, int kv_heads, int dim) {
+    if (items.empty() || items.back().part < 0) return 0;
+    int queries = items.back().part + items.back().rows * group;
+    return State::floats(queries, padded(dim)) * size_t(kv_heads);
+}
+
+void attend(Pool& pool, int thread, const Attention& a, const std::vector<Item>& items, float* parts) {
+    switch (a.path) {
+        case PORTABLE: return attend_typed<VecPortable>(pool, thread, a, items, parts);
+#if defined(__AVX2__) && defined(__FMA__)
+        case AVX2: return attend_typed<Vec256>(pool, thread, a, items, parts);
+#endif
+#if defined(__AMX_BF16__) && defined(STREAMSERVE_AVX512)
+        case AMX:
+            if (a.cache.type == BF16) {
+                return attend_with<Vec512, bf16, AmxEngine>(pool, thread, a, items, parts);
+            }
+            [[fallthrough]];
+#endif
+#ifdef STREAMSERVE_AVX512
+        default: return attend_typed<Vec512>(pool, thread, a, items, parts);
+#endif
+    }
+}
+
+}  // namespace streamserve

@@ -1,0 +1,69 @@
+// Softmax attention of a step's rows over the paged cache.
+//
+// A query visits the keys it sees in order of position: in tiles of 128 keys and ranges of 512, both aligned
+// to absolute positions. Within a range the softmax is online; at its end the range's result is merged into
+// the query's total. Everything a query meets is thus a function of its own position and keys: cutting a
+// sequence into chunks, its company, and who computes which range change no bit.
+//
+//   position   0 ───────── 512 ───────── 1024 ──── root ─┬─ tree nodes
+//   ranges     [  merged   ][   merged    ][   merged      ]        tiles below a tree's root are shared by
+//   tiles      |128|128|…                                          its rows; behind it each row has its path
+#pragma once
+
+#include <vector>
+
+#include "common.h"
+#include "pool.h"
+
+namespace streamserve {
+
+constexpr int KEY_TILE = 128;
+constexpr int KEY_RANGE = 512;
+constexpr int QUERY_TILE = 16;    // queries: rows × the query heads that share a key-value head
+constexpr int MOST_QUERIES = 256; // of one item
+
+// Some query tokens of a sequence. Tokens are at positions `start`, `start` + 1, …; the last of the `linear`
+// first is the root of a tree if there are more. `parents` of the tree's nodes, the root first (-1).
+struct Span {
+    const int32_t* blocks;
+    const int32_t* parents;
+    int32_t row, rows, start, linear;
+};
+
+// One layer of the cache: [block][k|v][head][slot][dim].
+struct CacheLayer {
+    void* data;
+    int32_t block_size, kv_heads, dim, type;
+
+    size_t at(int64_t block, int which, int head, int slot) const {
+        return (((size_t(block) * 2 + size_t(which)) * size_t(kv_heads) + size_t(head)) * size_t(block_size) +
+                size_t(slot)) * size_t(dim);
+    }
+};
+
+// Some rows of a span and the keys of some whole ranges: what one thread does for one key-value head.
+// `part` numbers what is merged later by another; -1: this is all, the result goes out at once.
+struct Item {
+    int span, row, rows, begin, end, part, parts;
+};
+
+struct Attention {
+    const Span* spans;
+    const void* q;     // [row][head][dim], rows `q_stride` numbers apart
+    size_t q_stride;
+    int heads, path;
+    int window;        // latest positions a row sees, itself included; 0: all
+    CacheLayer cache;
+    Rows out;          // [row][head · dim]
+};
+
+// The items of a step. Splits ranges between threads where there are too few sequences to go round.
+std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_heads, int window, int threads);
+
+// Numbers of float32 that the parts of `items` take for all heads.
+size_t part_floats(const std::vector<Item>& items, int group, int kv_heads, int dim);
+
+// Called by every thread of a job, which ends with a barrier inside if there are parts.
+void attend(Pool& pool, int thread, const Attention& attention, const std::vector<Item>& items, float* parts);
+
+}  // namespace streamserve

@@ -1,0 +1,69 @@
+// What happens between the matrices, rounded where plain torch rounds: to the model's type after each step.
+#pragma once
+
+#include "gemm.h"
+#include "vec.h"
+
+namespace streamserve {
+
+template <class V, class T>
+inline V round_to(V x) {
+    if constexpr (sizeof(T) == 2) {
+        return x.rounded();
+    } else {
+        return x;
+    }
+}
+
+inline float round_to_type(float x, bf16) { return widen(round_bf16(x)); }
+inline float round_to_type(float x, float) { return x; }
+
+inline void put(float& to, float x) { to = x; }
+inline void put(bf16& to, float x) { to = round_bf16(x); }
+
+// The bias and the sums' way out: columns `column` to `column + columns` of `rows` rows from `row` on.
+void end(const Linear& linear, const Finish& finish, int row, int rows, int column, int columns, float* sums);
+
+// RMSNorm of a row of `size` numbers: in float32 up to the scaling by `weight`. `to`: the row's first chunk.
+template <class V, class T>
+void normalize(const T* from, const T* weight, int size, float epsilon, char* to, size_t chunk_stride) {
+    int whole = size / V::lanes * V::lanes;
+    V squares = V::set(0.0f);
+    for (int i = 0; i < whole; i += V::lanes) {
+        V x = V::load(from + i);
+        squares = fma(x, x, squares);
+    }
+    float total = squares.sum();
+    for (int i = whole; i < size; i++) total += widen(from[i]) * widen(from[i]);
+    float scale = 1.0f / std::sqrt(total / float(size) + epsilon);
+    for (int i = 0; i < size; i += V::lanes) {
+        T* out = reinterpret_cast<T*>(to + size_t(i / CHUNK) * chunk_stride) + i % CHUNK;
+        if (i < whole) {
+            V scaled = round_to<V, T>(V::load(from + i) * V::set(scale));
+            (V::load(weight + i) * scaled).store(out);
+            continue;
+        }
+        for (int j = i; j < size; j++) {
+            put(out[j - i], widen(weight[j]) * round_to_type(widen(from[j]) * scale, T{}));
+        }
+    }
+}
+
+// Rotary embedding in place: dimension i turns with i + dim / 2, by cosines and sines [dim / 2].
+template <class V, class T>
+void rotate(T* head, const T* cos, const T* sin, int dim) {
+    int half = dim / 2, i = 0;
+    for (; i + V::lanes <= half; i += V::lanes) {
+        V first = V::load(head + i), second = V::load(head + half + i);
+        V c = V::load(cos + i), s = V::load(sin + i);
+        (round_to<V, T>(first * c) - round_to<V, T>(second * s)).store(head + i);
+        (round_to<V, T>(second * c) + round_to<V, T>(first * s)).store(head + half + i);
+    }
+    for (; i < half; i++) {
+        float first = widen(head[i]), second = widen(head[half + i]), c = widen(cos[i]), s = widen(sin[i]);
+        put(head[i], round_to_type(first * c, T{}) - round_to_type(second * s, T{}));
+        put(head[half + i], round_to_type(second * c, T{}) + round_to_type(first * s, T{}));
+    }
+}
+
+}  // namespace streamserve

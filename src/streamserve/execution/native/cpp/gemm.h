@@ -1,0 +1,74 @@
+// y = x Wᵀ + b on weights packed once.
+//
+// Each output is one float32 accumulator that takes its products in ascending order of K, in the same
+// instructions for any number of rows; threads share outputs, never a sum. So a row's bits never depend on
+// the rows multiplied with it, nor on the number of threads.
+//
+// How a weight [n, k] is packed, so that every kernel reads memory from front to back (n in panels of 64):
+//
+//   AMX           [n/16][k/32] tiles of 1 KB: 16 pairs of k × 16 columns × 2        a stream each 16 columns
+//   AVX512_BF16   [n/64][k/2][64][2]                                                a stream each 64 columns
+//   others        [n/w][k][w], w the columns that fill the accumulators: 64, 16 or 16
+#pragma once
+
+#include <utility>
+
+#include "common.h"
+#include "pool.h"
+
+namespace streamserve {
+
+// What becomes of sums [rows][64 columns]; all of them are rounded to the model's type first.
+struct Finish {
+    enum Kind {
+        STORE,     // out[row, column] = sum
+        ADD,       // out[row, column] += sum
+        SILU_MUL,  // columns 0 to 31 of a panel are gates, the others values: chunk = silu(gate) · value
+    };
+    Kind kind;
+    int type;       // of sums and of `out`; what STORE writes may be `wide`: float32, not rounded
+    bool wide;
+    void* out;      // STORE, ADD
+    size_t stride;  // of `out`, in numbers
+    Rows chunks;    // SILU_MUL
+};
+
+// Packs row source_rows[i] of `from` [.., k] as output i, zeros for a negative one; `to` takes n_padded ·
+// k_padded numbers.
+void pack(Pool& pool, const Linear& linear, const void* from, const int32_t* source_rows, void* to);
+
+// Called by every thread of a job; `x` is laid out by rows_for. Returns without waiting for the others.
+void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows, const Finish& finish);
+
+// Weight tiles to be fetched to L2 meanwhile: `count` streams of tiles, `stride` bytes apart.
+struct Ahead {
+    const char* tiles = nullptr;
+    size_t stride = 0;
+    int count = 0;
+
+    // Shared between two passes.
+    std::pair<Ahead, Ahead> halves() const {
+        int first = (count + 1) / 2;
+        return {{tiles, stride, first}, {tiles + size_t(first) * stride, stride, count - first}};
+    }
+};
+
+// One kernel a path: sums of rows `row` to `row + rows`, up to 32, and of a panel's four column tiles (16
+// columns each) from `tile` on, to `sums` [rows rounded up to 16][64]. With AMX there may be one tile only,
+// and the sums may go on with what chunks before `from` left in them.
+void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, int from, int until,
+              const Ahead& ahead, float* sums);
+void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
+void sums_avx512(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
+void sums_avx2(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
+void sums_portable(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
+
+// What this build can do on this processor.
+bool path_works(int path, int type);
+
+// Each thread around its use of tile registers; nothing where there are none.
+void amx_begin();
+void amx_end();
+bool amx_works();
+
+}  // namespace streamserve

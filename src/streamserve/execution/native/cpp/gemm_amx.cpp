@@ -1,0 +1,158 @@
+// The AMX path: a weight tile costs less to multiply than to fetch from memory for up to some 64 rows.
+//
+//   registers    rows × columns of tiles
+//   C C C C      1 × 4   up to 16 rows
+//   C C / C C    2 × 2   up to 32 rows; more come in strips of 32, which find a panel's weights in L2
+//
+// While a panel is multiplied, the one that is next for this thread is fetched to L2, spread over the strips:
+// memory and multiplier then work at the same time.
+#include "gemm.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define STREAMSERVE_AMX
+#endif
+
+namespace streamserve {
+
+#ifdef STREAMSERVE_AMX
+namespace {
+
+constexpr size_t TILE = 1024;
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+bool request_amx() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+// Tile registers are named by constants: 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights.
+
+// The tiles of one step of K to be fetched to L2.
+inline void fetch(const Ahead& ahead, int k) {
+    const char* tile = ahead.tiles + size_t(k) * TILE;
+    for (int i = 0; i < ahead.count; i++, tile += ahead.stride) {
+        for (size_t line = 0; line < TILE; line += 64) _mm_prefetch(tile + line, _MM_HINT_T1);
+    }
+}
+
+// A sum begins at zero, or where an earlier part of K left it: exactly the same chain of additions.
+#define START(register, from)                       \
+    do {                                            \
+        if (resume) {                               \
+            _tile_loadd(register, from, PANEL * 4); \
+        } else {                                    \
+            _tile_zero(register);                   \
+        }                                           \
+    } while (0)
+
+// 16 rows × 1 to 4 column tiles.
+template <int COLUMNS>
+void one_by(const char* a, const char* b, size_t b_stride, int depth, bool resume, const Ahead& ahead,
+            float* sums) {
+    START(0, sums);
+    if constexpr (COLUMNS > 1) START(1, sums + 16);
+    if constexpr (COLUMNS > 2) START(2, sums + 32);
+    if constexpr (COLUMNS > 3) START(3, sums + 48);
+    for (int k = 0; k < depth; k++, a += TILE, b += TILE) {
+        fetch(ahead, k);
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (COLUMNS > 1) {
+            _tile_loadd(7, b + b_stride, 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if constexpr (COLUMNS > 2) {
+            _tile_loadd(6, b + 2 * b_stride, 64);
+            _tile_dpbf16ps(2, 4, 6);
+        }
+        if constexpr (COLUMNS > 3) {
+            _tile_loadd(7, b + 3 * b_stride, 64);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+    }
+    _tile_stored(0, sums, PANEL * 4);
+    if constexpr (COLUMNS > 1) _tile_stored(1, sums + 16, PANEL * 4);
+    if constexpr (COLUMNS > 2) _tile_stored(2, sums + 32, PANEL * 4);
+    if constexpr (COLUMNS > 3) _tile_stored(3, sums + 48, PANEL * 4);
+}
+
+// 32 rows × 2 column tiles.
+void two_by_two(const char* a, size_t a_stride, const char* b, size_t b_stride, int depth, bool resume,
+                const Ahead& ahead, float* sums) {
+    float* below = sums + 16 * PANEL;
+    START(0, sums);
+    START(1, sums + 16);
+    START(2, below);
+    START(3, below + 16);
+    for (int k = 0; k < depth; k++, a += TILE, b += TILE) {
+        fetch(ahead, k);
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + b_stride, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + a_stride, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, PANEL * 4);
+    _tile_stored(1, sums + 16, PANEL * 4);
+    _tile_stored(2, below, PANEL * 4);
+    _tile_stored(3, below + 16, PANEL * 4);
+}
+
+}  // namespace
+
+bool amx_works() {
+    static const bool works = request_amx();
+    return works;
+}
+
+void amx_begin() {
+    static const TileConfig config;
+    if (amx_works()) _tile_loadconfig(&config);
+}
+
+void amx_end() {
+    if (amx_works()) _tile_release();
+}
+
+void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, int from, int until,
+              const Ahead& ahead, float* sums) {
+    int depth = until - from;
+    bool resume = from > 0;
+    size_t b_stride = size_t(w.k_padded / CHUNK) * TILE, a_stride = x.tile_stride;
+    const char* a = x.at(row, from);
+    const char* b = static_cast<const char*>(w.weight) + size_t(tile) * b_stride + size_t(from) * TILE;
+    if (tiles == 1) {
+        one_by<1>(a, b, b_stride, depth, resume, ahead, sums);
+        if (rows > ROW_TILE) one_by<1>(a + a_stride, b, b_stride, depth, resume, {}, sums + 16 * PANEL);
+    } else if (rows <= ROW_TILE) {
+        one_by<4>(a, b, b_stride, depth, resume, ahead, sums);
+    } else {
+        auto [first, second] = ahead.halves();
+        two_by_two(a, a_stride, b, b_stride, depth, resume, first, sums);
+        two_by_two(a, a_stride, b + 2 * b_stride, b_stride, depth, resume, second, sums + 32);
+    }
+}
+
+#else
+
+bool amx_works() { return false; }
+void amx_begin() {}
+void amx_end() {}
+void sums_amx(const Linear&, const Rows&, int, int, int, int, int, int, const Ahead&, float*) {}
+
+#endif
+
+}  // namespace streamserve

@@ -1,0 +1,220 @@
+#include "layers.h"
+
+#include <map>
+
+#include "elementwise.h"
+
+namespace streamserve {
+
+namespace {
+
+// Which of the pool's shared memory is whose.
+enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS };
+
+CacheLayer layer_of(const Model& model, const Cache& cache, int layer) {
+    char* data = static_cast<char*>(cache.data) + size_t(layer) * cache.layer_stride * size_of(model.type);
+    return {data, cache.block_size, model.kv_heads, model.dim, model.type};
+}
+
+template <class T>
+void write_slot(const CacheLayer& cache, int64_t slot, const T* keys, const T* values) {
+    T* data = static_cast<T*>(cache.data);
+    size_t size = size_t(cache.dim);
+    for (int head = 0; head < cache.kv_heads; head++) {
+        int64_t block = slot / cache.block_size;
+        int place = int(slot % cache.block_size);
+        std::memcpy(data + cache.at(block, 0, head, place), keys + size_t(head) * size, size * sizeof(T));
+        std::memcpy(data + cache.at(block, 1, head, place), values + size_t(head) * size, size * sizeof(T));
+    }
+}
+
+// Rows are claimed 16 at a time, so that a tile of activations is written by one thread.
+template <class F>
+void for_rows(Pool& pool, int rows, F&& row_job) {
+    int at_once = rows <= ROW_TILE ? 1 : ROW_TILE;
+    for (int unit; (unit = pool.claim()) * at_once < rows;) {
+        for (int row = unit * at_once; row < rows && row < (unit + 1) * at_once; row++) row_job(row);
+    }
+}
+
+template <class V, class T>
+void norm_to(Pool& pool, const T* from, const void* weight, int rows, int size, float epsilon,
+             const Rows& to) {
+    for_rows(pool, rows, [&](int row) {
+        normalize<V, T>(from + size_t(row) * size_t(size), static_cast<const T*>(weight), size, epsilon,
+                        to.at(row, 0), to.chunk_stride);
+    });
+}
+
+// All that a step's layers share, and the layer itself. Every thread runs `layer`.
+template <class V, class T>
+class Runner {
+  public:
+    Runner(Pool& pool, const Model& model, const Step& step, const Cache& cache, T* hidden)
+        : pool_(pool), model_(model), step_(step), cache_(cache), hidden_(hidden) {}
+
+    void prepare(int first, int last) {
+        const Layer& some = model_.layers[first];
+        int group = model_.heads / model_.kv_heads;
+        size_t parts = 0;
+        for (int layer = first; layer < last; layer++) {
+            int window = model_.layers[layer].window;
+            if (items_.count(window)) continue;
+            items_[window] = plan_items(step_.spans, step_.span_count, group, model_.kv_heads, window,
+                                        pool_.threads());
+            size_t own = part_floats(items_[window], group, model_.kv_heads, model_.dim);
+            parts = own > parts ? own : parts;
+        }
+        normed_ = rows(NORMED, some.qkv);
+        attended_ = rows(ATTENDED, some.out);
+        inner_ = rows(INNER, some.down);
+        qkv_width_ = size_t(model_.heads + 2 * model_.kv_heads) * size_t(model_.dim);
+        qkv_ = reinterpret_cast<T*>(pool_.shared(QKV, size_t(step_.rows) * qkv_width_ * sizeof(T)));
+        parts_ = reinterpret_cast<float*>(pool_.shared(PARTS, parts * sizeof(float)));
+    }
+
+    void layer(int thread, int number) {
+        const Layer& layer = model_.layers[number];
+        int rows = step_.rows, hidden = model_.hidden;
+        Finish to_qkv{Finish::STORE, model_.type, false, qkv_, qkv_width_, {}};
+        Finish to_hidden{Finish::ADD, model_.type, false, hidden_, size_t(hidden), {}};
+        Finish to_inner{Finish::SILU_MUL, model_.type, false, nullptr, 0, inner_};
+
+        norm_to<V, T>(pool_, hidden_, layer.attention_norm, rows, hidden, model_.epsilon, normed_);
+        pool_.barrier();
+        multiply(pool_, thread, layer.qkv, normed_, rows, to_qkv);
+        pool_.barrier();
+        CacheLayer cache = layer_of(model_, cache_, number);
+        for_rows(pool_, rows, [&](int row) { place(layer, cache, row); });
+        pool_.barrier();
+        const std::vector<Item>& items = items_.at(layer.window);
+        Attention attention{step_.spans, qkv_, qkv_width_, model_.heads, model_.path, layer.window, cache,
+                            attended_};
+        attend(pool_, thread, attention, items, parts_);
+        pool_.barrier();
+        multiply(pool_, thread, layer.out, attended_, rows, to_hidden);
+        pool_.barrier();
+        norm_to<V, T>(pool_, hidden_, layer.mlp_norm, rows, hidden, model_.epsilon, normed_);
+        pool_.barrier();
+        multiply(pool_, thread, layer.gate_up, normed_, rows, to_inner);
+        pool_.barrier();
+        multiply(pool_, thread, layer.down, inner_, rows, to_hidden);
+        pool_.barrier();
+    }
+
+  private:
+    // What `linear` reads; columns behind its k are zero, whoever used the memory before.
+    Rows rows(Memory which, const Linear& linear) {
+        size_t bytes = rows_bytes(step_.rows, model_.type, linear.k_padded);
+        char* memory = pool_.shared(which, bytes);
+        if (linear.k != linear.k_padded) std::memset(memory, 0, bytes);
+        return rows_for(memory, model_.path, model_.type, linear.k_padded);
+    }
+
+    // A row's queries and keys turned to its position, its keys and values put in their slot.
+    void place(const Layer& layer, const CacheLayer& cache, int row) {
+        int dim = model_.dim, turned = model_.heads + model_.kv_heads;
+        T* own = qkv_ + size_t(row) * qkv_width_;
+        const T* cos = static_cast<const T*>(step_.cos) + size_t(row) * size_t(dim / 2);
+        const T* sin = static_cast<const T*>(step_.sin) + size_t(row) * size_t(dim / 2);
+        for (int head = 0; head < turned; head++) {
+            T* at = own + size_t(head) * size_t(dim);
+            if (layer.head_norm) {
+                const T* weight = static_cast<const T*>(layer.head_norm) + size_t(head) * size_t(dim);
+                char* out = reinterpret_cast<char*>(at);
+                normalize<V, T>(at, weight, dim, model_.epsilon, out, CHUNK * sizeof(T));
+            }
+            rotate<V, T>(at, cos, sin, dim);
+        }
+        write_slot<T>(cache, step_.slots[row], own + size_t(model_.heads) * size_t(dim),
+                      own + size_t(turned) * size_t(dim));
+    }
+
+    Pool& pool_;
+    const Model& model_;
+    const Step& step_;
+    const Cache& cache_;
+    T* hidden_;
+    std::map<int, std::vector<Item>> items_;
+    Rows normed_{}, attended_{}, inner_{};
+    T* qkv_ = nullptr;
+    size_t qkv_width_ = 0;
+    float* parts_ = nullptr;
+};
+
+template <class V, class T>
+void run(Pool& pool, const Model& model, const Step& step, const Cache& cache, void* hidden, int first,
+         int last) {
+    Runner<V, T> runner(pool, model, step, cache, static_cast<T*>(hidden));
+    runner.prepare(first, last);
+    pool.run([&](int thread) {
+        amx_begin();
+        for (int layer = first; layer < last; layer++) runner.layer(thread, layer);
+        amx_end();
+    });
+}
+
+// Calls f with a vector and a number of the path's and the type's kinds.
+template <class F>
+void with_kinds(int path, int type, F&& f) {
+    auto typed = [&](auto vector) { type == BF16 ? f(vector, bf16{}) : f(vector, float{}); };
+    switch (path) {
+        case PORTABLE: return typed(VecPortable{});
+#if defined(__AVX2__) && defined(__FMA__)
+        case AVX2: return typed(Vec256{});
+#endif
+#ifdef STREAMSERVE_AVX512
+        default: return typed(Vec512{});
+#endif
+    }
+}
+
+}  // namespace
+
+void run_layers(Pool& pool, const Model& model, const Step& step, const Cache& cache, void* hidden, int first,
+                int last) {
+    with_kinds(model.path, model.type, [&](auto vector, auto number) {
+        run<decltype(vector), decltype(number)>(pool, model, step, cache, hidden, first, last);
+    });
+}
+
+void norm_rows(Pool& pool, const void* from, const void* weight, int rows, int size, float epsilon, int path,
+               int type, void* to) {
+    with_kinds(path, type, [&](auto vector, auto number) {
+        using T = decltype(number);
+        size_t row = size_t(size) * sizeof(T);
+        Rows plain{static_cast<char*>(to), ROW_TILE * row, row, CHUNK * sizeof(T)};
+        const T* numbers = static_cast<const T*>(from);
+        pool.run([&](int) {
+            norm_to<decltype(vector), T>(pool, numbers, weight, rows, size, epsilon, plain);
+        });
+    });
+}
+
+void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, const void* qkv, int heads,
+                      int window, int path, void* out) {
+    int group = heads / cache.kv_heads, width = heads * cache.dim;
+    std::vector<Item> items =
+        plan_items(step.spans, step.span_count, group, cache.kv_heads, window, pool.threads());
+    size_t parts = part_floats(items, group, cache.kv_heads, cache.dim);
+    float* memory = reinterpret_cast<float*>(pool.shared(PARTS, parts * sizeof(float)));
+    size_t stride = size_t(heads + 2 * cache.kv_heads) * size_t(cache.dim);
+    size_t row = size_t(width) * size_of(cache.type);
+    Rows plain{static_cast<char*>(out), ROW_TILE * row, row, CHUNK * size_of(cache.type)};
+    Attention attention{step.spans, qkv, stride, heads, path, window, cache, plain};
+    with_kinds(path, cache.type, [&](auto, auto number) {
+        using T = decltype(number);
+        pool.run([&](int thread) {
+            amx_begin();
+            for_rows(pool, step.rows, [&](int r) {
+                const T* keys = static_cast<const T*>(qkv) + size_t(r) * stride + size_t(width);
+                write_slot<T>(cache, step.slots[r], keys, keys + cache.kv_heads * cache.dim);
+            });
+            pool.barrier();
+            attend(pool, thread, attention, items, memory);
+            amx_end();
+        });
+    });
+}
+
+}  // namespace streamserve

@@ -1,0 +1,124 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace streamserve {
+
+namespace {
+
+constexpr long SPIN_NANOSECONDS = 40'000;
+
+void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
+
+long now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1'000'000'000L + time.tv_nsec;
+}
+
+void pin(std::thread& thread, int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // a wish: refused, it runs anywhere
+}
+
+}  // namespace
+
+char* Buffer::get(size_t bytes) {
+    if (bytes > size_) {
+        std::free(data_);
+        size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+        data_ = static_cast<char*>(std::aligned_alloc(4096, size_));
+        if (!data_) throw std::bad_alloc();
+        madvise(data_, size_, MADV_HUGEPAGE);
+        std::memset(data_, 0, size_);
+    }
+    return data_;
+}
+
+Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), scratch_(size_t(threads)) {
+    for (int thread = 1; thread < threads; thread++) {
+        workers_.emplace_back([this, thread] { work(thread); });
+        if (cpus) pin(workers_.back(), cpus[thread - 1]);
+    }
+}
+
+Pool::~Pool() {
+    stopping_ = true;
+    announce(jobs_);
+    for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::start(Call call, void* context) {
+    call_ = call;
+    context_ = context;
+    next_.store(0, std::memory_order_relaxed);
+    if (threads_ > 1) announce(jobs_);
+    call(context, 0);
+    barrier();
+}
+
+void Pool::work(int thread) {
+    for (uint32_t seen = 0;; seen++) {
+        wait_while(jobs_, seen);
+        if (stopping_) return;
+        call_(context_, thread);
+        barrier();
+    }
+}
+
+void Pool::barrier() {
+    if (threads_ == 1) {
+        next_.store(0, std::memory_order_relaxed);
+        return;
+    }
+    uint32_t before = passed_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) {
+        wait_while(passed_, before);
+        return;
+    }
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    announce(passed_);
+}
+
+void Pool::wait_while(std::atomic<uint32_t>& word, uint32_t value) {
+    long deadline = 0;
+    for (int turn = 0; word.load(std::memory_order_acquire) == value; turn++) {
+        pause();
+        if (turn % 64 != 63) continue;
+        long time = now();
+        if (!deadline) deadline = time + SPIN_NANOSECONDS;
+        if (time < deadline) continue;
+        // `announce` changes the word and then looks for sleepers; we do the opposite, so one sees the other.
+        sleeping_.fetch_add(1);
+        if (word.load() == value) {
+            syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+        }
+        sleeping_.fetch_sub(1);
+    }
+}
+
+void Pool::announce(std::atomic<uint32_t>& word) {
+    word.fetch_add(1);
+    if (sleeping_.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace streamserve

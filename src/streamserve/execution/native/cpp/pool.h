@@ -1,0 +1,88 @@
+// A team of threads that carries out one job at a time, together with the thread that asks for it.
+//
+//   caller   run(job) ── part 0 ──┬─ barrier ─┬─ part 0 ──┬─ return
+//   worker   … waits ─── part 1 ──┘           └─ part 1 ──┘ waits …
+//
+// Work is claimed in units of outputs, never of a sum's terms, so results do not depend on the team's size.
+// Who waits spins for some microseconds and then sleeps, so that two cores have room for other processes.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace streamserve {
+
+// Zeroed memory aligned to pages, which only grows.
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { std::free(data_); }
+
+    // At least `bytes` of memory. Contents survive unless it grows, then they are zero.
+    char* get(size_t bytes);
+
+  private:
+    char* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+class Pool {
+  public:
+    // `threads` of them, the caller's included. `cpus` (or null): where to pin the workers, one each.
+    Pool(int threads, const int32_t* cpus);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return threads_; }
+
+    // Every thread calls job(thread); returns when all have.
+    template <class Job>
+    void run(Job&& job) {
+        start([](void* context, int thread) { (*static_cast<Job*>(context))(thread); }, &job);
+    }
+
+    // Inside a job: wait for all threads. Claims start at 0 again behind it.
+    void barrier();
+
+    // Inside a job: the next unit of work nobody has. Its end is for the job to see.
+    int claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
+
+    // Memory of one thread, kept between jobs.
+    char* scratch(int thread, size_t bytes) { return scratch_[size_t(thread)].get(bytes); }
+
+    // Memory shared by all, kept between jobs. Asked for outside of jobs.
+    char* shared(int which, size_t bytes) { return shared_[which].get(bytes); }
+
+  private:
+    using Call = void (*)(void*, int);
+    static constexpr int SHARED = 16;
+
+    void start(Call call, void* context);
+    void work(int thread);
+    void wait_while(std::atomic<uint32_t>& word, uint32_t value);
+    void announce(std::atomic<uint32_t>& word);
+
+    int threads_;
+    std::vector<std::thread> workers_;
+    std::vector<Buffer> scratch_;
+    Buffer shared_[SHARED];
+    Call call_ = nullptr;
+    void* context_ = nullptr;
+    bool stopping_ = false;
+    // Each on a cache line of its own: threads write them while others read their neighbours.
+    alignas(64) std::atomic<uint32_t> jobs_{0};
+    alignas(64) std::atomic<uint32_t> passed_{0};
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<int> sleeping_{0};
+};
+
+}  // namespace streamserve

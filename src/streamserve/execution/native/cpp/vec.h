@@ -1,0 +1,208 @@
+// Vectors of float32 for each instruction set, with one vocabulary, so that a kernel is written once.
+// A reduction over lanes always takes the same order.
+#pragma once
+
+#include <cmath>
+
+#include "common.h"
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace streamserve {
+
+// Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off).
+struct VecPortable {
+    static constexpr int lanes = 8;
+    float v[lanes];
+
+    template <class F>
+    static VecPortable make(F value) {
+        VecPortable out;
+        for (int i = 0; i < lanes; i++) out.v[i] = value(i);
+        return out;
+    }
+    static VecPortable set(float x) {
+        return make([&](int) { return x; });
+    }
+    template <class T>
+    static VecPortable load(const T* p) {
+        return make([&](int i) { return widen(p[i]); });
+    }
+    void store(float* p) const { std::memcpy(p, v, sizeof v); }
+    void store(bf16* p) const {
+        for (int i = 0; i < lanes; i++) p[i] = round_bf16(v[i]);
+    }
+    VecPortable rounded() const {
+        return make([&](int i) { return widen(round_bf16(v[i])); });
+    }
+    VecPortable operator+(VecPortable o) const {
+        return make([&](int i) { return v[i] + o.v[i]; });
+    }
+    VecPortable operator-(VecPortable o) const {
+        return make([&](int i) { return v[i] - o.v[i]; });
+    }
+    VecPortable operator*(VecPortable o) const {
+        return make([&](int i) { return v[i] * o.v[i]; });
+    }
+    VecPortable operator/(VecPortable o) const {
+        return make([&](int i) { return v[i] / o.v[i]; });
+    }
+    VecPortable max(VecPortable o) const {
+        return make([&](int i) { return v[i] > o.v[i] ? v[i] : o.v[i]; });
+    }
+    VecPortable min(VecPortable o) const {
+        return make([&](int i) { return v[i] < o.v[i] ? v[i] : o.v[i]; });
+    }
+    VecPortable nearest() const {
+        return make([&](int i) { return std::nearbyint(v[i]); });
+    }
+    // These numbers times 2 to the power of `n`, whole numbers from -126 to 127.
+    VecPortable scaled(VecPortable n) const {
+        return make([&](int i) {
+            uint32_t bits = uint32_t(int32_t(n.v[i]) + 127) << 23;
+            float power;
+            std::memcpy(&power, &bits, 4);
+            return v[i] * power;
+        });
+    }
+    // These lanes where `x` is at least `limit`, zero elsewhere.
+    VecPortable where_at_least(VecPortable x, float limit) const {
+        return make([&](int i) { return x.v[i] >= limit ? v[i] : 0.0f; });
+    }
+    float sum() const {
+        float out = 0;
+        for (float x : v) out += x;
+        return out;
+    }
+    float largest() const {
+        float out = v[0];
+        for (float x : v) out = x > out ? x : out;
+        return out;
+    }
+};
+
+inline VecPortable fma(VecPortable a, VecPortable b, VecPortable c) { return a * b + c; }
+
+#if defined(__AVX2__) && defined(__FMA__)
+struct Vec256 {
+    static constexpr int lanes = 8;
+    __m256 v;
+
+    static Vec256 set(float x) { return {_mm256_set1_ps(x)}; }
+    static Vec256 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static Vec256 load(const bf16* p) {
+        __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+    }
+    void store(float* p) const { _mm256_storeu_ps(p, v); }
+    // The upper halves of the lanes, rounded to nearest even; NaN stays NaN.
+    __m256i upper() const {
+        __m256i bits = _mm256_castps_si256(v);
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+        __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+        return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    }
+    void store(bf16* p) const {
+        __m256i high = upper();
+        __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+    }
+    Vec256 rounded() const { return {_mm256_castsi256_ps(_mm256_slli_epi32(upper(), 16))}; }
+    Vec256 operator+(Vec256 o) const { return {_mm256_add_ps(v, o.v)}; }
+    Vec256 operator-(Vec256 o) const { return {_mm256_sub_ps(v, o.v)}; }
+    Vec256 operator*(Vec256 o) const { return {_mm256_mul_ps(v, o.v)}; }
+    Vec256 operator/(Vec256 o) const { return {_mm256_div_ps(v, o.v)}; }
+    Vec256 max(Vec256 o) const { return {_mm256_max_ps(v, o.v)}; }
+    Vec256 min(Vec256 o) const { return {_mm256_min_ps(v, o.v)}; }
+    Vec256 nearest() const { return {_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+    Vec256 scaled(Vec256 n) const {
+        __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+        return {_mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))};
+    }
+    Vec256 where_at_least(Vec256 x, float limit) const {
+        return {_mm256_and_ps(v, _mm256_cmp_ps(x.v, _mm256_set1_ps(limit), _CMP_GE_OQ))};
+    }
+    float sum() const {
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+    float largest() const {
+        __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+    }
+};
+
+inline Vec256 fma(Vec256 a, Vec256 b, Vec256 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define STREAMSERVE_AVX512
+struct Vec512 {
+    static constexpr int lanes = 16;
+    __m512 v;
+
+    static Vec512 set(float x) { return {_mm512_set1_ps(x)}; }
+    static Vec512 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static Vec512 load(const bf16* p) {
+        return wide(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+#ifdef __AVX512BF16__
+    __m256i narrow() const { return (__m256i)_mm512_cvtneps_pbh(v); }
+#else
+    __m256i narrow() const {
+        __m512i bits = _mm512_castps_si512(v);
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        up = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
+        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
+    }
+#endif
+    static Vec512 wide(__m256i half) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+    }
+    void store(bf16* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow()); }
+    Vec512 rounded() const { return wide(narrow()); }
+    Vec512 operator+(Vec512 o) const { return {_mm512_add_ps(v, o.v)}; }
+    Vec512 operator-(Vec512 o) const { return {_mm512_sub_ps(v, o.v)}; }
+    Vec512 operator*(Vec512 o) const { return {_mm512_mul_ps(v, o.v)}; }
+    Vec512 operator/(Vec512 o) const { return {_mm512_div_ps(v, o.v)}; }
+    Vec512 max(Vec512 o) const { return {_mm512_max_ps(v, o.v)}; }
+    Vec512 min(Vec512 o) const { return {_mm512_min_ps(v, o.v)}; }
+    Vec512 nearest() const {
+        return {_mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    }
+    Vec512 scaled(Vec512 n) const { return {_mm512_scalef_ps(v, n.v)}; }
+    Vec512 where_at_least(Vec512 x, float limit) const {
+        return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), v)};
+    }
+    float sum() const { return _mm512_reduce_add_ps(v); }
+    float largest() const { return _mm512_reduce_max_ps(v); }
+};
+
+inline Vec512 fma(Vec512 a, Vec512 b, Vec512 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+#endif
+
+// e to the power of x, to about one unit in the last place; 0 below -87, where float32 runs out.
+template <class V>
+inline V exponential(V x) {
+    V inside = x.max(V::set(-87.0f)).min(V::set(88.0f));
+    V n = (inside * V::set(1.44269504089f)).nearest();
+    V r = fma(n, V::set(-0.693359375f), inside);
+    r = fma(n, V::set(2.12194440e-4f), r);
+    V p = V::set(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f}) {
+        p = fma(p, r, V::set(c));
+    }
+    p = fma(fma(p, r, V::set(1.0f)), r, V::set(1.0f));
+    return p.scaled(n).where_at_least(x, -87.0f);
+}
+
+}  // namespace streamserve

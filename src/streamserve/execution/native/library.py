@@ -1,0 +1,213 @@
+"""The compiled kernels as Python sees them: structures, paths, and a team of threads to carry them out."""
+
+import ctypes
+import functools
+import logging
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from enum import IntEnum
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from streamserve.execution.native.build import BuildFailed, build
+
+log = logging.getLogger(__name__)
+
+PANEL = 64
+CHUNK = 32
+_LARGE_PAGE = 2 << 20
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Path(IntEnum):
+    """The instructions that kernels use; the values are those of cpp/common.h."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_BF16 = 3
+    AMX = 4
+
+
+class LinearStruct(ctypes.Structure):
+    """cpp/common.h: Linear."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("n_padded", c_int32),
+        ("k_padded", c_int32),
+        ("path", c_int32),
+        ("type", c_int32),
+    )
+
+
+class SpanStruct(ctypes.Structure):
+    """cpp/attention.h: Span."""
+
+    _fields_ = (
+        ("blocks", c_void_p),
+        ("parents", c_void_p),
+        ("row", c_int32),
+        ("rows", c_int32),
+        ("start", c_int32),
+        ("linear", c_int32),
+    )
+
+
+class CacheLayerStruct(ctypes.Structure):
+    """cpp/attention.h: CacheLayer."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("block_size", c_int32),
+        ("kv_heads", c_int32),
+        ("dim", c_int32),
+        ("type", c_int32),
+    )
+
+
+class LayerStruct(ctypes.Structure):
+    """cpp/layers.h: Layer."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("head_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", LinearStruct),
+        ("out", LinearStruct),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
+        ("window", c_int32),
+    )
+
+
+class ModelStruct(ctypes.Structure):
+    """cpp/layers.h: Model."""
+
+    _fields_ = (
+        ("layers", POINTER(LayerStruct)),
+        ("hidden", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("dim", c_int32),
+        ("path", c_int32),
+        ("type", c_int32),
+        ("epsilon", c_float),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """cpp/layers.h: Step."""
+
+    _fields_ = (
+        ("spans", POINTER(SpanStruct)),
+        ("slots", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("span_count", c_int32),
+        ("rows", c_int32),
+    )
+
+
+class CacheStruct(ctypes.Structure):
+    """cpp/layers.h: Cache."""
+
+    _fields_ = (("data", c_void_p), ("layer_stride", c_size_t), ("block_size", c_int32))
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "ss_path_works": (c_int, [c_int, c_int]),
+    "ss_pool_new": (c_void_p, [c_int, c_void_p]),
+    "ss_pool_delete": (None, [c_void_p]),
+    "ss_pack": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p, c_void_p]),
+    "ss_linear": (
+        None,
+        [c_void_p, POINTER(LinearStruct), c_void_p, c_size_t, c_int, c_void_p, c_int],
+    ),
+    "ss_layers": (
+        None,
+        [c_void_p, POINTER(ModelStruct), POINTER(StepStruct), POINTER(CacheStruct), c_void_p, c_int, c_int],
+    ),
+    "ss_norm": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_int, c_int, c_void_p]),
+    "ss_attend": (
+        None,
+        [c_void_p, POINTER(StepStruct), POINTER(CacheLayerStruct), c_void_p, c_int, c_int, c_int, c_void_p],
+    ),
+    "ss_large_pages": (None, [c_void_p, c_size_t]),
+    "ss_read": (c_uint64, [c_void_p, c_void_p, c_size_t]),
+}
+
+
+def load_library(path: FilePath) -> ctypes.CDLL:
+    """The library at `path`, its functions typed. Calls let other Python threads run."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@functools.cache
+def kernels() -> ctypes.CDLL | None:
+    """The kernels for this processor, compiled if need be; None, said once in the log, where they cannot be.
+
+    Raises NativeCacheError if they would come from a place that other users can write.
+    """
+    try:
+        return load_library(build())
+    except (BuildFailed, OSError) as error:
+        log.warning("no kernels of our own: plain torch computes, and slower (%s)", error)
+        return None
+
+
+class Team:
+    """Threads that carry out kernels together with the caller, by `path` or the best for each type.
+
+    One call at a time. `cpus`: where to pin the other threads.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        threads: int,
+        path: Path | None = None,
+        cpus: Sequence[int] | None = None,
+    ) -> None:
+        self.library = library
+        self.threads = threads
+        self._path = path
+        pins = (c_int32 * len(cpus))(*cpus) if cpus else None
+        self.pool: int = library.ss_pool_new(threads, pins)
+        weakref.finalize(self, library.ss_pool_delete, self.pool)
+
+    def memory(self, size: int) -> torch.Tensor:
+        """Bytes that begin on a page, of large pages if they can be had: tiles never straddle cache lines."""
+        page = 4096 if size < _LARGE_PAGE else _LARGE_PAGE
+        memory = torch.empty(size + page, dtype=torch.uint8)
+        offset = -memory.data_ptr() % page
+        aligned = memory[offset : offset + size]
+        self.large_pages(aligned)
+        return aligned
+
+    def large_pages(self, memory: torch.Tensor) -> None:
+        """Ask for large pages behind `memory`, of which nothing was written yet."""
+        begin = -(-memory.data_ptr() // 4096) * 4096
+        size = memory.data_ptr() + memory.nbytes - begin
+        if size >= _LARGE_PAGE:
+            self.library.ss_large_pages(begin, size)
+
+    def path(self, dtype: torch.dtype) -> Path:
+        """The path for numbers of `dtype`: the team's own where it has one that works for them."""
+        wanted = Path.AMX if self._path is None else self._path
+        works = [path for path in Path if self.works(path, dtype) and path <= wanted]
+        return max(works)
+
+    def works(self, path: Path, dtype: torch.dtype) -> bool:
+        """Whether this processor and this build have `path` for `dtype`."""
+        return bool(self.library.ss_path_works(path, TYPES[dtype]))

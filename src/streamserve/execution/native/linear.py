@@ -1,0 +1,86 @@
+"""A linear map packed for the kernels."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from streamserve.execution.linear import Format
+from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, Team
+
+_FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class NativeLinear:
+    """`y = x Wᵀ + b` like execution.linear.Linear, with bits of a row that depend on that row only.
+
+    `paired`: the weight is two halves, gates and values, packed 32 and 32 for the SwiGLU that follows; such
+    a map is for the layers alone and cannot be called.
+    """
+
+    def __init__(self, team: Team, weight: Tensor, bias: Tensor | None = None, paired: bool = False) -> None:
+        self.format = _FORMATS[weight.dtype]
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self._team = team
+        self._paired = paired
+        order = _pairs(self.out_features // 2) if paired else torch.arange(self.out_features)
+        padded = _round_up(len(order), PANEL)
+        order = torch.cat([order, torch.full((padded - len(order),), -1)]).to(torch.int32)
+        depth = _round_up(self.in_features, CHUNK)
+        self._memory = team.memory(padded * depth * weight.itemsize)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()]).contiguous()
+        self.struct = LinearStruct(
+            weight=self._memory.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            n=padded if paired else self.out_features,
+            k=self.in_features,
+            n_padded=padded,
+            k_padded=depth,
+            path=team.path(weight.dtype),
+            type=TYPES[weight.dtype],
+        )
+        plain = weight.contiguous()
+        team.library.ss_pack(
+            team.pool, self.struct, plain.data_ptr(), order.data_ptr(), self._memory.data_ptr()
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packed weight."""
+        return self._memory.nbytes
+
+    def __call__(self, x: Tensor, wide: bool = False) -> Tensor:
+        """`x` [rows, in] of the weight's dtype, to that dtype or, if `wide`, to float32 without rounding."""
+        if self._paired:
+            raise ValueError("a map packed in pairs is for whole layers only")
+        if x.dtype != self.dtype or x.shape[1] != self.in_features:
+            raise ValueError(f"x is {x.dtype} {tuple(x.shape)}, the weight takes {self.dtype}")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty(len(x), self.out_features, dtype=torch.float32 if wide else self.dtype)
+        if len(x):
+            self._team.library.ss_linear(
+                self._team.pool,
+                ctypes.byref(self.struct),
+                x.data_ptr(),
+                x.stride(0),
+                len(x),
+                out.data_ptr(),
+                wide,
+            )
+        return out
+
+
+def _pairs(half: int) -> Tensor:
+    """Rows of gates and values in turns of 32, short turns filled with -1."""
+    turns = torch.arange(_round_up(half, CHUNK)).view(-1, 1, CHUNK)
+    gates = torch.where(turns < half, turns, -1)
+    values = torch.where(turns < half, turns + half, -1)
+    return torch.cat([gates, values], dim=1).flatten()
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

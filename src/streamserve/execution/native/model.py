@@ -1,0 +1,107 @@
+"""The forward pass on the kernels: all layers of a step in one call."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from streamserve.execution.attention import AttentionBackend
+from streamserve.execution.model import LayerWeights, Model
+from streamserve.execution.native.attention import NativeAttention
+from streamserve.execution.native.library import (
+    TYPES,
+    CacheStruct,
+    LayerStruct,
+    ModelStruct,
+    Team,
+)
+from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.rope import rotation
+
+
+class NativeModel(Model):
+    """execution.model.Model whose linear maps are NativeLinear, `gate_up` packed in pairs.
+
+    It computes with the same roundings; logits are float32. A row's bits never depend on other rows.
+    """
+
+    @classmethod
+    def of(cls, model: Model, team: Team) -> "NativeModel":
+        """`model`, whose maps are native, on the kernels."""
+        native = cls(model.spec, model.embedding, model.layers, model.final_norm, model.head)
+        native._prepare(team)
+        return native
+
+    def _prepare(self, team: Team) -> None:
+        spec = self.spec
+        self._team = team
+        self._path = team.path(self.dtype)
+        structs = [
+            self._layer(layer, window) for layer, window in zip(self.layers, spec.windows, strict=True)
+        ]
+        self._structs = (LayerStruct * len(structs))(*structs)
+        self._model = ModelStruct(
+            layers=self._structs,
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            dim=spec.head_dim,
+            path=self._path,
+            type=TYPES[self.dtype],
+            epsilon=spec.rms_norm_eps,
+        )
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        """As Model.forward; `attention` must be a NativeAttention that has planned this step."""
+        assert isinstance(attention, NativeAttention)
+        assert attention.spans is not None
+        cos, sin = rotation(positions, self._frequencies, self.dtype)
+        hidden = self.embedding[tokens]
+        data = attention.cache.data
+        step = attention.spans.step(cos, sin)
+        cache = CacheStruct(
+            data=data.data_ptr(), layer_stride=data.stride(0), block_size=attention.cache.block_size
+        )
+        self._team.library.ss_layers(
+            self._team.pool,
+            ctypes.byref(self._model),
+            ctypes.byref(step),
+            ctypes.byref(cache),
+            hidden.data_ptr(),
+            0,
+            len(self.layers),
+        )
+        return self._normed(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [rows, vocabulary] of the next token, in float32."""
+        assert isinstance(self.head, NativeLinear)
+        return self.head(hidden, wide=True)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        out = torch.empty_like(hidden)
+        self._team.library.ss_norm(
+            self._team.pool,
+            hidden.data_ptr(),
+            self.final_norm.data_ptr(),
+            *hidden.shape,
+            self.spec.rms_norm_eps,
+            self._path,
+            TYPES[self.dtype],
+            out.data_ptr(),
+        )
+        return out
+
+    @staticmethod
+    def _layer(layer: LayerWeights, window: int | None) -> LayerStruct:
+        struct = LayerStruct(
+            attention_norm=layer.attention_norm.data_ptr(),
+            head_norm=None if layer.head_norm is None else layer.head_norm.data_ptr(),
+            mlp_norm=layer.mlp_norm.data_ptr(),
+            window=window or 0,
+        )
+        for name in ("qkv", "out", "gate_up", "down"):
+            linear = getattr(layer, name)
+            assert isinstance(linear, NativeLinear)
+            setattr(struct, name, linear.struct)
+        return struct

@@ -1,0 +1,166 @@
+"""The kernels' attention is a dense masked softmax, and a row's bits are those of the row alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.engine.plan import Span
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.layout import lay_out
+from streamserve.execution.native.attention import NativeAttention
+from streamserve.execution.native.library import Path, Team
+from streamserve.policy.tree import TokenTree
+from tests.execution.strategies import steps
+from tests.execution.test_attention import dense
+from tests.execution.test_kv_cache import SPEC
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+class Sequence:
+    """One sequence's queries, keys and values by place, attended in any pieces over blocks of its own."""
+
+    def __init__(
+        self,
+        team: Team,
+        length: int,
+        dtype: torch.dtype,
+        *,
+        dim: int = 32,
+        kv_heads: int = 2,
+        group: int = 3,
+        window: int | None = None,
+        block_size: int = 16,
+        spare: int = 64,
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        heads = kv_heads * group
+        self.q, self.k, self.v = (
+            torch.randn(length, count, dim, generator=generator).to(dtype)
+            for count in (heads, kv_heads, kv_heads)
+        )
+        spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
+        count = -(-(length + spare) // block_size)
+        self.cache = KVCache(spec, count, block_size, dtype)
+        self.cache.data.fill_(torch.nan)
+        self.blocks = np.random.default_rng(0).permutation(count).tolist()
+        self.attention = NativeAttention(team, self.cache, [window], group)
+
+    def span(self, start: int, rows: int, tree: TokenTree | None = None) -> Span:
+        return Span(0, start, [0] * rows, self.blocks, tree, (0,) if tree else ())
+
+    def run(self, span: Span, places: list[int]) -> torch.Tensor:
+        """Attend a span whose rows have the vectors of these places."""
+        self.attention.plan(lay_out([span], self.cache.block_size))
+        return self.attention.run(0, self.q[places], self.k[places], self.v[places])
+
+    def whole(self, cuts: list[int]) -> torch.Tensor:
+        """All rows, in chunks of these sizes."""
+        out, start = [], 0
+        for size in cuts:
+            out.append(self.run(self.span(start, size), list(range(start, start + size))))
+            start += size
+        return torch.cat(out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("path", Path)
+@given(
+    step=steps(),
+    kv_heads=st.sampled_from([1, 2]),
+    group=st.sampled_from([1, 3, 17]),
+    dim=st.sampled_from([8, 24, 32, 64]),
+    window=st.none() | st.integers(1, 20),
+    threads=st.sampled_from([1, 2]),
+)
+def test_attention_is_a_dense_masked_softmax(team, path, dtype, step, kv_heads, group, dim, window, threads):
+    heads = kv_heads * group
+    spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
+    cache = KVCache(spec, step.num_blocks, step.block_size, dtype)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(1)))
+    attention = NativeAttention(team(threads, path, dtype), cache, [window], group)
+    layout = lay_out(step.spans, step.block_size)
+    attention.plan(layout)
+    generator = torch.Generator().manual_seed(2)
+    qkv = torch.randn(len(layout.tokens), heads + 2 * kv_heads, dim, generator=generator).to(dtype)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    out = attention.run(0, q, k, v)
+    bound = 1e-5 if dtype == torch.float32 else 2**-6
+    for part in layout.parts:
+        for row in range(part.span.rows):
+            expected = dense(part, row, q[part.offset + row], cache.data[0], window)
+            torch.testing.assert_close(out[part.offset + row].double(), expected, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"window": 150},
+        {"dim": 64, "group": 4},
+        {"block_size": 5, "dim": 24},
+        {"group": 20, "kv_heads": 1, "block_size": 32},
+    ],
+    ids=str,
+)
+def test_bits_do_not_depend_on_chunks_or_threads(team, path, dtype, shape):
+    length = 620 if path >= Path.AVX2 else 560
+    expected = Sequence(team(1, path, dtype), length, dtype, **shape).whole([length])
+    for threads, cuts in [
+        (1, [1, 130, 7, *[1] * 3, 250, length - 391]),
+        (2, [length]),
+        (2, [300, 200, *[1] * (length - 500)]),
+        (3, [511, 1, 1, length - 513]),
+    ]:
+        found = Sequence(team(threads, path, dtype), length, dtype, **shape).whole(cuts)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("start", [0, 5, 120, 127, 128, 500, 700])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_tree_branch_has_the_bits_of_the_chain(team, path, dtype, start, window):
+    """Each node's row, and its path written behind the root as plain tokens."""
+    parents = (-1, 0, 0, 1, 2, 2, 5, 3, 7, 6)
+    tree = TokenTree((0,) * 10, parents, (0.0,) * 10, (1.0,) * 10)
+    length = start + 3 + len(parents) - 1
+    places = list(range(start, length))
+    sequence = Sequence(team(2, path, dtype), length, dtype, window=window)
+    if start:
+        sequence.whole([start])
+    in_tree = sequence.run(sequence.span(start, 3, tree), places)
+    for node in range(len(parents)):
+        along = [start + 2 + one for one in tree.path(node)]
+        for size in (len(along) + 2, 1):  # all at once, and the last one alone
+            rows = [start, start + 1, *along]
+            replay = Sequence(team(1, path, dtype), length, dtype, window=window)
+            replay.cache.data.copy_(sequence.cache.data)
+            if size == 1 and len(rows) > 1:
+                replay.run(replay.span(start, len(rows) - 1), rows[:-1])
+            alone = replay.run(replay.span(start + len(rows) - size, size), rows[-size:])
+            assert torch.equal(alone[-1], in_tree[2 + node])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_long_context_split_between_threads_has_the_bits_of_one_thread(team, dtype):
+    outputs = []
+    for threads in (1, 2, 5):
+        sequence = Sequence(team(threads, None, dtype), 3000, dtype, kv_heads=1)
+        sequence.whole([2990])
+        outputs.append(sequence.run(sequence.span(2990, 3), [2990, 2991, 2992]))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("path", Path)
+def test_large_scores_stay_finite(team, path):
+    sequence = Sequence(team(1, path), 200, torch.bfloat16)
+    sequence.q *= 300
+    assert sequence.whole([200]).isfinite().all()

@@ -1,0 +1,137 @@
+"""Kernels are compiled once, by whoever comes first, and never loaded from where others can write."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamserve.execution.native import build as building
+from streamserve.execution.native import library
+from streamserve.execution.native.build import BuildFailed, NativeCacheError, build, find_compiler
+
+QUICK = ("-std=c++17", "-O0", "-shared", "-fPIC", "-pthread", "-w")
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    try:
+        find_compiler()
+    except BuildFailed:
+        pytest.skip("there is no compiler")
+
+
+@pytest.fixture
+def small_source(tmp_path, monkeypatch) -> Path:
+    """Something that compiles in no time, in place of the kernels."""
+    sources = tmp_path / "cpp"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int answer() { return 42; }\n')
+    monkeypatch.setattr(building, "SOURCES", sources)
+    return sources
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "cache" / "native"
+
+
+def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small_source, cache, monkeypatch):
+    first = build(cache)
+    written = first.stat().st_mtime_ns
+    assert build(cache) == first
+    assert first.stat().st_mtime_ns == written
+    assert build(cache, QUICK) != first
+    monkeypatch.setattr(building, "_processor", lambda: "another")
+    assert build(cache) != first
+    monkeypatch.undo()
+    monkeypatch.setattr(building, "SOURCES", small_source)
+    (small_source / "one.h").write_text("// more\n")
+    assert build(cache) != first
+    assert {path.suffix for path in cache.iterdir()} == {".so", ""}
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+def test_a_folder_that_others_can_write_is_refused(small_source, cache, mode):
+    library_file = build(cache)
+    cache.chmod(mode)
+    with pytest.raises(NativeCacheError, match="other users"):
+        build(cache)
+    cache.chmod(0o700)
+    assert build(cache) == library_file
+
+
+def test_a_file_that_others_can_write_or_that_leads_elsewhere_is_refused(small_source, cache, tmp_path):
+    library_file = build(cache)
+    library_file.chmod(0o720)
+    with pytest.raises(NativeCacheError, match=library_file.name):
+        build(cache)
+    elsewhere = Path(shutil.move(library_file, tmp_path / "elsewhere.so"))
+    elsewhere.chmod(0o700)
+    library_file.symlink_to(elsewhere)
+    with pytest.raises(NativeCacheError, match=library_file.name):
+        build(cache)
+
+
+def test_another_users_cache_is_refused(small_source, cache, monkeypatch):
+    build(cache)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(NativeCacheError, match="another user"):
+        build(cache)
+
+
+def test_what_is_made_is_for_its_owner_only(small_source, cache):
+    file = build(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o700
+
+
+def test_a_failed_compilation_leaves_nothing_and_says_why(small_source, cache):
+    (small_source / "two.cpp").write_text("this is no program\n")
+    with pytest.raises(BuildFailed, match=r"two\.cpp"):
+        build(cache)
+    assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+def test_without_compiler_plain_torch_computes_and_says_so_once(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    library.kernels.cache_clear()
+    try:
+        assert library.kernels() is None
+        assert library.kernels() is None
+    finally:
+        library.kernels.cache_clear()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no C++ compiler" in caplog.text
+
+
+def test_processes_that_build_at_once_get_one_library(tmp_path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from streamserve.execution.native import build as building\n"
+        "building.SOURCES = Path(sys.argv[1])\n"
+        "print(building.build(Path(sys.argv[2])))\n"
+    )
+    sources, cache = tmp_path / "cpp", tmp_path / "cache"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('#include <regex>\nstd::regex some("a*b");\n')
+    starts = [
+        subprocess.Popen([sys.executable, "-c", code, sources, cache], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    names = {process.communicate()[0].strip() for process in starts}
+    assert len(names) == 1
+    assert [process.returncode for process in starts] == [0, 0]
+    assert len(list(cache.glob("*.so"))) == 1
+
+
+def test_any_processor_can_have_the_portable_path(tmp_path):
+    """Compiled for the oldest 64-bit x86 (or whatever this is), only the portable path is there."""
+    plain = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-w")
+    made = library.load_library(build(tmp_path / "plain", plain))
+    works = [path for path in library.Path if made.ss_path_works(path, 1)]
+    assert works == [library.Path.PORTABLE]

@@ -1,0 +1,95 @@
+"""Every path multiplies right, and gives a row the same bits in any company and with any team."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.execution.native.library import Path
+from streamserve.execution.native.linear import NativeLinear
+
+DTYPES = [torch.bfloat16, torch.float32]
+CUTS = [(0, 1), (7, 8), (3, 9), (0, 16), (5, 22), (1, 33), (0, 48), (2, 66), (9, 73), (100, 300), (0, 510)]
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("path", Path)
+@given(
+    rows=st.integers(1, 70),
+    outputs=st.integers(1, 200),
+    inputs=st.integers(1, 200),
+    bias=st.booleans(),
+    threads=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 99),
+)
+def test_sums_are_right_to_float32(team, path, dtype, rows, outputs, inputs, bias, threads, seed):
+    x, w = random((rows, inputs), dtype, seed), random((outputs, inputs), dtype, seed + 1)
+    b = random((outputs,), dtype, seed + 2) if bias else None
+    linear = NativeLinear(team(threads, path, dtype), w, b)
+    expected = x.double() @ w.double().T + (b.double() if bias else 0)
+    size = x.double().abs() @ w.double().abs().T + 1
+    wide = linear(x, wide=True)
+    assert ((wide.double() - expected).abs() <= 2e-7 * math.sqrt(inputs + 4) * 4 * size).all()
+    assert torch.equal(linear(x), wide.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (333, 100), (704, 512)])
+def test_a_rows_bits_do_not_depend_on_its_company(team, path, dtype, outputs, inputs):
+    x, w = random((510, inputs), dtype, 0), random((outputs, inputs), dtype, 1)
+    together = NativeLinear(team(1, path, dtype), w)(x, wide=True)
+    for threads in (1, 2, 3):
+        linear = NativeLinear(team(threads, path, dtype), w)
+        for begin, end in CUTS:
+            assert torch.equal(linear(x[begin:end], wide=True), together[begin:end])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_deep_sum_that_is_made_in_parts_has_the_bits_of_the_whole(team, threads):
+    x, w = random((300, 4200), torch.bfloat16, 0), random((700, 4200), torch.bfloat16, 1)
+    linear = NativeLinear(team(threads), w)
+    together = linear(x, wide=True)
+    torch.testing.assert_close(together, x.float() @ w.float().T, rtol=1e-4, atol=1e-2)
+    for begin, end in [(0, 1), (3, 35), (0, 60), (0, 70), (10, 150), (261, 300)]:
+        assert torch.equal(linear(x[begin:end], wide=True), together[begin:end])
+
+
+@pytest.mark.parametrize("path", Path)
+def test_company_of_infinities_changes_nothing(team, path):
+    x, w = random((40, 96), torch.bfloat16, 0), random((80, 96), torch.bfloat16, 1)
+    linear = NativeLinear(team(2, path), w)
+    clean = linear(x)
+    x[1::2] = torch.tensor([torch.nan, torch.inf] * 48)
+    assert torch.equal(linear(x)[::2], clean[::2])
+
+
+def test_rows_may_lie_apart_and_there_may_be_none(team):
+    x, w = random((5, 96), torch.bfloat16, 0), random((32, 48), torch.bfloat16, 1)
+    linear = NativeLinear(team(), w)
+    assert torch.equal(linear(x[:, :48]), linear(x[:, :48].contiguous()))
+    assert torch.equal(linear(x.T[:48].T), linear(x[:, :48]))
+    assert linear(x[:0, :48]).shape == (0, 32)
+
+
+def test_what_does_not_fit_is_refused(team):
+    linear = NativeLinear(team(), random((32, 48), torch.bfloat16, 1))
+    with pytest.raises(ValueError, match="takes"):
+        linear(torch.zeros(1, 47).bfloat16())
+    with pytest.raises(ValueError, match="takes"):
+        linear(torch.zeros(1, 48))
+    with pytest.raises(ValueError, match="whole layers"):
+        NativeLinear(team(), random((64, 48), torch.bfloat16, 1), paired=True)(torch.zeros(1, 48).bfloat16())
+
+
+def test_a_team_takes_the_best_path_up_to_its_own(team):
+    assert team(1, Path.PORTABLE).path(torch.bfloat16) == Path.PORTABLE
+    assert team(1, Path.AVX2).path(torch.float32) <= Path.AVX2
+    assert team(1).path(torch.float32) <= Path.AVX512
+    assert team(1).works(team(1).path(torch.bfloat16), torch.bfloat16)
