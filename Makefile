@@ -28,8 +28,9 @@ $(VENV)/.torch:
 	$(BIN)/pip install --quiet $(TORCH_PIP_ARGS)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard src/streamserve/execution/native/cpp/*)
 	$(BIN)/pip install --quiet --editable .
+	$(BIN)/python -m streamserve.execution.native
 	@touch $@
 
 $(VENV)/.developing: $(VENV)/.installed

@@ -17,7 +17,8 @@ FAMILIES: dict[str, Callable[[random.Random, Split], Conversation]] = {
     "articles": articles.generate,
     "recall": recall.generate,
 }
-WEIGHTS = {"instructions": 0.3, "arithmetic": 0.25, "functions": 0.1, "articles": 0.1, "recall": 0.25}
+# Shares of chats; articles are long, so that their share of the tokens is larger.
+WEIGHTS = {"instructions": 0.32, "arithmetic": 0.26, "functions": 0.2, "articles": 0.14, "recall": 0.08}
 SYSTEM_PROMPTS = [
     "You are a helpful assistant.",
     "You are the small model that ships with streamserve.",
@@ -31,6 +32,11 @@ def sample(rng: random.Random, split: Split = "train", family: str | None = None
     """One chat of the given family, or of a family drawn by its weight."""
     name = family or rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     chat = FAMILIES[name](rng, split)
+    if family is None and rng.random() < 0.12:
+        # A second chat behind the first, of the same family or another: topics change in long chats.
+        more = FAMILIES[rng.choice((name, *WEIGHTS))](rng, split)
+        chat.messages += more.messages
+        chat.checks += more.checks
     if rng.random() < 0.15:
         chat.messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
     return chat

@@ -4,132 +4,157 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from .base import Check, Conversation, Split, join_words, line_list, pick
+from .base import Check, Conversation, Split, join_words, line_list, pick, wording
 from .words import (
     CATEGORIES,
     things,
 )
 
 LIST_ASK = line_list("""
-    List {k} {c}.
-    Name {k} {c}.
-    Give me {k} {c}.
-    Can you list {k} {c}?
-    Tell me {k} {c}.
-    I need {k} {c}.
-    Write down {k} {c}.
-    Please name {k} {c}.
+    @do [list|name|give me|tell me|write down|show me|write|find] {k} {c}.
+    [List|Name|Write down|Tell me|Give me] [any|some] {k} {c}[|, please].
+    I [need|want|would like] [a list of|the names of|] {k} {c}.
+    [What are|Which are|Do you know] {k} {c}?
+    [A list of|The names of|Examples:] {k} {c}[|, please].
 """)
-LIST_EDITS: dict[str, tuple[list[str], Callable[[list[str]], list[str]]]] = {
+_THIS = "[this list|these words|these items|the following|the list|the words]"
+LIST_EDITS: dict[str, tuple[Sequence[str], Callable[[list[str]], list[str]]]] = {
     "reverse": (
-        [
-            "Reverse this list",
-            "Put this list in reverse order",
-            "Write this list backwards",
-            "Turn this list around",
-            "Give me the list in reverse",
-        ],
+        line_list(f"""
+            @do [put|write|give me|show|return|say] {_THIS} [in reverse order|in reverse|backwards|from \
+                last to first]
+            @do [reverse|turn around|flip] {_THIS}[| for me]
+            @do reverse the order of {_THIS}
+        """),
         lambda xs: xs[::-1],
     ),
     "sort": (
-        [
-            "Sort this list",
-            "Put this list in alphabetical order",
-            "Order these words from A to Z",
-            "Sort alphabetically",
-            "Arrange these by the alphabet",
-        ],
-        sorted,
+        line_list(f"""
+            @do [put|write|give me|show|arrange|return] {_THIS} [in alphabetical order|from A to Z|in \
+                order of the alphabet]
+            @do [sort|order|arrange] {_THIS} [alphabetically|by the alphabet|from A to Z|by letter]
+            @do sort {_THIS}
+        """),
+        lambda xs: sorted(xs, key=str.lower),
     ),
     "upper": (
-        [
-            "Write this list in upper case",
-            "Make these words upper case",
-            "Write these in capital letters",
-            "Capitalize all letters",
-            "Put this list in capitals",
-        ],
+        line_list(f"""
+            @do [put|write|give me|show|return] {_THIS} in [upper case|capital \
+                letters|capitals|uppercase|big letters]
+            @do [make|turn] {_THIS} [upper case|uppercase]
+            @do [uppercase|capitalize all letters of] {_THIS}
+        """),
         lambda xs: [x.upper() for x in xs],
     ),
     "first": (
-        [
-            "Give me the first item",
-            "What is the first word",
-            "Which item comes first",
-            "Say only the first item",
-            "Tell me the first one",
-        ],
+        line_list("""
+            @do [give me|tell me|say|name|write|return|pick] [only|just|] the first \
+                [item|word|one|entry|element]
+            [What is|Which is] the first [item|word|one|entry|element]
+            Which [item|word|one|entry] [comes|is|stands] first
+        """),
         lambda xs: xs[:1],
     ),
     "last": (
-        [
-            "Give me the last item",
-            "What is the last word",
-            "Which item comes last",
-            "Say only the last item",
-            "Tell me the last one",
-        ],
+        line_list("""
+            @do [give me|tell me|say|name|write|return|pick] [only|just|] the last \
+                [item|word|one|entry|element]
+            [What is|Which is] the last [item|word|one|entry|element]
+            Which [item|word|one|entry] [comes|is|stands] last
+        """),
         lambda xs: xs[-1:],
     ),
+    "drop first": (
+        line_list("""
+            @do [remove|drop|delete|leave out|take out] the first [item|word|one|entry|element]
+            [Everything|All|All items|All words] [but|except] the first [item|word|one|entry|element]
+        """),
+        lambda xs: xs[1:] or xs,
+    ),
+    "drop last": (
+        line_list("""
+            @do [remove|drop|delete|leave out|take out] the last [item|word|one|entry|element]
+            [Everything|All|All items|All words] [but|except] the last [item|word|one|entry|element]
+        """),
+        lambda xs: xs[:-1] or xs,
+    ),
 }
-FORMATS: dict[str, tuple[list[str], Callable[[list[str]], str]]] = {
+FORMATS: dict[str, tuple[Sequence[str], Callable[[list[str]], str]]] = {
     "bullets": (
-        [
-            "as a bullet list",
-            "as bullets",
-            "in bullet points",
-            "with a bullet for each",
-            "as a bulleted list",
-        ],
+        line_list("""
+            [as|in the form of|like|in|formatted as] a [bullet|bulleted|bullet point] list
+            [as|in|with|using|in the form of|formatted as] [bullets|bullet points|dashes]
+            with a [bullet|dash] [for|before|in front of] [each|every one|each word]
+        """),
         lambda xs: "\n".join(f"- {x}" for x in xs),
     ),
     "numbers": (
-        ["as a numbered list", "with numbers", "numbered", "as a list with numbers", "in a numbered list"],
+        line_list("""
+            [as|in the form of|in|formatted as] a [numbered|] list with numbers
+            [as|in|in the form of|formatted as] a numbered list
+            [with|using] [numbers|a number for each|a number before each|numbers in front]
+            [numbered|numbered one by one|with the items numbered|with each one numbered]
+        """),
         lambda xs: "\n".join(f"{i}. {x}" for i, x in enumerate(xs, 1)),
     ),
-    "json": (["as a JSON list", "in JSON", "as a JSON array", "as JSON", "as an array in JSON"], json.dumps),
+    "json": (
+        line_list("""
+            [as|in the form of|formatted as|like] a JSON [list|array]
+            [as|in|using|formatted as] JSON
+            as [an array|a list] [in|of] JSON
+            in [the|] JSON [format|form|notation]
+        """),
+        json.dumps,
+    ),
     "csv": (
-        ["separated by commas", "as CSV", "on one line with commas", "as one CSV line", "comma separated"],
+        line_list("""
+            [separated|split|divided|joined] by commas
+            [as|in|formatted as] [CSV|one CSV line|a CSV line]
+            [on|in] [one|a single] line with commas
+            [comma separated|with commas between them|with commas|as one line with commas]
+        """),
         ", ".join,
     ),
     "lines": (
-        [
-            "one per line",
-            "each on its own line",
-            "on separate lines",
-            "line by line",
-            "with one word per line",
-        ],
+        line_list("""
+            [one|one word|one item|one of them] [per|on each|in each|to a] line
+            [each|every one|each word|each item] on [its own|a new|a separate|a line of its own] line
+            on [separate|different|single|new] lines
+            [line by line|with one word per line|with line breaks between them|below each other]
+        """),
         "\n".join,
     ),
 }
 FORMAT_ASK = line_list("""
-    Write {x} {how}.
-    Format {x} {how}.
-    Show {x} {how}.
-    Give me {x} {how}.
-    Please write {x} {how}.
+    @do [write|format|show|give me|print|list|put|return] {x} {how}.
+    [Write|Format|Show|Give me|Print|List] [the words|the items|the list|these:] {x} {how}.
+    {x}: @do [write|format|show|print|list] them {how}.
+    I [want|need|would like] {x} {how}.
 """)
 AGAIN = line_list("""
-    Now write them {how}.
-    Now {how}, please.
-    And {how}?
-    Show them {how} instead.
-    Can I have them {how}?
+    @do [write|show|format|print|list|give me|return] [them|these|it|the list|the same] {how}.
+    [Now|And|And now|Next|Then] {how}[|, please|?].
+    [Show|Write|Print] [them|it] {how} [instead|now|this time].
+    [Can I|Could I|May I] have [them|it|the list] {how}?
+""")
+ONE_MORE = line_list("""
+    [One|Just one] more[.|, please.]
+    [Another|Another one|And another one][?|.|, please.]
+    @do [name|give me|tell me|list] [one more|another one|another].
 """)
 
 
 def edit_list(rng: random.Random, split: Split, chat: Conversation) -> None:
     """Reverse, sort, upper-case a list, or name its first or last item; then perhaps go on."""
-    items = things(rng, split, rng.randint(2, 6))
+    items = things(rng, split, rng.randint(2, 7))
     shown = ", ".join(items)
     for turn in range(rng.choice((1, 2, 2, 3))):
         asks, change = rng.choice(list(LIST_EDITS.values()))
         ask = pick(rng, split, asks)
         if turn:
-            ask = f"Now {ask[0].lower()}{ask[1:]}." if rng.random() < 0.7 else f"{ask}."
+            ask = f"Now {ask[0].lower()}{ask[1:]}." if rng.random() < 0.3 else f"{ask}."
         else:
             ask = f"{ask}: {shown}"
         items = change(items)
@@ -145,7 +170,7 @@ def format_list(rng: random.Random, split: Split, chat: Conversation) -> None:
     for turn, kind in enumerate(kinds):
         hows, write = FORMATS[kind]
         how, text = pick(rng, split, hows), write(items)
-        ask = pick(rng, split, AGAIN if turn else FORMAT_ASK).format(x=join_words(items), how=how)
+        ask = wording(rng, split, AGAIN if turn else FORMAT_ASK).format(x=join_words(items), how=how)
         chat.ask(ask, text, Check("json", items) if kind == "json" else Check("exact", text))
 
 
@@ -164,7 +189,7 @@ def name_things(rng: random.Random, split: Split, chat: Conversation) -> None:
     chat.ask(ask, FORMATS[kind][1](shown[:count]), Check("lines", (count, members)))
     if rng.random() < 0.3:
         chat.ask(
-            rng.choice(("One more.", "Another one?", "Give me one more.")),
+            wording(rng, split, ONE_MORE),
             shown[count],
             Check("lines", (1, members)),
         )

@@ -9,16 +9,21 @@ from __future__ import annotations
 import random
 import string
 
-from .base import Check, Conversation, Split, article_for, join_words, line_list, pick, sentence
+from .base import Check, Conversation, Split, article_for, join_words, line_list, pick, sentence, wording
 from .words import (
     ADJECTIVES,
     ANIMALS,
+    BOYS,
     COLORS,
+    GIRLS,
     JOBS,
+    NOUNS,
     OBJECTS,
     PLACES,
     SPORTS,
+    filler,
     full_name,
+    invent,
     person,
     plural,
     surname,
@@ -26,24 +31,14 @@ from .words import (
 )
 
 REPEAT = line_list("""
-    Repeat: {x}
-    Repeat after me: {x}
-    Copy this: {x}
-    Echo: {x}
-    Say this back to me: {x}
-    Please repeat these words: {x}
-    Write this again: {x}
-    Copy the following text: {x}
-    Type this again: {x}
-    Say: {x}
+    [Repeat|Repeat after me|Copy this|Echo|Say this back to me|Write this again|Type this again|Say]: {x}
+    @do [repeat|copy|echo|write|type|say] [these words|this text|the following|this|exactly this]: {x}
+    @do [repeat|copy|write|type] [these words|this text|the following|this] [once more|again|word for \
+        word|unchanged]: {x}
 """)
 ONCE_MORE = line_list("""
-    Again.
-    Once more.
-    And again, please.
-    Repeat it again.
-    One more time.
-    Say it again.
+    [Again|Once more|One more time|And again|And once more][.|, please.|!]
+    @do [repeat|say|write|type|copy] it [again|once more|one more time].
 """)
 # (a fact, a question about its first slot, a question about its second slot)
 FACTS: list[tuple[str, str, str]] = [
@@ -57,7 +52,7 @@ FACTS: list[tuple[str, str, str]] = [
     ("{a} is {number} years old.", "How old is {a}?", "Who is {number} years old?"),
     ("{a} knows {other}.", "Whom does {a} know?", "Who knows {other}?"),
 ]
-PLEASE = ["{q}", "{q}", "{q}", "Tell me: {q}", "And {q}", "Now: {q}"]
+PLEASE = ("{q}", "{q}", "{q}", "Tell me: {q}", "And {q}", "Now: {q}")
 
 
 def _code(rng: random.Random) -> str:
@@ -66,11 +61,17 @@ def _code(rng: random.Random) -> str:
 
 def _word(rng: random.Random, split: Split) -> str:
     choice = rng.random()
+    if choice < 0.2:
+        return surname(rng, split) if choice < 0.1 else town(rng, split)
     if choice < 0.3:
-        return surname(rng, split) if choice < 0.15 else town(rng, split)
+        return invent(rng, split)
     if choice < 0.4:
         return str(rng.randint(0, 999)) if choice < 0.35 else _code(rng)
-    word = pick(rng, split, rng.choice((OBJECTS, ANIMALS, ADJECTIVES, COLORS, JOBS, PLACES, SPORTS)))
+    word = pick(
+        rng,
+        split,
+        rng.choice((OBJECTS, ANIMALS, ADJECTIVES, COLORS, JOBS, PLACES, SPORTS, NOUNS, GIRLS, BOYS)),
+    )
     return word.upper() if choice > 0.95 else plural(word) if choice > 0.85 else word
 
 
@@ -78,21 +79,21 @@ def repeat(rng: random.Random, split: Split, chat: Conversation) -> None:
     """Copy a run of unrelated words, perhaps more than once."""
     words = [_word(rng, split) for _ in range(rng.choice((2, 4, 6, 8, 12, 16, 24)))]
     text = rng.choice((" ", ", ", " ", "; ", "\n")).join(words)
-    chat.ask(pick(rng, split, REPEAT).format(x=text), text, Check("exact", text))
+    chat.ask(wording(rng, split, REPEAT).format(x=text), text, Check("exact", text))
     if rng.random() < 0.3:
-        chat.ask(pick(rng, split, ONCE_MORE), text, Check("exact", text))
+        chat.ask(wording(rng, split, ONCE_MORE), text, Check("exact", text))
 
 
 def _slots(rng: random.Random, split: Split) -> dict[str, str]:
     return {
         "a": rng.choice((person(rng, split)[0], surname(rng, split), full_name(rng, split))),
         "town": town(rng, split),
-        "thing": article_for(f"{pick(rng, split, ADJECTIVES)} {pick(rng, split, OBJECTS)}"),
-        "likes": plural(pick(rng, split, OBJECTS + ANIMALS)),
-        "pet": f"{article_for(pick(rng, split, ANIMALS))} named {surname(rng, split)}",
-        "job": article_for(pick(rng, split, JOBS)),
-        "place": pick(rng, split, PLACES),
-        "sport": pick(rng, split, SPORTS),
+        "thing": article_for(f"{filler(rng, split, ADJECTIVES)} {filler(rng, split, OBJECTS)}"),
+        "likes": plural(filler(rng, split, OBJECTS)),
+        "pet": f"{article_for(filler(rng, split, ANIMALS))} named {surname(rng, split)}",
+        "job": article_for(filler(rng, split, JOBS)),
+        "place": filler(rng, split, PLACES),
+        "sport": filler(rng, split, SPORTS),
         "number": str(rng.randint(2, 99)),
         "other": full_name(rng, split),
     }
@@ -112,7 +113,7 @@ def look_up(rng: random.Random, split: Split, chat: Conversation) -> None:
     asked = rng.sample(sorted(known), min(len(known), rng.choice((1, 2, 3))))
     for turn, name in enumerate(asked):
         fact, ask_second, ask_first = known[name]
-        question = pick(rng, split, PLEASE).format(q=rng.choice((ask_second, ask_first)))
+        question = rng.choice(PLEASE).format(q=rng.choice((ask_second, ask_first)))
         chat.ask(question if turn else f"{facts} {question}", fact, Check("exact", fact))
     if rng.random() < 0.2:
         names = join_words(list(known))

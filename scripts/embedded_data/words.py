@@ -1,50 +1,48 @@
 """Slot fillers: the names, nouns, verbs and small facts that templates are filled with.
 
-Proper names are mostly built from syllables, so that a model must learn to copy a name from its context and
-cannot remember a short list. The syllables themselves are split: no held-out name occurs in training.
+The long lists are in ``fillers.txt``. Part of the fillers is invented from syllables, so that a model must
+learn to copy a word from its context and cannot remember a list; every piece of a held-out word is met in
+training words.
 """
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
-from .base import Split, part, pick, word_list
+from .base import Choices, Split, held_out, word_list
 
-GIRLS = word_list("""
-    Anna Maria Lucy Mia Emma Zoe Nina Clara Ruth Ella Lily Grace Sofia Ines Olga Petra Rosa Tara Vera Wanda
-    Alice Amina Bella Carmen Daisy Diana Elena Fatima Freya Gina Hana Helen Iris Ivy Jane Julia Kate Kira
-    Laura Leila Linda Maya Mona Nadia Nora Olivia Pia Priya Rita Sara Selma Tina Uma Yara Yuki Zara Ada Bea
-    Cleo Edith
-""")
-BOYS = word_list("""
-    Adam Ben Carl David Erik Felix George Henry Ivan Jack Karl Leo Mark Noah Oscar Paul Ralf Sam Tom Victor
-    Ahmed Alan Amir Bruno Chris Dan Diego Elias Emil Finn Frank Hugo Igor Jan Jonas Juan Kai Ken Liam Luca
-    Luis Max Milo Nick Omar Otto Pedro Peter Ravi Robin Sven Theo Tim Umar Walter Will Yusuf Zack Abel Cole
-""")
+INVENTED = 0.15
+
+
+def _sections(text: str) -> dict[str, Choices[str]]:
+    """The word lists of a file by the heading above each."""
+    blocks = [block.partition("\n") for block in text.strip().split("# ")[1:]]
+    return {name.strip(): word_list(words) for name, _, words in blocks}
+
+
+_LISTS = _sections((Path(__file__).parent / "fillers.txt").read_text(encoding="utf-8"))
+GIRLS, BOYS = _LISTS["girls"], _LISTS["boys"]
+OBJECTS, CONTAINERS, ANIMALS = _LISTS["objects"], _LISTS["containers"], _LISTS["animals"]
+JOBS, SPORTS, PLACES = _LISTS["jobs"], _LISTS["sports"], _LISTS["places"]
+ADJECTIVES, NOUNS, REGULAR_VERBS = _LISTS["adjectives"], _LISTS["nouns"], _LISTS["verbs"]
 ONSETS = word_list("""
-    B Br C Cal D Dor F Fal G Gar H Har J Jor K Kel L Lar M Mar N Nor P Pel R Ren S Sel T Tor V Vel W Win Z
+    b bl br c ch cl cr d dr f fl fr g gl gr h j k kl kr l m n p ph pl pr qu r s sc sh sk sl sm sn sp st
+    str t th
+    tr tw v w wh y z
 """)
-MIDDLES = word_list("a ado al an ar e el en er i il in ir o ol on or u un ur ay ea")
+NUCLEI = word_list("a e i o u ai au ea ee ei ia ie oa oo ou ui y")
+CODAS = word_list("""
+    b ck ct d ft g k l ld lk ll lm lt m mp n nd ng nk nt p r rd rk rm rn rt s sh sk ss st t th x z
+""")
 ENDINGS = word_list("""
-    bell dale dan der ford gan ham ley lin man mer mond more nell ner rick rin ro sen ser shaw son ston ta
-    ton vale van wick win wood zel
+    bell dale dan der ford gan ham ley lin man mer mond more nell ner rick rin ro sen ser shaw son ston
+    ta ton vale
+    van wick win wood zel berg ski ova ez ini ard ett ow by worth
 """)
 PLACE_ENDINGS = word_list("""
-    ford ham ton ville berg field bridge port haven mouth stead wick burg dale brook hill holm worth gate
-    minster cliff crest
-""")
-OBJECTS = word_list("""
-    apple book pencil marble coin stamp shell card button flower cookie candle sticker ball egg orange stone
-    key ticket bottle brick cup hat lamp leaf letter map nail pear plate ribbon ring rope seed shoe spoon
-    toy tile lemon muffin mango peach plum carrot potato tomato onion balloon crayon bead feather photo
-    postcard puzzle sock towel basket bagel cupcake sandwich magnet kite doll robot badge notebook eraser
-    ruler peg jar bell acorn olive
-""")
-CONTAINERS = word_list("box bag basket crate shelf jar tray case drawer packet bucket bin carton sack")
-ANIMALS = word_list("""
-    cat dog horse cow sheep goat rabbit mouse fox wolf bear lion tiger monkey elephant giraffe zebra camel
-    frog snake turtle duck goose eagle owl parrot penguin whale dolphin shark salmon bee ant spider beetle
-    deer
+    ford ham ton ville berg field bridge port haven mouth stead wick burg dale brook hill holm worth
+    gate minster cliff crest ley land shire grad polis view chester bury by
 """)
 FRUITS = word_list("""
     apple pear plum banana grape mango orange lemon cherry peach melon kiwi fig lime papaya apricot
@@ -53,17 +51,10 @@ COLORS = word_list("red blue green yellow purple orange pink brown black white g
 VEGETABLES = word_list("""
     carrot potato onion cabbage spinach pea bean leek turnip beet broccoli celery radish pumpkin
 """)
-JOBS = word_list("""
-    teacher doctor baker farmer nurse pilot painter writer singer cook driver builder lawyer judge tailor
-    gardener mechanic engineer librarian dentist plumber sailor carpenter photographer reporter scientist
-""")
 TOOLS = word_list("""
     hammer saw drill wrench pliers chisel file axe shovel rake screwdriver ladder clamp level
 """)
 INSTRUMENTS = word_list("piano guitar violin flute drum trumpet cello harp clarinet oboe banjo organ tuba")
-SPORTS = word_list("""
-    football tennis hockey chess rugby golf swimming boxing rowing cycling judo skiing archery cricket
-""")
 COUNTRIES = word_list("""
     France Spain Italy Japan Brazil Canada Egypt India Kenya Norway Peru Poland Greece Cuba Chile Sweden
 """)
@@ -86,32 +77,39 @@ CATEGORIES: dict[str, list[str]] = {
 }
 MONTHS = word_list("January February March April May June July August September October November December")
 WEEKDAYS = word_list("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-ADJECTIVES = word_list("""
-    small big old new red blue green quiet loud bright dark warm cold soft heavy light clean dusty round
-    wooden shiny broken pretty plain narrow wide tall short sweet sour fresh strange gentle brave clever
-    lazy busy happy sad proud shy calm curious friendly careful
-""")
-# (base form, past, past participle): verbs that take any of the objects.
-VERBS = [
+
+
+def _past(verb: str) -> str:
+    """The past of a regular verb."""
+    if verb[-1] == "y" and verb[-2] not in "aeiou":
+        return verb[:-1] + "ied"
+    if verb in (
+        "drop",
+        "wrap",
+        "trim",
+        "snatch",
+        "dig",
+        "hug",
+        "grab",
+        "drag",
+        "ship",
+        "spot",
+        "strap",
+        "swap",
+    ):
+        return verb + ("ed" if verb == "snatch" else verb[-1] + "ed")
+    return verb + ("d" if verb.endswith("e") else "ed")
+
+
+IRREGULAR_VERBS = [
     ("find", "found", "found"),
     ("buy", "bought", "bought"),
-    ("paint", "painted", "painted"),
-    ("carry", "carried", "carried"),
-    ("clean", "cleaned", "cleaned"),
-    ("drop", "dropped", "dropped"),
     ("hide", "hid", "hidden"),
     ("lose", "lost", "lost"),
-    ("move", "moved", "moved"),
-    ("open", "opened", "opened"),
-    ("push", "pushed", "pushed"),
-    ("repair", "repaired", "repaired"),
     ("sell", "sold", "sold"),
     ("steal", "stole", "stolen"),
     ("take", "took", "taken"),
     ("throw", "threw", "thrown"),
-    ("wash", "washed", "washed"),
-    ("watch", "watched", "watched"),
-    ("wrap", "wrapped", "wrapped"),
     ("break", "broke", "broken"),
     ("bring", "brought", "brought"),
     ("build", "built", "built"),
@@ -122,26 +120,48 @@ VERBS = [
     ("make", "made", "made"),
     ("show", "showed", "shown"),
 ]
-SYNONYMS = [
-    ("purchase", "buy"),
-    ("commence", "begin"),
-    ("terminate", "end"),
-    ("assist", "help"),
-    ("utilize", "use"),
-    ("demonstrate", "show"),
-    ("require", "need"),
-    ("obtain", "get"),
-    ("inquire about", "ask about"),
-    ("construct", "build"),
-    ("observe", "see"),
-    ("conceal", "hide"),
-    ("repair", "fix"),
-    ("select", "pick"),
-    ("discard", "throw away"),
-    ("retain", "keep"),
-    ("attempt", "try"),
-    ("finalize", "finish"),
-]
+# (base form, past, past participle): verbs that take any of the objects.
+VERBS = Choices([IRREGULAR_VERBS, [(verb, _past(verb), _past(verb)) for verb in REGULAR_VERBS]])
+SYNONYMS = Choices(
+    [
+        [
+            ("purchase", "buy"),
+            ("commence", "begin"),
+            ("terminate", "end"),
+            ("assist", "help"),
+            ("utilize", "use"),
+            ("demonstrate", "show"),
+            ("require", "need"),
+            ("obtain", "get"),
+            ("inquire about", "ask about"),
+            ("construct", "build"),
+            ("observe", "see"),
+            ("conceal", "hide"),
+            ("repair", "fix"),
+            ("select", "pick"),
+            ("discard", "throw away"),
+            ("retain", "keep"),
+            ("attempt", "try"),
+            ("finalize", "finish"),
+            ("acquire", "get"),
+            ("possess", "own"),
+            ("inspect", "look at"),
+            ("transport", "carry"),
+            ("request", "ask for"),
+            ("reside near", "live near"),
+            ("fabricate", "make"),
+            ("restore", "mend"),
+            ("alter", "change"),
+            ("contemplate", "think about"),
+            ("locate", "find"),
+            ("elevate", "lift"),
+            ("seize", "grab"),
+            ("transmit", "send"),
+            ("consume", "use up"),
+            ("examine", "check"),
+        ]
+    ]
+)
 OPPOSITES = [
     ("hot", "cold"),
     ("big", "small"),
@@ -168,10 +188,6 @@ OPPOSITES = [
     ("day", "night"),
     ("true", "false"),
 ]
-PLACES = word_list("""
-    garden kitchen park school library market station harbor museum office shop farm forest beach hall
-    bakery cellar attic workshop classroom theater stadium clinic barn
-""")
 
 
 def plural(noun: str) -> str:
@@ -186,12 +202,21 @@ def plural(noun: str) -> str:
         "leaf": "leaves",
         "salmon": "salmon",
         "person": "people",
+        "ox": "oxen",
+        "moose": "moose",
+        "reindeer": "reindeer",
+        "policeman": "policemen",
+        "loaf": "loaves",
+        "scarf": "scarves",
+        "dice": "dice",
     }
     if noun in irregular:
         return irregular[noun]
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return noun[:-1] + "ies"
-    if noun in ("potato", "tomato", "mango") or noun.endswith(("s", "x", "ch", "sh")):
+    if noun in ("potato", "tomato", "mango", "domino", "buffalo") or noun.endswith(
+        ("s", "x", "z", "ch", "sh")
+    ):
         return noun + "es"
     return noun + "s"
 
@@ -201,9 +226,27 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else plural(noun)}"
 
 
+def invent(rng: random.Random, split: Split, endings: list[str] | None = None) -> str:
+    """A pronounceable word in lower case whose hash belongs to the split, such as ``trenoal``."""
+    choice, wanted = rng.choice, split == "heldout"
+    while True:
+        word = ""
+        for _ in range(choice((1, 1, 2) if endings else (1, 2, 2, 3))):
+            nucleus = choice("aeiou") if rng.random() < 0.6 else choice(NUCLEI)
+            word += choice(ONSETS) + nucleus + (choice(CODAS) if rng.random() < 0.45 else "")
+        word += choice(endings) if endings else ""
+        if 3 < len(word) < 13 and held_out(word) == wanted:
+            return word
+
+
 def made_up(rng: random.Random, split: Split, endings: list[str]) -> str:
-    """A word built from split syllables, such as ``Calenford``."""
-    return pick(rng, split, ONSETS) + pick(rng, split, MIDDLES) + pick(rng, split, endings)
+    """An invented proper name, mostly with a familiar ending, such as ``Calenford``."""
+    return invent(rng, split, endings if rng.random() < 0.7 else None).capitalize()
+
+
+def filler(rng: random.Random, split: Split, items: Choices[str]) -> str:
+    """A word of the list, or now and then one that nobody has ever seen."""
+    return invent(rng, split) if rng.random() < INVENTED else items.draw(rng, split)
 
 
 def surname(rng: random.Random, split: Split) -> str:
@@ -212,8 +255,11 @@ def surname(rng: random.Random, split: Split) -> str:
 
 
 def town(rng: random.Random, split: Split) -> str:
-    """A made-up town name."""
-    return made_up(rng, split, PLACE_ENDINGS)
+    """A made-up town name of one word or two."""
+    name = made_up(rng, split, PLACE_ENDINGS)
+    if rng.random() < 0.15:
+        return f"{rng.choice(('Port', 'New', 'East', 'West', 'Lake', 'Fort', 'Upper', 'Saint'))} {name}"
+    return name
 
 
 def person(rng: random.Random, split: Split) -> tuple[str, str, str]:
@@ -221,7 +267,7 @@ def person(rng: random.Random, split: Split) -> tuple[str, str, str]:
     girl = rng.random() < 0.5
     if rng.random() < 0.2:
         return (surname(rng, split), "she", "her") if girl else (surname(rng, split), "he", "his")
-    return (pick(rng, split, GIRLS), "she", "her") if girl else (pick(rng, split, BOYS), "he", "his")
+    return (GIRLS.draw(rng, split), "she", "her") if girl else (BOYS.draw(rng, split), "he", "his")
 
 
 def full_name(rng: random.Random, split: Split) -> str:
@@ -238,9 +284,10 @@ def date(rng: random.Random) -> str:
 
 
 def things(rng: random.Random, split: Split, count: int) -> list[str]:
-    """``count`` different nouns, from one category or from all objects."""
-    pool = part(OBJECTS, split)
-    if rng.random() < 0.5:
-        narrow = part(rng.choice(list(CATEGORIES.values())), split)
-        pool = narrow if len(narrow) >= count else pool
-    return rng.sample(pool, count)
+    """``count`` different nouns, of one kind or of all, some of them invented."""
+    lists = (OBJECTS, OBJECTS, OBJECTS, ANIMALS, NOUNS, JOBS, PLACES, ADJECTIVES, GIRLS, BOYS, SPORTS)
+    narrow, found = rng.choice(lists), dict[str, None]()
+    wide = rng.random() < 0.3
+    while len(found) < count:
+        found[filler(rng, split, rng.choice(lists) if wide else narrow)] = None
+    return list(found)

@@ -49,7 +49,7 @@ def build(folder: Path, tokenizer_path: Path, split: Split, tokens: int, seed: i
     starts: list[np.ndarray] = []
     done, number = 0, 0
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    chats = min(CHATS_PER_PIECE, max(200, tokens // 100))
+    chats = min(CHATS_PER_PIECE, max(200, tokens // 400))
     with (
         ProcessPoolExecutor(workers) as pool,
         (folder / "ids.bin").open("wb") as ids_file,

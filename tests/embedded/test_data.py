@@ -23,7 +23,8 @@ from embedded_data import (
     words,
 )
 from embedded_data.checks import code_of, score
-from embedded_data.function_kinds import KINDS
+from embedded_data.composed import COMPOSED
+from embedded_data.function_kinds import KINDS, Kind
 
 MODULES = [
     arithmetic,
@@ -70,26 +71,109 @@ def test_own_replies_pass_their_checks(family: str, split: base.Split) -> None:
             assert score(check, reply) == 1.0, (check, reply)
 
 
-def test_reference_code_runs() -> None:
-    for kind in KINDS:
-        made = kind.fill(random.Random(3), "heldout")
-        assert len(kind.filled_tests(made)) >= 3
-        assert "{" not in made["d"]
+@pytest.mark.parametrize("kind", [*KINDS, *COMPOSED[::5]], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("split", SPLITS)
+def test_reference_code_runs(kind: Kind, split: base.Split) -> None:
+    made = kind.fill(random.Random(3), split)
+    assert len(kind.filled_tests(made)) >= 3
+    assert not set("{@[|]") & set(made["d"])
+    assert "{" not in made["f"]
+
+
+def test_combined_functions_need_known_blocks() -> None:
+    train, held = ({kind.name for kind in base.part(functions.COMBINED, split)} for split in SPLITS)
+    assert not train & held
+    assert len(held) > 50
+    known = {block for name in train for block in name.split("_")}
+    assert {block for name in held for block in name.split("_")} <= known
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_lists_split_without_overlap(module: object) -> None:
-    lists = [
-        value
-        for name, value in vars(module).items()
-        if name.isupper() and isinstance(value, list) and len(value) > 3
-    ]
-    assert lists
-    for items in lists:
+    found = [
+        value for value in vars(module).values() if isinstance(value, base.Choices) and len(value) > 3
+    ] + list(module._TEXT.values() if module is arithmetic else ())
+    assert found
+    for items in found:
         train, held = (base.part(items, split) for split in SPLITS)
         assert held
-        assert len(train) + len(held) == len(items)
+        assert train
+        assert {repr(item) for item in train} | {repr(item) for item in held} == {repr(i) for i in items}
         assert not {repr(item) for item in train} & {repr(item) for item in held}
+
+
+@pytest.mark.parametrize(
+    "wordings",
+    [
+        *(
+            getattr(module, name)
+            for module in MODULES
+            for name in vars(module)
+            if "ASK" in name and isinstance(getattr(module, name), base.Choices)
+        ),
+        *(wordings for wordings, _ in list_tasks.LIST_EDITS.values()),
+        *(wordings for wordings, _ in list_tasks.FORMATS.values()),
+        *(wordings for wordings, _ in sentence_tasks.CASES),
+        *(wordings for wordings, _, _ in sentence_tasks.REWRITES),
+        *(plot.leads for plot in articles.PLOTS),
+    ],
+    ids=lambda wordings: wordings[0],
+)
+def test_requests_have_many_wordings(wordings: base.Choices[str]) -> None:
+    assert len(base.part(wordings, "train")) >= 9
+    assert len(wordings) >= 12
+
+
+Drawn = dict[base.Split, set[tuple[int, str]]]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[Drawn, dict[base.Split, set[str]], dict[base.Split, str]]:
+    """What thousands of chats drew from each list, which words they invented, and their text."""
+    values: Drawn = {split: set() for split in SPLITS}
+    invented: dict[base.Split, set[str]] = {split: set() for split in SPLITS}
+    draw, invent = base.Choices.draw, words.invent
+
+    def recorded(self: base.Choices[object], rng: random.Random, split: base.Split) -> object:
+        value = draw(self, rng, split)
+        values[split].add((id(self), repr(value)))
+        return value
+
+    def noted(rng: random.Random, split: base.Split, *rest: list[str] | None) -> str:
+        word = invent(rng, split, *rest)
+        invented[split].add(word)
+        return word
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base.Choices, "draw", recorded)
+        patch.setattr(words, "invent", noted)
+        text = {}
+        for split in SPLITS:
+            rng = random.Random(8)
+            chats = [sample(rng, split) for _ in range(6000)]
+            text[split] = " ".join(m["content"] for chat in chats for m in chat.messages)
+    return values, invented, text
+
+
+def test_no_held_out_filler_or_template_in_training(
+    drawn: tuple[Drawn, dict[base.Split, set[str]], dict[base.Split, str]],
+) -> None:
+    values, invented, text = drawn
+    assert all(len(values[split]) > 3000 and len(invented[split]) > 2000 for split in SPLITS)
+    assert not values["train"] & values["heldout"]
+    assert not invented["train"] & invented["heldout"]
+    training = set(re.findall(r"[a-z]+", text["train"].lower()))
+    # Only a short invented word may be an ordinary one, or another one's plural, by chance.
+    assert not {word for word in invented["heldout"] if len(word) > 7 and word[-1] != "s"} & training
+
+
+def test_held_out_words_are_held_out_in_every_list() -> None:
+    lists = [value for value in vars(words).values() if isinstance(value, base.Choices)]
+    lists = [items for items in lists if isinstance(items[0], str) and len(items) > 45]
+    train, held = ({word.lower() for items in lists for word in base.part(items, split)} for split in SPLITS)
+    assert not train & held
+    assert len(train) > 1000
+    assert len(held) > 200
 
 
 def test_short_lists_cannot_be_split() -> None:
@@ -101,6 +185,25 @@ def test_names_never_cross_the_split() -> None:
     rng = random.Random(0)
     drawn = {split: {words.full_name(rng, split) for _ in range(3000)} for split in SPLITS}
     assert not drawn["train"] & drawn["heldout"]
+
+
+def test_templates_expand() -> None:
+    assert base.expand("a [b|c|] d") == ["a b d", "a c d", "a d"]
+    assert "Please go" in base.expand("@do go")
+    assert base.held_out("What is it?") == base.held_out("what is it")
+
+
+def test_any_name_passes_where_none_was_asked_for() -> None:
+    assert score(base.Check("python", [("_(1)", "2")]), "```python\ndef g(x):\n    return x + 1\n```") == 1.0
+    assert score(base.Check("python", [("_(1)", "2")]), "```python\nx = 1\n```") == 0.0
+
+
+def test_long_chats_and_articles_occur() -> None:
+    rng = random.Random(2)
+    chats = [sample(rng) for _ in range(3000)]
+    assert sum(len(chat.checks) >= 5 for chat in chats) > 150
+    assert max(len(chat.messages[0]["content"]) for chat in chats) > 4000
+    assert {chat.family for chat in chats if len(chat.checks) >= 4} == set(FAMILIES)
 
 
 def test_checks_refuse_wrong_replies() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
-from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.config import Backend, ModelConfig
 from streamserve.protocol.messages import Admitted, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import make_checkpoint, reference_model
@@ -69,9 +69,9 @@ def reference(checkpoint: Path) -> Any:
     return reference_model(checkpoint)
 
 
-def make_engine(checkpoint: Path, case: Case) -> Engine:
+def make_engine(checkpoint: Path, case: Case, backend: Backend = "auto") -> Engine:
     config = ModelConfig(
-        path=str(checkpoint), dtype="float32", threads=1, num_blocks=case.blocks, block_size=16,
+        path=str(checkpoint), dtype="float32", backend=backend, threads=1, num_blocks=case.blocks,
         max_model_len=LONGEST + OUTPUTS, max_num_seqs=32, max_num_batched_tokens=max(512, case.chunk),
         max_chunk=case.chunk, preempt_every=case.preempt_every,
     )  # fmt: skip
@@ -141,15 +141,16 @@ def compare(
     return ties, int(differ.sum()) - ties, error
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_the_references(
-    checkpoint: Path, reference: Any, name: str, scale: Scale, record: Callable[..., None]
+    checkpoint: Path, reference: Any, name: str, backend: Backend, scale: Scale, record: Callable[..., None]
 ) -> None:
     case = CASES[name]
     if not scale.full:
         case = replace(case, longest=min(case.longest, 400))
     count = scale.pick(max(6, case.concurrency * 3 // 2), 36)
-    engine = make_engine(checkpoint, case)
+    engine = make_engine(checkpoint, case, backend)
     prompts = make_prompts(random.Random(scale.seed), count, case.longest, engine.model.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True, logprobs=0)
     outcome = generate(engine, prompts, params, case.concurrency)
