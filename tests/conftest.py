@@ -18,6 +18,7 @@ from streamserve import __version__
 
 FIGURES = pytest.StashKey[dict[str, dict[str, Any]]]()
 STARTED = pytest.StashKey[float]()
+OUTCOMES = ("passed", "failed", "error", "skipped")
 
 hypothesis.settings.register_profile("small", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
@@ -76,23 +77,20 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    path = session.config.getoption("--results")
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    path = config.getoption("--results")
     if path:
+        counts = {name: len(terminalreporter.stats.get(name, ())) for name in OUTCOMES}
         report = {
             "version": __version__,
             "commit": _git("rev-parse", "HEAD"),
             "clean": not _git("status", "--porcelain", "--untracked-files=no"),
-            "machine": {
-                "processor": _processor(),
-                "cores": psutil.cpu_count(),
-                "python": platform.python_version(),
-            },
-            "full": session.config.getoption("--full"),
-            "seconds": round(time.time() - session.config.stash[STARTED], 1),
-            "passed": session.testscollected - session.testsfailed,
-            "failed": session.testsfailed,
-            "figures": session.config.stash[FIGURES],
+            "machine": {"processor": _processor(), "cores": psutil.cpu_count()},
+            "python": platform.python_version(),
+            "full": config.getoption("--full"),
+            "seconds": round(time.time() - config.stash[STARTED], 1),
+            **counts,
+            "figures": config.stash[FIGURES],
         }
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(report, indent=2) + "\n")

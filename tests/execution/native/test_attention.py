@@ -14,6 +14,7 @@ from streamserve.execution.layout import lay_out
 from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import Path, Team
 from streamserve.policy.tree import TokenTree
+from tests.execution.native.paths import EVERY_PATH
 from tests.execution.strategies import steps
 from tests.execution.test_attention import dense
 from tests.execution.test_kv_cache import SPEC
@@ -67,8 +68,7 @@ class Sequence:
         return torch.cat(out)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @given(
     step=steps(),
     kv_heads=st.sampled_from([1, 2]),
@@ -96,8 +96,7 @@ def test_attention_is_a_dense_masked_softmax(team, path, dtype, step, kv_heads, 
             torch.testing.assert_close(out[part.offset + row].double(), expected, rtol=bound, atol=bound)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -122,8 +121,7 @@ def test_bits_do_not_depend_on_chunks_or_threads(team, path, dtype, shape):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize("start", [0, 5, 120, 127, 128, 500, 700])
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_tree_branch_has_the_bits_of_the_chain(team, path, dtype, start, window):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from streamserve.execution.native.library import Path
 from streamserve.execution.native.linear import NativeLinear
+from tests.execution.native.paths import EVERY_PATH
 
 DTYPES = [torch.bfloat16, torch.float32]
 CUTS = [(0, 1), (7, 8), (3, 9), (0, 16), (5, 22), (1, 33), (0, 48), (2, 66), (9, 73), (100, 300), (0, 510)]
@@ -18,8 +19,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @given(
     rows=st.integers(1, 70),
     outputs=st.integers(1, 200),
@@ -39,8 +39,7 @@ def test_sums_are_right_to_float32(team, path, dtype, rows, outputs, inputs, bia
     assert torch.equal(linear(x), wide.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (333, 100), (704, 512)])
 def test_a_rows_bits_do_not_depend_on_its_company(team, path, dtype, outputs, inputs):
     x, w = random((510, inputs), dtype, 0), random((outputs, inputs), dtype, 1)
