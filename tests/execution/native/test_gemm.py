@@ -11,7 +11,6 @@ from streamserve.execution.native.library import Path
 from streamserve.execution.native.linear import NativeLinear
 from tests.execution.native.paths import EVERY_PATH
 
-DTYPES = [torch.bfloat16, torch.float32]
 CUTS = [(0, 1), (7, 8), (3, 9), (0, 16), (5, 22), (1, 33), (0, 48), (2, 66), (9, 73), (100, 300), (0, 510)]
 
 
