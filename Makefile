@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= embedded
 ARGS ?=
+# Where the clients of other makers live that `make verify` runs.
+COMPAT ?= build/compat
 # The CPU build of torch is enough, and much smaller than the CUDA one that a plain "torch" may bring:
 #   make serve TORCH_PIP_ARGS="torch --index-url <the index of the build you want>"
 TORCH_PIP_ARGS ?= torch==2.13.0
@@ -48,8 +50,15 @@ lint: $(VENV)/.developing
 test: lint
 	$(BIN)/pytest $(ARGS)
 
-verify: lint
-	$(BIN)/pytest --full --results tests/results/verify.json $(ARGS)
+# Clients of other makers pin older libraries than ours, so they have a venv of their own.
+$(COMPAT)/.installed: tests/compat/requirements.txt
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/pip install --quiet $(TORCH_PIP_ARGS)
+	$(COMPAT)/bin/pip install --quiet --requirement $<
+	@touch $@
+
+verify: lint $(COMPAT)/.installed
+	COMPAT=$(abspath $(COMPAT)) $(BIN)/pytest --full --results tests/results/verify.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

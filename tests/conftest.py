@@ -1,6 +1,7 @@
 """How much is tested, and what was counted: small counts by default, full ones with --full."""
 
 import json
+import os
 import platform
 import secrets
 import subprocess
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[FIGURES] = {}
     config.stash[STARTED] = time.time()
+    os.environ["STREAMSERVE_PROFILE"] = "false"  # no measuring, nothing kept, unless a test asks for it
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
 
 

@@ -31,7 +31,7 @@ def test_openai_client() -> None:
         assert "tokens)" in run("openai_client.py", served.url)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/simulation.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/simulation.md", "docs/structured-output.md"])
 def test_code_in_the_docs_runs(page: str) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     done = subprocess.run(

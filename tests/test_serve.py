@@ -1,5 +1,6 @@
 """`streamserve serve` as a user meets it: the banner, the command it prints, signals, mistakes."""
 
+import json
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from streamserve.serving import is_loopback
 from tests.checkpoints import make_checkpoint
 from tests.serving import serving
 
@@ -139,3 +141,31 @@ def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:
     assert nowhere.returncode == 2
     assert "owner/none is no folder here, and the hub does not give it" in nowhere.stderr
     assert "Traceback" not in nowhere.stderr
+
+
+def test_a_server_with_a_key_keeps_it_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the banner, nor in the worker's environment."""
+    monkeypatch.setenv("STREAMSERVE_API_KEY", "key-of-the-test")
+    with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
+        assert "key-of-the-test" not in served.banner
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        assert httpx.get(f"{served.url}/v1/models").status_code == 401
+        headers = {"Authorization": "Bearer key-of-the-test"}
+        assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200
+        (worker,) = psutil.Process(served.process.pid).children()
+        assert not [name for name in worker.environ() if name.startswith("STREAMSERVE_")]
+
+
+def test_listening_for_others_without_a_key_is_warned_about() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as anywhere, socket.create_server(("127.0.0.1", 0)) as here:
+        assert not is_loopback(anywhere)
+        assert is_loopback(here)
+    command = [sys.executable, "-m", "streamserve", "serve", "--host", "0.0.0.0", "--port", "0"]
+    command += ["--log-format", "json", "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = json.loads(process.stderr.readline())
+        process.terminate()
+        process.communicate(timeout=30)
+    assert line["level"] == "warning"
+    assert "--api-key-file" in line["message"]

@@ -1,5 +1,6 @@
 """Settings come from flags, environment and a file, in this order, and say what is wrong with them."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,53 @@ def test_a_bad_setting_is_exit_status_2() -> None:
     result = CliRunner().invoke(app, ["serve", "embedded", "--port", "77777", "--print-config"])
     assert result.exit_code == 2
     assert "port = 77777" in result.output
+
+
+def digests(*keys: str) -> tuple[str, ...]:
+    return tuple("sha256:" + sha256(key.encode()).hexdigest() for key in keys)
+
+
+def test_keys_are_known_by_their_digests_wherever_they_come_from(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the team\nkey-three\n\n  key-four\n")
+    given = {"api_key": ["key-one", "env:TEAM_KEY"], "api_key_file": str(file), "admin_key": ["key-five"]}
+    settings = resolve("embedded", given, environ={"TEAM_KEY": "key-two"})
+    assert settings.server.api_key == digests("key-one", "key-two", "key-three", "key-four")
+    assert settings.server.admin_key == digests("key-five")
+    assert resolve("embedded", environ={"STREAMSERVE_API_KEY": "key-1,key-2"}).server.api_key == digests(
+        "key-1", "key-2"
+    )
+
+
+def test_printed_settings_show_no_key_and_read_back_to_the_same(tmp_path: Path) -> None:
+    settings = resolve("embedded", {"api_key": ["key-one"]}, environ={"STREAMSERVE_ADMIN_KEY": "key-two"})
+    text = to_toml(settings) + repr(settings)
+    assert "key-one" not in text
+    assert "key-two" not in text
+    file = tmp_path / "settings.toml"
+    file.write_text(to_toml(settings))
+    assert resolve(config=file, environ=NONE) == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"api_key": ["two words"]}, "api_key: a key must have"),
+        ({"api_key": [""]}, "api_key: a key must have"),
+        ({"api_key": ["env:NOWHERE"]}, "api_key = 'env:NOWHERE': there is no such variable"),
+        ({"admin_key": ["sha256:12"]}, "admin_key: a digest must be"),
+        ({"api_key": [17]}, "api_key: must be texts"),
+        ({"api_key_file": "/no/such/file"}, "api_key_file = '/no/such/file': cannot be read"),
+    ],
+)
+def test_bad_keys_are_refused_unquoted(given: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as refused:
+        resolve("embedded", given, environ=NONE)
+    assert "two words" not in str(refused.value)
+
+
+def test_an_empty_file_of_keys_is_no_open_door(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# none yet\n")
+    with pytest.raises(SettingsError, match="holds no key"):
+        resolve("embedded", {"api_key_file": str(file)}, environ=NONE)

@@ -11,15 +11,27 @@ from dataclasses import dataclass
 
 import msgspec
 
+from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Admitted, Finished, ModelInfo, PromptLogprobs, Ready, Report, Token
+from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.messages import (
+    Admitted,
+    Finished,
+    Guessed,
+    ModelInfo,
+    PromptLogprobs,
+    Ready,
+    Report,
+    Token,
+)
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings
 from streamserve.text.chat import chat_template
+from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.output import ChoiceText, Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -43,11 +55,16 @@ class AsyncLLM:
         self.tokenizer = Tokenizer.from_folder(settings.model.path)
         self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
         self.served_names = settings.server.served_model_name or (settings.name,)
+        self.root = root_name(settings.name, settings.model.path)
         self.created = int(time.time())
         server = settings.server
         fleet = FleetConfig(
-            workers=(WORKER,), max_requests=server.max_requests, stuck_after=server.stuck_after
+            workers=(WORKER,),
+            max_requests=server.max_requests,
+            max_waiting_tokens=server.max_waiting_tokens,
+            stuck_after=server.stuck_after,
         )
+        self._grammars: GrammarCheck | None = None
         self._shell = FleetShell(fleet, self._worker_config)
 
     async def start(self, wait: bool = True) -> None:
@@ -66,6 +83,8 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Stop the workers and free everything; open requests end with an error."""
+        if self._grammars is not None:
+            self._grammars.close()
         await self._shell.close()
 
     @property
@@ -94,6 +113,14 @@ class AsyncLLM:
         """The worker's process."""
         return self._shell.process_id(WORKER)
 
+    async def check_grammar(self, grammar: Grammar, field: str) -> None:
+        """Compile a grammar, if it was not before. Raises RequestError about `field` if it cannot be used."""
+        if self._grammars is None:
+            model, server = self.model, self.settings.server
+            compile = compiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
+            self._grammars = GrammarCheck(compile, server.max_grammar_bytes, server.grammar_timeout)
+        await self._grammars(grammar, field)
+
     async def submit(
         self,
         prompt: list[int],
@@ -108,8 +135,10 @@ class AsyncLLM:
         Raises RequestError before the first item if the request is refused, or later if it is lost.
         """
         params = self._complete(prompt, params)
+        if params.grammar is not None:
+            await self.check_grammar(params.grammar, "grammar")
         choices = {choice: ChoiceText(self.tokenizer, params, choice) for choice in range(params.n)}
-        cached = 0
+        cached, queued, guessed, accepted = 0, 0.0, 0, 0
         opened = Open(request_id, prompt, params, priority, cache_salt)
         async with aclosing(self._shell.submit(opened)) as steps:
             async for events in steps:
@@ -118,7 +147,10 @@ class AsyncLLM:
                         yield event
                         continue
                     if isinstance(event, Admitted):
-                        cached = event.cached
+                        cached, queued = event.cached, event.queued
+                        continue
+                    if isinstance(event, Guessed):
+                        guessed, accepted = guessed + event.guessed, accepted + event.accepted
                         continue
                     delta = _delta(choices[event.choice], event)
                     if delta is None:
@@ -128,13 +160,14 @@ class AsyncLLM:
                         await self._shell.cancel(request_id, event.choice)
                 if all(choice.finished for choice in choices.values()):
                     break
-        yield Usage(len(prompt), sum(choice.emitted for choice in choices.values()), cached)
+        completion = sum(choice.emitted for choice in choices.values())
+        yield Usage(len(prompt), completion, cached, queued, guessed, accepted)
 
     def _complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
         """Check a request, draw its seed, and bound its length by what the context holds."""
         model = self.model
         try:
-            check_sampling(params, model.vocab_size)
+            check_sampling(params, model.vocab_size, model.eos_token_ids)
         except ValueError as error:
             raise RequestError(str(error), field=str(error).split("[")[0].split(" ")[0]) from error
         if not prompt:
@@ -165,6 +198,7 @@ class AsyncLLM:
             endpoint=endpoint,
             model=self.settings.model,
             log_level=self.settings.server.log_level,
+            log_format=self.settings.server.log_format,
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from streamserve import embedded
 from streamserve.protocol.errors import CheckpointError
 
+TOKENIZER = "tokenizer.json"
 EMBEDDED = ("embedded", "embedded-draft")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
@@ -25,6 +26,24 @@ def locate(model: str) -> Path:
             f"or one of: {', '.join(EMBEDDED)}"
         )
     return _download(model)
+
+
+def root_name(model: str, path: str) -> str:
+    """What others can load the tokenizer of `model` from: its hub name, else the folder at `path`."""
+    name = model.partition("@")[0]
+    local = model in EMBEDDED or Path(model).expanduser().is_dir()
+    return path if local else name
+
+
+def packaged_draft(target: Path) -> Path | None:
+    """The packaged draft model, if it fits the checkpoint `target`: the packaged target and whatever was
+    inflated from it share its tokenizer to the byte. None for the draft itself and for every other model."""
+    try:
+        folder = embedded.path("embedded-draft")
+        same = (target / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
+    except OSError:
+        return None
+    return folder if same and target.resolve() != folder.resolve() else None
 
 
 def _download(model: str) -> Path:

@@ -1,4 +1,4 @@
-"""The command line: serve, generate, chat, version. Exit status 2 means a bad setting or checkpoint."""
+"""The command line: serve, generate, chat, profile. Exit status 2 means a bad setting or checkpoint."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from streamserve import __version__
+from streamserve.bench.command import bench
 from streamserve.checkpoints import locate
 from streamserve.protocol.errors import CheckpointError, RequestError, StartError
 from streamserve.protocol.sampling import SamplingParams
@@ -28,6 +29,7 @@ app = typer.Typer(
 
 models = typer.Typer(help="Work with checkpoints.", no_args_is_help=True)
 app.add_typer(models, name="models")
+app.add_typer(bench, name="bench")
 
 Model = Annotated[
     str | None,
@@ -154,6 +156,20 @@ def chat(
             messages.append(_user(text))
             answer = _print_stream(llm, llm.render(messages), params)
             messages.append({"role": "assistant", "content": answer})
+
+
+@app.command()
+@with_settings
+def profile(model: Model = None, *, settings: Settings) -> None:
+    """Measure this machine with a model, and with its draft model: memory, matrices, the time of a step.
+
+    Takes seconds for a small model, and keeps the result in ~/.cache/streamserve/profiles. It prices
+    speculation and tells how near steps come to what is possible (`/metrics`, log). A server without one
+    measures a coarse one when it first loads a model.
+    """
+    from streamserve.profiling import run
+
+    run(settings)
 
 
 @models.command("inflate")

@@ -1,6 +1,7 @@
 """`streamserve serve`: the HTTP server over an AsyncLLM, from the bound port to the last request."""
 
 import asyncio
+import ipaddress
 import json
 import logging
 import socket
@@ -13,11 +14,15 @@ import uvloop
 
 from streamserve import __version__
 from streamserve.api.app import create_app
+from streamserve.api.connection import Timeouts
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.async_llm import AsyncLLM
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.logs import configure_logging
 from streamserve.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 RECOMMENDED = {
     "temperature": float,
@@ -32,25 +37,27 @@ RECOMMENDED = {
 def run(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM. Raises OSError if the address is taken, CheckpointError or StartError
     if the model cannot be served."""
-    logging.basicConfig(
-        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    with bind(settings.server.host, settings.server.port) as bound:
+    server = settings.server
+    configure_logging(server.log_level, server.log_format, access_log=server.access_log)
+    with bind(server.host, server.port) as bound:
+        if not (server.api_key or is_loopback(bound)):
+            _log.warning("anyone who can reach %s may use this server: set --api-key-file", server.host)
         uvloop.run(_serve(settings, bound))
 
 
 async def _serve(settings: Settings, bound: socket.socket) -> None:
     llm = AsyncLLM(settings)
-    api = ApiSettings(
-        default_sampling=recommended_sampling(Path(settings.model.path)),
-        max_body_bytes=settings.server.max_body_bytes,
-        max_prompts=settings.server.max_requests,
-    )
+    server = settings.server
+    api = api_settings(settings, local_only=is_loopback(bound) and not server.api_key)
+    timeouts = Timeouts(server.read_timeout, server.write_timeout)
     typer.echo(f"streamserve {__version__}: loading {settings.name} …")
     started = time.monotonic()
     await llm.start(wait=False)
     try:
-        serving = asyncio.create_task(serve(create_app(llm, api), bound))
+        app = create_app(llm, api)
+        serving = asyncio.create_task(
+            serve(app, bound, timeouts=timeouts, grace_seconds=server.drain_timeout)
+        )
         loading = asyncio.create_task(llm.until_ready())
         try:
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -64,6 +71,28 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
             await asyncio.gather(loading, serving, return_exceptions=True)
     finally:
         await llm.close()
+
+
+def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
+    """What the operator decided, as the door needs it."""
+    server = settings.server
+    return ApiSettings(
+        default_sampling=recommended_sampling(Path(settings.model.path)),
+        max_body_bytes=server.max_body_bytes,
+        max_prompts=server.max_requests,
+        request_timeout=server.request_timeout,
+        api_keys=server.api_key,
+        admin_keys=server.admin_key,
+        cors_origins=server.cors_origin,
+        tool_parser=server.tool_parser,
+        reasoning_parser=server.reasoning_parser,
+        local_only=local_only,
+    )
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    """Whether only this machine can reach a listening socket."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def recommended_sampling(folder: Path) -> dict[str, Any]:
@@ -105,4 +134,5 @@ def _curl(llm: AsyncLLM, url: str) -> str:
         route, body["messages"] = "chat/completions", [{"role": "user", "content": "What is 12 + 7?"}]
     else:
         route, body["prompt"], body["max_tokens"] = "completions", "Once upon a time", 32
-    return f"curl -N {url}/v1/{route} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    key = "-H 'Authorization: Bearer KEY' " if llm.settings.server.api_key else ""
+    return f"curl -N {url}/v1/{route} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'"

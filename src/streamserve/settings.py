@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from streamserve.checkpoints import locate
+from streamserve.checkpoints import locate, packaged_draft
+from streamserve.policy.speculation import parse_policy
+from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, ServerConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -22,6 +24,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "STREAMSERVE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
+DRAFTERS = ("none", "ngram")
+"""Values of `draft` that name no model, besides auto and self:K."""
+SECRETS = ("api_key", "admin_key")
+"""Settings that are keys: only their digests are kept, so that nothing can print or log them."""
 
 
 class SettingsError(ValueError):
@@ -91,13 +97,32 @@ def resolve(
     flags = {name: value for name, value in (given or {}).items() if value is not None}
     _refuse_unknown(flags, names, "given")
     values |= flags
+    for secret in SECRETS:
+        values[secret] = _digests(secret, values, environ)
     name = model or values.pop("model", DEFAULT_MODEL)
     values.pop("model", None)
     if not isinstance(name, str):
         raise SettingsError(f"model must be a name or a folder, got {name!r}")
     server = _convert(values, ServerConfig)
     checked = _convert({**values, "path": ""}, ModelConfig)
-    return Settings(name, msgspec.structs.replace(checked, path=str(locate(name))), server)
+    folder = locate(name)
+    located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked.draft, folder))
+    _check_policy(checked.speculation_policy)
+    return Settings(name, located, server)
+
+
+def _draft(draft: str, target: Path) -> str:
+    """The drafter as given, or the folder of a draft model."""
+    if draft == "auto":
+        return str(packaged_draft(target) or "none")
+    return draft if draft in DRAFTERS or draft.startswith("self:") else str(locate(draft))
+
+
+def _check_policy(policy: str) -> None:
+    try:
+        parse_policy(policy)
+    except ValueError as error:
+        raise SettingsError(f"speculation_policy = {policy!r}: {error}") from None
 
 
 def to_toml(settings: Settings) -> str:
@@ -127,6 +152,37 @@ def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, 
             _refuse_unknown({name: text}, names, f"as {variable} in the environment")
             values[name] = text.split(",") if kinds.get(name) is list else text
     return values
+
+
+def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """The keys given as `secret` and in its file, as digests. No message quotes one."""
+    given, file = values.get(secret, ()), values.get(f"{secret}_file")
+    texts = [given] if isinstance(given, str) else list(given)
+    try:
+        resolved = [_from_variable(secret, text, environ) for text in texts]
+        if file is not None:
+            lines = Path(file).read_text().splitlines()
+            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            resolved += found
+            if not found:
+                raise SettingsError(f"{secret}_file = {file!r}: the file holds no key")
+        return list(dict.fromkeys(keys.digest(key) for key in resolved))
+    except (TypeError, AttributeError) as error:
+        raise SettingsError(f"{secret}: must be texts") from error
+    except OSError as error:
+        raise SettingsError(f"{secret}_file = {file!r}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise error if isinstance(error, SettingsError) else SettingsError(f"{secret}: {error}") from None
+
+
+def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
+    """What `env:NAME` stands for; any other text is the key itself."""
+    name = text.removeprefix("env:")
+    if name == text:
+        return text
+    if name not in environ:
+        raise SettingsError(f"{secret} = {text!r}: there is no such variable in the environment")
+    return environ[name]
 
 
 def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> None:

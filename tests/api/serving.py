@@ -13,9 +13,11 @@ import httpx
 import openai
 
 from streamserve.api.app import create_app
+from streamserve.api.connection import Timeouts
 from streamserve.api.generator import Generator, Item
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
+from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate, chat_template
@@ -63,7 +65,9 @@ Start = Callable[[], Awaitable[Generator]]
 
 
 @contextmanager
-def served(start: Start, settings: ApiSettings | None = None) -> Iterator[Served]:
+def served(
+    start: Start, settings: ApiSettings | None = None, timeouts: Timeouts | None = None
+) -> Iterator[Served]:
     """Serve what `start` gives, which runs in the server's event loop, until the block ends."""
     bound = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -74,7 +78,8 @@ def served(start: Start, settings: ApiSettings | None = None) -> Iterator[Served
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         ended.set_result(lambda: loop.call_soon_threadsafe(stop.set))
         llm = await start()
-        serving = asyncio.create_task(serve(create_app(llm, settings), bound, grace_seconds=1))
+        app = create_app(llm, settings)
+        serving = asyncio.create_task(serve(app, bound, timeouts=timeouts, grace_seconds=1))
         ready.set_result(llm)
         await stop.wait()
         serving.cancel()
@@ -134,6 +139,7 @@ class ScriptedGenerator:
     latest: Report | None = None
     submitted: list[Submitted] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
+    root: str = "owner/scripted"
     created: int = 1_700_000_000
     model: ModelInfo = field(
         default_factory=lambda: ModelInfo(
@@ -165,6 +171,9 @@ class ScriptedGenerator:
         self.submitted.append(Submitted(prompt, params, request_id, priority, cache_salt))
         return self.script(prompt, params)
 
+    async def check_grammar(self, grammar: Grammar, field: str) -> None:
+        """Any will do: none is followed."""
+
     def health(self) -> ScriptedHealth:
         return self.condition
 
@@ -176,9 +185,11 @@ class ScriptedGenerator:
 
 
 @contextmanager
-def scripted(generator: ScriptedGenerator, settings: ApiSettings | None = None) -> Iterator[Served]:
+def scripted(
+    generator: ScriptedGenerator, settings: ApiSettings | None = None, timeouts: Timeouts | None = None
+) -> Iterator[Served]:
     async def start() -> Generator:
         return generator
 
-    with served(start, settings) as server:
+    with served(start, settings, timeouts) as server:
         yield server

@@ -1,6 +1,5 @@
 """What operators and clients ask besides generating: models, health, version, metrics."""
 
-import json
 import subprocess
 import sys
 
@@ -27,6 +26,7 @@ def test_a_model_tells_its_context_and_what_it_promises(hello: Served) -> None:
         "object": "model",
         "created": 1_700_000_000,
         "owned_by": "streamserve",
+        "root": "owner/scripted",
         "max_model_len": 64,
         "row_invariant": True,
     }
@@ -50,15 +50,6 @@ def test_health_of_a_server_that_is_ready(server: Served) -> None:
 def test_ping_and_version(hello: Served) -> None:
     assert hello.http.get("/ping").status_code == 200
     assert hello.http.get("/version").json() == {"version": __version__}
-
-
-def test_the_api_describes_its_routes(hello: Served) -> None:
-    """With the fields of requests, nested ones in place."""
-    paths = hello.http.get("/openapi.json").json()["paths"]
-    body = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"prompt", "max_tokens", "seed"} <= set(body["properties"])
-    assert "$ref" not in json.dumps(body)
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"} <= set(paths)
 
 
 def test_metrics_count_tokens_and_reasons(generator: ScriptedGenerator) -> None:

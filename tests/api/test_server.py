@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,7 @@ import pytest
 
 from streamserve.api.app import create_app
 from streamserve.api.server import BindError, bind, serve
-from tests.api.serving import ScriptedGenerator
+from tests.api.serving import ScriptedGenerator, until
 
 PROGRAM = """
 import asyncio, sys
@@ -93,15 +95,51 @@ def folder(tmp_path: Path) -> Path:
     return byte_level_folder(tmp_path)
 
 
+@contextmanager
+def started(folder: Path, grace: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, where signals are delivered."""
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(grace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, f"http://127.0.0.1:{process.stdout.readline().strip()}"
+
+
+def assert_clean(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read() == "cleaned up\n"
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_while_it_drains_it_tells_newcomers_and_a_second_signal_ends_it_at_once(folder: Path) -> None:
+    """The open request would take ten seconds, and has thirty."""
+    with started(folder, 30) as (process, url):
+        body = {"prompt": "hi", "max_tokens": 200, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            until(lambda: httpx.get(f"{url}/health").status_code == 503)
+            refused = httpx.post(f"{url}/v1/completions", json=body)
+            assert refused.status_code == 503
+            assert 25 <= int(refused.headers["Retry-After"]) <= 30
+            assert "draining" in refused.json()["error"]["message"]
+            assert next(line for line in lines if line).startswith("data: {")  # the open one goes on
+            start = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            rest = "".join(lines)
+        assert process.wait(timeout=20) == 0
+        assert time.monotonic() - start < 3
+        assert rest.endswith(END_OF_SERVICE)
+        assert_clean(process)
+
+
 @pytest.mark.parametrize(
     ("number", "grace", "complete"), [("SIGTERM", 30, True), ("SIGINT", 30, True), ("SIGTERM", 0, False)]
 )
 def test_a_signal_ends_it_after_its_requests(folder: Path, number: str, grace: int, complete: bool) -> None:
     """Open requests have the time of grace to end, and the caller of `serve` cleans up afterwards."""
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(grace)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    with started(folder, grace) as (process, url):
         body = {"prompt": "hi", "max_tokens": 20, "stream": True}
         text = ""
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
@@ -113,6 +151,4 @@ def test_a_signal_ends_it_after_its_requests(folder: Path, number: str, grace: i
         assert process.wait(timeout=20) == 0
         assert time.monotonic() - start < 10
         assert text.endswith("data: [DONE]" if complete else END_OF_SERVICE)
-        assert process.stdout.read() == "cleaned up\n"
-        assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
+        assert_clean(process)

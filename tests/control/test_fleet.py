@@ -1,7 +1,10 @@
 """The fleet's decisions, one event at a time."""
 
+import pytest
+
 from streamserve.control.events import Close, Deliver, Heard, Kill, Lost, Open, Refuse, Send, Start, Tick
 from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     Admitted,
@@ -213,3 +216,50 @@ def test_a_worker_that_stays_silent_is_killed() -> None:
     assert fleet.handle(Tick(), 39.0) == []
     assert fleet.handle(Tick(), 41.0) == [Kill(W)]
     assert fleet.handle(Lost(W, 1, "killed"), 41.1) == [Start(W, 2)]
+
+
+def opened(name: str, prompt: int) -> Open:
+    return Open(name, [1] * prompt, SamplingParams(seed=1, max_tokens=9))
+
+
+def refusal(commands) -> RequestError:
+    (refused,) = commands
+    assert isinstance(refused, Refuse)
+    assert refused.error.status == 429
+    return refused.error
+
+
+def test_beyond_its_requests_it_says_when_the_waiting_ones_will_be_done() -> None:
+    """Ten requests ended in five seconds, so the four that wait and the new one need two and a half."""
+    fleet = started(max_requests=4)
+    for number in range(10):
+        name, now = f"r{number}", 0.5 * (number + 1)
+        attempt = submitted(fleet.handle(opened(name, 3), now)).attempt
+        last = Token(name, attempt, 0, 0, 7, finish="stop")
+        fleet.handle(Heard(W, 1, Events([last])), now)
+    for number in range(4):
+        submitted(fleet.handle(opened(f"w{number}", 3), 5.5))
+    error = refusal(fleet.handle(opened("late", 3), 5.5))
+    assert "4 requests are open, which is the limit (max_requests)" in error.message
+    assert error.retry_after == pytest.approx(2.5)
+
+
+def test_beyond_its_waiting_tokens_it_refuses_whom_there_is_no_room_for() -> None:
+    fleet = started(max_waiting_tokens=100)
+    first = submitted(fleet.handle(opened("first", 200), 0.0)).attempt  # one may always wait
+    error = refusal(fleet.handle(opened("second", 1), 0.0))
+    assert "200 tokens are waiting already; the limit is 100 (max_waiting_tokens)" in error.message
+    assert error.retry_after == 1.0  # nothing is known of the rate yet
+    fleet.handle(Heard(W, 1, Events([Admitted("first", first, 0, 0)])), 4.0)
+    for name, prompt in (("second", 60), ("third", 40)):
+        submitted(fleet.handle(opened(name, prompt), 10.0))
+    error = refusal(fleet.handle(opened("fourth", 1), 10.0))
+    assert error.retry_after == pytest.approx(100 * 6 / 200)
+
+
+def test_it_is_never_said_to_come_back_at_once_or_much_later() -> None:
+    fleet = started(max_waiting_tokens=10)
+    attempt = submitted(fleet.handle(opened("small", 1), 0.0)).attempt
+    fleet.handle(Heard(W, 1, Events([Admitted("small", attempt, 0, 0)])), 0.0)
+    submitted(fleet.handle(opened("big", 100_000), 20.0))
+    assert refusal(fleet.handle(opened("late", 1), 20.0)).retry_after == 60.0

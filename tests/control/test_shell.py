@@ -34,7 +34,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
-    llm = AsyncLLM(resolve(str(checkpoint), {"threads": 1, "log_level": "warning"}, environ={}))
+    llm = AsyncLLM(
+        resolve(str(checkpoint), {"threads": 1, "log_level": "warning", "profile": False}, environ={})
+    )
     await llm.start()
     yield llm
     await assert_idle(llm)
@@ -185,7 +187,7 @@ async def test_bad_requests_are_refused_by_name(llm: AsyncLLM, prompt, params, f
 async def test_a_bad_checkpoint_is_told_at_the_start(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()
-    llm = AsyncLLM(resolve(str(folder), {}, environ={}))
+    llm = AsyncLLM(resolve(str(folder), {"profile": False}, environ={}))
     with pytest.raises(CheckpointError, match="safetensors"):
         await llm.start()
     assert not llm._shell._folder.exists()

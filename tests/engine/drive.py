@@ -4,6 +4,8 @@ import itertools
 from collections import defaultdict
 
 from streamserve.engine.engine import Engine
+from streamserve.engine.speculation import Speculation
+from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Event, Finished, ModelInfo, PromptLogprobs, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
@@ -23,9 +25,9 @@ def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
 def make_engine(config: EngineConfig, drafter=None, eos: tuple[int, ...] = ()) -> Engine:
     executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0)
     ticks = itertools.count()
-    return Engine(
-        config, model_info(config.max_model_len, eos), executor, lambda: float(next(ticks)), drafter
-    )
+    speculation = Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
+    clock = lambda: float(next(ticks))  # noqa: E731
+    return Engine(config, model_info(config.max_model_len, eos), executor, clock, drafter, speculation)
 
 
 def submit(request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields) -> Submit:

@@ -256,6 +256,8 @@ def test_what_can_never_run_is_refused(prompt, n, words):
 class Oracle:
     """A drafter that knows the model, and now and then guesses wrong on purpose."""
 
+    plane = None
+
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.params: dict[int, SamplingParams] = {}
@@ -277,7 +279,7 @@ class Oracle:
         for request in self.requests:
             if self.rng.random() < 0.2:
                 continue  # too late for this step
-            depth = self.rng.randint(0, min(request.max_depth, request.max_nodes))
+            depth = self.rng.randint(0, min(request.depth, request.nodes))
             params = SamplingParams(temperature=0)
             guess = expected_outputs(self.tokens[request.id], params, 0, depth, VOCAB)
             guess = [t if self.rng.random() < 0.8 else (t + 1) % VOCAB for t in guess]

@@ -1,10 +1,9 @@
 """Rows, positions and slots of a step, and the refusal of spans that would corrupt the cache."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from streamserve.engine.plan import Span
 from streamserve.execution.layout import ancestors, lay_out

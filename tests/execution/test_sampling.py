@@ -82,6 +82,16 @@ def test_logit_bias_is_added_before_penalties_and_min_tokens_has_the_last_word()
     assert scores[3] == -np.inf
 
 
+def test_only_allowed_tokens_keep_their_scores():
+    logits = spread()
+    scores = logits[0].double().numpy()
+    params = SamplingParams(allowed_token_ids=(7, 2, 2), logit_bias={2: 1.0}, min_tokens=1, temperature=0.0)
+    adjust(scores, row(params), (7,))
+    assert scores[2] == logits[0, 2].double() + 1.0
+    assert np.isneginf(np.delete(scores, 2)).all()
+    assert Sampler(logits, (7,)).sample([row(params)]) == [2]
+
+
 @pytest.mark.parametrize(
     ("ignore_eos", "outputs", "forbidden"),
     [(False, [], [5, 2, 3]), (True, [], [5]), (False, [1, 1], []), (False, [1], [5, 2, 3])],

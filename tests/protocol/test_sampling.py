@@ -1,5 +1,6 @@
 """Sampling parameters are checked once, and what is wrong is named."""
 
+import msgspec
 import pytest
 
 from streamserve.protocol.sampling import SamplingParams, check_sampling
@@ -15,6 +16,7 @@ BAD: list[tuple[str, object]] = [
     ("logprobs", 65), ("prompt_logprobs", -1),
     ("stop", ("",)), ("stop", ("a",) * 65), ("stop_token_ids", (100,)),
     ("logit_bias", {100: 1.0}), ("logit_bias", {1: 101.0}),
+    ("allowed_token_ids", (100,)), ("allowed_token_ids", (1,) * 20_000),
 ]  # fmt: skip
 
 
@@ -37,3 +39,12 @@ def test_a_bad_value_is_named(field: str, value: object) -> None:
 def test_good_ones_pass(params: SamplingParams) -> None:
     check_sampling(params, vocab_size=100)
     assert params.greedy == (params.temperature == 0)
+
+
+def test_allowed_tokens_must_leave_a_way_to_min_tokens() -> None:
+    params = SamplingParams(allowed_token_ids=(2, 3), stop_token_ids=(3,), min_tokens=1)
+    check_sampling(params, 100)
+    check_sampling(msgspec.structs.replace(params, ignore_eos=True), 100, eos_token_ids=(2,))
+    check_sampling(msgspec.structs.replace(params, min_tokens=0), 100, eos_token_ids=(2,))
+    with pytest.raises(ValueError, match="allowed_token_ids holds only tokens that end the text"):
+        check_sampling(params, 100, eos_token_ids=(2,))

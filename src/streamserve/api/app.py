@@ -3,15 +3,26 @@
 from fastapi import FastAPI
 
 from streamserve import __version__
+from streamserve.api.admin import admin_routes
+from streamserve.api.auth import Authentication
 from streamserve.api.chat import chat_routes
 from streamserve.api.completions import completion_routes
+from streamserve.api.docs import docs_routes
 from streamserve.api.errors import install_error_handlers
 from streamserve.api.generation import Door
 from streamserve.api.generator import Generator
 from streamserve.api.health import health_routes
+from streamserve.api.limits import BODIES, BodyBudget
 from streamserve.api.metrics import Metrics
 from streamserve.api.models import model_routes
+from streamserve.api.openapi import install_description
+from streamserve.api.origins import Origins
+from streamserve.api.page import page_routes
+from streamserve.api.requests import RequestIds
+from streamserve.api.responses import response_routes
 from streamserve.api.settings import ApiSettings
+from streamserve.api.tokenize import tokenize_routes
+from streamserve.api.unserved import unserved_routes
 from streamserve.protocol.sampling import SamplingParams
 
 
@@ -21,10 +32,25 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     settings = settings or ApiSettings()
     SamplingParams(**settings.default_sampling)
     door = Door(llm, settings, Metrics(llm.served_names[0], llm.report))
-    app = FastAPI(title="streamserve", version=__version__, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(
+        title="streamserve", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
+    install_description(app)
+    app.state.drain = door.drain
     install_error_handlers(app)
+    # The first added is the innermost: a request meets them from the last to the first.
+    app.add_middleware(BodyBudget, limit=BODIES * settings.max_body_bytes)
+    app.add_middleware(Authentication, keys=settings.api_keys, admin_keys=settings.admin_keys)
+    app.add_middleware(Origins, origins=settings.cors_origins, local_only=settings.local_only)
+    app.add_middleware(RequestIds)
     app.include_router(completion_routes(door))
     app.include_router(chat_routes(door))
+    app.include_router(response_routes(door))
+    app.include_router(tokenize_routes(door))
     app.include_router(model_routes(llm))
     app.include_router(health_routes(door))
+    app.include_router(admin_routes(door.drain))
+    app.include_router(page_routes())
+    app.include_router(docs_routes(app.openapi))
+    app.include_router(unserved_routes())
     return app

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
+from streamserve.api.limits import check_depth
 from streamserve.protocol.errors import RequestError
 
 _THREAD_ABOVE = 1 << 20
@@ -32,26 +33,10 @@ async def read_request(
     return await asyncio.to_thread(lambda: _checked(_parse(body), kind, unsupported))
 
 
-def described(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """`kind` as the request body of a route, for the OpenAPI page."""
-    schema = msgspec.json.schema(kind)
-    inlined = _inlined(schema["$defs"][kind.__name__], schema["$defs"])
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """`schema` with its references replaced by what they refer to."""
-    if isinstance(schema, list):
-        return [_inlined(part, definitions) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
-    return {name: _inlined(part, definitions) for name, part in schema.items()}
-
-
 async def _read(request: Request, limit: int) -> bytearray:
-    too_large = RequestError(f"the request is larger than {limit} bytes", status=413)
+    too_large = RequestError(
+        f"the request is larger than {limit} bytes, which is the limit (max_body_bytes)", status=413
+    )
     if int(request.headers.get("content-length", 0)) > limit:
         raise too_large
     body = bytearray()
@@ -71,6 +56,7 @@ def _parse(body: bytearray) -> dict[str, Any]:
         raise RequestError(f"the request is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise RequestError("the request must be a JSON object")
+    check_depth(content)
     return content
 
 
@@ -80,8 +66,8 @@ def _checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str
     for name, value in content.items():
         if name not in known and name not in unsupported:
             raise RequestError(f"{name} is not a known field", field=name)
-        if name in unsupported and value is not None and value not in unsupported[name]:
-            raise RequestError(f"{name} is not supported", field=name)
+        if name in unsupported and not _asks_nothing(value, unsupported[name]):
+            raise RequestError(f"{name} is not supported{_instead(unsupported[name])}", field=name)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise RequestError(f"{name} is out of range", field=name)
     given = {name: value for name, value in content.items() if value is not None and name in known}
@@ -89,6 +75,19 @@ def _checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise _located(str(error)) from error
+
+
+def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
+    """Whether `value` is null or one of the `harmless` ones. JSON's true is not 1."""
+    return value is None or any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in harmless
+    )
+
+
+def _instead(harmless: tuple[Any, ...]) -> str:
+    """What may be said in the place of something unsupported."""
+    values = " or ".join(msgspec.json.encode(value).decode() for value in harmless)
+    return f": leave it out, or say {values}" if values else ": leave it out"
 
 
 def _located(message: str) -> RequestError:

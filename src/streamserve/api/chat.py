@@ -1,36 +1,57 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.body import described, read_request
+from streamserve.api.body import read_request
+from streamserve.api.conversation import Conversation, prepared
 from streamserve.api.disconnect import while_connected
 from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
 from streamserve.api.logprobs import chat_logprobs, prompt_logprobs
-from streamserve.api.messages import checked_messages
 from streamserve.api.models import served_name
-from streamserve.api.prompts import Prompt, encode
-from streamserve.api.replies import ChatChoice, ChatDelta, ChatMessage, ChatReply, UsageReply, usage_reply
-from streamserve.api.sampling import chat_sampling
+from streamserve.api.openapi import described
+from streamserve.api.replies import (
+    ChatChoice,
+    ChatDelta,
+    ChatMessage,
+    ChatReply,
+    Function,
+    ToolCall,
+    UsageReply,
+    usage_reply,
+)
 from streamserve.api.schemas import UNSUPPORTED_IN_CHATS, ChatRequest
 from streamserve.api.sse import Emit, EventStream
 from streamserve.api.stream import StreamWriter
 from streamserve.protocol.messages import PromptLogprob
-from streamserve.text.chat import require
+from streamserve.text.message import MessageReader, Part
+from streamserve.text.tools.reader import CallDelta
 
 
 def chat_routes(door: Door) -> APIRouter:
     """The route."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=described(ChatRequest))
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=described(
+            "The next message of a conversation",
+            ChatRequest,
+            ChatReply,
+            event=ChatReply,
+            unsupported=UNSUPPORTED_IN_CHATS,
+            example={"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
+        ),
+    )
     async def chat_completions(request: Request) -> Response:
         limit = door.settings.max_body_bytes
         wanted = await read_request(request, limit, ChatRequest, UNSUPPORTED_IN_CHATS)
-        return await _Chat(door, wanted).respond(request)
+        return await _Chat(door, wanted, await prepared(door, wanted)).respond(request)
 
     return router
 
@@ -38,44 +59,28 @@ def chat_routes(door: Door) -> APIRouter:
 class _Chat:
     """One request."""
 
-    def __init__(self, door: Door, wanted: ChatRequest) -> None:
+    def __init__(self, door: Door, wanted: ChatRequest, conversation: Conversation) -> None:
         self._door = door
         self._wanted = wanted
         self._head = head_of(new_id("chatcmpl"), door.llm, served_name(door.llm, wanted.model))
-        defaults = door.settings.default_sampling
-        self._params = chat_sampling(wanted, defaults, door.llm.model.vocab_size)
+        self._conversation = conversation
+        self._readers: dict[int, MessageReader] = {}
 
     async def respond(self, request: Request) -> Response:
         wanted = self._wanted
-        prompt = await self._prompt()
-        job = Job(0, self._head.id, prompt, self._params, wanted.priority, wanted.cache_salt)
-        headers = {"X-Request-Id": self._head.id}
+        prompt, params = self._conversation.prompt, self._conversation.params
+        job = Job(0, self._head.id, prompt, params, wanted.priority, wanted.cache_salt)
         if wanted.stream:
-            return EventStream(partial(self._stream, job), headers)
+            return EventStream(partial(self._stream, job))
         outputs = await while_connected(request.receive, collect(self._door, [job]))
-        return Response(msgspec.json.encode(self._whole(outputs[0])), 200, headers, "application/json")
-
-    async def _prompt(self) -> Prompt:
-        wanted = self._wanted
-        text = require(self._door.llm.chat_template).render(
-            checked_messages(wanted.messages),
-            add_generation_prompt=wanted.add_generation_prompt,
-            continue_final_message=wanted.continue_final_message,
-            variables=wanted.chat_template_kwargs,
-        )
-        return (await encode(self._door.llm, [text], wanted.add_special_tokens, "messages"))[0]
+        return Response(msgspec.json.encode(self._whole(outputs[0])), media_type="application/json")
 
     async def _stream(self, job: Job, emit: Emit) -> None:
         writer = StreamWriter(self._wanted, self._event, self._piece, emit)
         await writer.run(self._door, [job])
 
     def _whole(self, output: JobOutput) -> ChatReply:
-        choices = [
-            msgspec.structs.replace(
-                self._choice(output.job, number, piece, True), message=ChatMessage(content=piece.text)
-            )
-            for number, piece in enumerate(output.choices)
-        ]
+        choices = [self._whole_choice(output.job, *numbered) for numbered in enumerate(output.choices)]
         reply = self._reply("chat.completion", choices, usage_reply([output.usage]))
         count = self._wanted.prompt_logprobs
         if count is None:
@@ -83,19 +88,52 @@ class _Chat:
         table = prompt_logprobs(self._door.llm.tokenizer, output.prompt_logprobs, count)
         return msgspec.structs.replace(reply, prompt_logprobs=table)
 
+    def _whole_choice(self, job: Job, number: int, piece: Piece) -> ChatChoice:
+        part = self._read(number, piece.text, True)
+        calls = _whole_calls(part.calls)
+        message = ChatMessage(
+            content=part.content or (None if calls or part.reasoning else ""),
+            tool_calls=calls or UNSET,
+            **self._thought(part.reasoning or None),
+        )
+        return msgspec.structs.replace(self._choice(job, number, piece, True), message=message)
+
     def _piece(
         self, job: Job, number: int, piece: Piece, first: bool, entries: list[PromptLogprob]
-    ) -> ChatChoice:
-        delta = ChatDelta(role="assistant" if first else UNSET, content=piece.text)
+    ) -> ChatChoice | None:
+        """None if all that is new is held back."""
+        part = self._read(number, piece.text, piece.finish is not None)
+        delta = ChatDelta(
+            role="assistant" if first else UNSET,
+            content=part.content if part.content or not part else UNSET,
+            tool_calls=[_streamed(call) for call in part.calls] or UNSET,
+            **(self._thought(part.reasoning) if part.reasoning else {}),
+        )
+        if not (first or part or piece.logprobs or piece.finish or self._wanted.return_token_ids):
+            return None
         return msgspec.structs.replace(self._choice(job, number, piece, first), delta=delta)
+
+    def _read(self, number: int, text: str, final: bool) -> Part:
+        reader = self._readers.setdefault(number, self._conversation.reader())
+        part = reader.read(text, final)
+        return part if self._wanted.include_reasoning else replace(part, reasoning="")
+
+    def _thought(self, text: str | None) -> dict[str, Any]:
+        """Reasoning goes by two names."""
+        if self._conversation.thinking is None or not self._wanted.include_reasoning:
+            return {}
+        return {"reasoning": text, "reasoning_content": text}
 
     def _choice(self, job: Job, number: int, piece: Piece, first: bool) -> ChatChoice:
         """What a whole choice and a piece of one have in common."""
         ids = self._wanted.return_token_ids
+        called = number in self._readers and self._readers[number].called
         return ChatChoice(
             index=number,
-            logprobs=chat_logprobs(piece.logprobs) if self._wanted.logprobs else None,
-            finish_reason=piece.finish,
+            logprobs=chat_logprobs(piece.logprobs, self._wanted.return_tokens_as_token_ids)
+            if self._wanted.logprobs
+            else None,
+            finish_reason="tool_calls" if piece.finish == "stop" and called else piece.finish,
             stop_reason=piece.stop,
             token_ids=piece.tokens if ids else UNSET,
             prompt_token_ids=job.prompt.ids if ids and first else UNSET,
@@ -115,3 +153,21 @@ class _Chat:
             choices=choices,
             usage=usage,
         )
+
+
+def _streamed(delta: CallDelta) -> ToolCall:
+    """The next piece of a call; the first has its id and name."""
+    function = Function(name=UNSET if delta.name is None else delta.name, arguments=delta.arguments)
+    if delta.id is None:
+        return ToolCall(index=delta.index, function=function)
+    return ToolCall(index=delta.index, id=delta.id, type="function", function=function)
+
+
+def _whole_calls(deltas: list[CallDelta]) -> list[ToolCall]:
+    """The calls that `deltas` make up."""
+    heads = [delta for delta in deltas if delta.id is not None]
+    texts = ["".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads]
+    return [
+        ToolCall(id=head.id or "", type="function", function=Function(name=head.name or "", arguments=text))
+        for head, text in zip(heads, texts, strict=True)
+    ]

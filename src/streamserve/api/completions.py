@@ -6,12 +6,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.body import described, read_request
+from streamserve.api.body import read_request
 from streamserve.api.disconnect import while_connected
 from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
 from streamserve.api.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.models import served_name
-from streamserve.api.prompts import Prompt, completion_prompts
+from streamserve.api.openapi import described
+from streamserve.api.prompts import Prompt, completion_prompts, kept_tokens
 from streamserve.api.replies import (
     CompletionChoice,
     CompletionLogprobs,
@@ -23,6 +24,7 @@ from streamserve.api.sampling import completion_sampling
 from streamserve.api.schemas import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from streamserve.api.sse import Emit, EventStream
 from streamserve.api.stream import StreamWriter
+from streamserve.api.structured import wanted_grammar
 from streamserve.protocol.messages import PromptLogprob
 
 
@@ -30,7 +32,17 @@ def completion_routes(door: Door) -> APIRouter:
     """The route."""
     router = APIRouter()
 
-    @router.post("/v1/completions", openapi_extra=described(CompletionRequest))
+    @router.post(
+        "/v1/completions",
+        openapi_extra=described(
+            "Text to continue, or to score",
+            CompletionRequest,
+            CompletionReply,
+            event=CompletionReply,
+            unsupported=UNSUPPORTED_IN_COMPLETIONS,
+            example={"prompt": "Once upon a time", "max_tokens": 16},
+        ),
+    )
     async def completions(request: Request) -> Response:
         limit = door.settings.max_body_bytes
         wanted = await read_request(request, limit, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
@@ -53,16 +65,19 @@ class _Completion:
 
     async def respond(self, request: Request) -> Response:
         llm, wanted = self._door.llm, self._wanted
+        if (form := wanted_grammar(wanted)) is not None:
+            await llm.check_grammar(form.grammar, form.field)
+            self._params = msgspec.structs.replace(self._params, grammar=form.grammar)
+        keep = kept_tokens(llm, wanted.truncate_prompt_tokens, self._params.max_tokens)
         prompts = await completion_prompts(
-            llm, wanted.prompt, wanted.add_special_tokens, self._door.settings.max_prompts
+            llm, wanted.prompt, wanted.add_special_tokens, self._door.settings.max_prompts, keep
         )
         jobs = [self._job(number, prompt) for number, prompt in enumerate(prompts)]
         self._echoes = [self._echo(prompt) for prompt in prompts]
-        headers = {"X-Request-Id": self._head.id}
         if wanted.stream:
-            return EventStream(partial(self._stream, jobs), headers)
+            return EventStream(partial(self._stream, jobs))
         outputs = await while_connected(request.receive, collect(self._door, jobs))
-        return Response(msgspec.json.encode(self._whole(outputs)), 200, headers, "application/json")
+        return Response(msgspec.json.encode(self._whole(outputs)), media_type="application/json")
 
     def _job(self, number: int, prompt: Prompt) -> Job:
         wanted, params = self._wanted, self._params
@@ -124,8 +139,9 @@ class _Completion:
         count = self._wanted.logprobs
         if count is None:
             return None
-        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]))
+        as_ids = self._wanted.return_tokens_as_token_ids
+        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]), as_ids)
         if not (first and self._wanted.echo):
             return table
         skip = self._params.skip_special_tokens
-        return joined(echo_logprobs(self._tokenizer, job.prompt, entries, skip, count), table)
+        return joined(echo_logprobs(self._tokenizer, job.prompt, entries, skip, count, as_ids), table)

@@ -47,6 +47,8 @@ def error_body(error: RequestError) -> bytes:
     elif error.status == 429:
         kind = "rate_limit_error"
     code = "model_not_found" if (error.status, error.field) == (404, "model") else None
+    if error.status == 401:
+        code = "invalid_api_key"
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.field, code)))
 
 
@@ -89,5 +91,8 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this reply, and the server logs it."""
-    return error_response(RequestError("the server failed to handle this request", status=500))
+    """Starlette raises the error again after this reply; the server logs it and closes the connection."""
+    response = error_response(RequestError("the server failed to handle this request", status=500))
+    response.headers["X-Request-Id"] = getattr(request.state, "request_id", "")
+    response.headers["Connection"] = "close"
+    return response

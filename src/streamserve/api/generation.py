@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from streamserve.api.drain import Drain
 from streamserve.api.generator import Generator, Item
+from streamserve.api.limits import check_choices, check_scores
 from streamserve.api.metrics import Metrics
 from streamserve.api.prompts import Prompt
 from streamserve.api.settings import ApiSettings
@@ -24,6 +26,7 @@ class Door:
     llm: Generator
     settings: ApiSettings
     metrics: Metrics
+    drain: Drain = field(default_factory=Drain)
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,22 @@ def new_id(kind: str) -> str:
 async def generate(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
     """Run all jobs at once and give `sink` what comes. The first to fail ends the others.
 
-    Raises RequestError if one is refused or lost. Cancelling this cancels all of them in the engine.
+    Raises RequestError if one is refused, lost or too late. Cancelling this cancels all in the engine.
     """
+    check_choices([job.params for job in jobs])
+    seconds = door.settings.request_timeout
+    try:
+        with door.drain.request():
+            async with asyncio.timeout(seconds) as deadline:
+                await _generate_all(door, jobs, sink)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        message = f"the request took longer than {seconds:g} seconds, which is the limit (request_timeout)"
+        raise RequestError(message, status=504) from None
+
+
+async def _generate_all(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
     if len(jobs) == 1:
         await _generate_one(door, jobs[0], sink)
         return
@@ -80,6 +97,8 @@ async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
                 if isinstance(item, Delta):
                     watch.delta(item)
                     _check(item)
+                elif isinstance(item, Usage):
+                    watch.usage(item)
                 await sink(job, item)
 
 
@@ -119,6 +138,7 @@ class JobOutput:
 
 async def collect(door: Door, jobs: Sequence[Job]) -> list[JobOutput]:
     """Run all jobs to their end."""
+    check_scores([job.params for job in jobs], door.llm.model.max_model_len)
     outputs = [JobOutput(job, [Piece() for _ in range(job.params.n)]) for job in jobs]
 
     async def take(job: Job, item: Item) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, PromptLogprobs, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate
@@ -23,7 +24,8 @@ class Health(Protocol):
 
 
 class Generator(Protocol):
-    """A model that generates. `created` is when it was started, in Unix seconds."""
+    """A model that generates. `root` is its hub name or folder, `created` when it was started, in Unix
+    seconds."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -36,6 +38,9 @@ class Generator(Protocol):
 
     @property
     def served_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def root(self) -> str: ...
 
     @property
     def created(self) -> int: ...
@@ -53,6 +58,9 @@ class Generator(Protocol):
 
         Raises RequestError before the first item if the request is refused. Closing it cancels the request.
         """
+
+    async def check_grammar(self, grammar: Grammar, field: str) -> None:
+        """Raises RequestError about `field` if outputs cannot be held to `grammar`."""
 
     def health(self) -> Health: ...
 

@@ -12,23 +12,23 @@ from streamserve.api.replies import (
     RankedLogprob,
 )
 from streamserve.protocol.messages import PromptLogprob
-from streamserve.text.output import TokenLogprob
+from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer
 
 _LEAST = -9999.0
 """JSON has no -inf, which is the log-probability of a token that was ruled out."""
 
 
-def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
-    """Of the tokens of a message."""
+def chat_logprobs(entries: Iterable[TokenLogprob], as_ids: bool = False) -> ChatLogprobs:
+    """Of the tokens of a message, which are written as token_id:123 if `as_ids`."""
     return ChatLogprobs(
         [
             ChatLogprob(
-                _text(entry.bytes),
+                _name(entry, as_ids),
                 _finite(entry.logprob),
                 list(entry.bytes),
                 [
-                    ChatTopLogprob(_text(top.bytes), _finite(top.logprob), list(top.bytes))
+                    ChatTopLogprob(_name(top, as_ids), _finite(top.logprob), list(top.bytes))
                     for top in entry.top
                 ],
             )
@@ -37,24 +37,32 @@ def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
     )
 
 
-def completion_logprobs(entries: Iterable[TokenLogprob], shift: int = 0) -> CompletionLogprobs:
+def completion_logprobs(
+    entries: Iterable[TokenLogprob], shift: int = 0, as_ids: bool = False
+) -> CompletionLogprobs:
     """Of the tokens of a text that begins `shift` characters into the choice's own."""
     table = CompletionLogprobs([], [], [], [])
     for entry in entries:
-        tops = [(_text(top.bytes), top.logprob) for top in entry.top]
-        _append(table, _text(entry.bytes), entry.logprob, tops, shift + entry.offset)
+        tops = [(_name(top, as_ids), top.logprob) for top in entry.top]
+        _append(table, _name(entry, as_ids), entry.logprob, tops, shift + entry.offset)
     return table
 
 
 def echo_logprobs(
-    tokenizer: Tokenizer, prompt: Prompt, entries: Sequence[PromptLogprob], skip: bool, count: int
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    entries: Sequence[PromptLogprob],
+    skip: bool,
+    count: int,
+    as_ids: bool = False,
 ) -> CompletionLogprobs:
     """Of the tokens of an echoed prompt, with `count` alternatives each; the first has none."""
     offsets = list(prompt.offsets(tokenizer, skip))
-    table = CompletionLogprobs([tokenizer.token_text(prompt.ids[0])], [None], [None], offsets[:1])
+    name = _id if as_ids else tokenizer.token_text
+    table = CompletionLogprobs([name(prompt.ids[0])], [None], [None], offsets[:1])
     for entry, offset in zip(entries, offsets[1:], strict=False):
-        tops = [(tokenizer.token_text(top.token), top.logprob) for top in entry.top[:count]]
-        _append(table, tokenizer.token_text(entry.token), entry.logprob, tops, offset)
+        tops = [(name(top.token), top.logprob) for top in entry.top[:count]]
+        _append(table, name(entry.token), entry.logprob, tops, offset)
     return table
 
 
@@ -95,8 +103,12 @@ def _append(
     table.text_offset.append(offset)
 
 
-def _text(piece: bytes) -> str:
-    return piece.decode("utf-8", errors="backslashreplace")
+def _name(entry: TokenLogprob | TopToken, as_ids: bool) -> str:
+    return _id(entry.token) if as_ids else entry.bytes.decode("utf-8", errors="backslashreplace")
+
+
+def _id(token: int) -> str:
+    return f"token_id:{token}"
 
 
 def _finite(logprob: float) -> float:

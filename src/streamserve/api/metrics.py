@@ -1,21 +1,69 @@
-"""Prometheus metrics of one server: what requests saw, and what the worker reports of itself."""
+"""Prometheus metrics of one server: what requests saw, and what the worker reports of itself.
+
+All names begin with `streamserve:`. Those that vLLM has too are there under `vllm:` as well (NAMES_OF_VLLM),
+so that its dashboards and autoscalers work unchanged.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Report
-from streamserve.text.output import Delta
+from streamserve.protocol.messages import Report, SpeculationReport
+from streamserve.text.output import Delta, Usage
 
+OURS, THEIRS = "streamserve:", "vllm:"
+
+NAMES_OF_VLLM = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "request_success",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+}
+"""Families that vLLM has with the same name and meaning; labels are ours."""
+
+SUCCESSES = ("stop", "length", "abort")
+"""Reasons that vLLM counts as success, with its label's name (finished_reason)."""
+
+_LABEL = "model_name"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
-_LABEL = "model_name"
+_COUNTS = tuple(2**power for power in range(0, 18))
+
+_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("Between two tokens of a choice.", _TOKEN_SECONDS),
+    "request_time_per_output_token_seconds": (
+        "A request's mean time for a token after the first.",
+        _TOKEN_SECONDS,
+    ),
+    "e2e_request_latency_seconds": ("From a request's arrival to its end.", _SECONDS),
+    "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
+    "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
+    "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
+    "request_generation_tokens": ("Tokens generated for a request.", _COUNTS),
+}
 
 
 class Metrics:
@@ -26,24 +74,29 @@ class Metrics:
         self._model_name = model_name
         self._registry.register(_WorkerReport(model_name, report))
         self._finished = Counter(
-            "streamserve:requests",
+            f"{OURS}requests",
             "Choices that ended, by why.",
             (_LABEL, "finish_reason"),
             registry=self._registry,
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self.first_token = self._histogram("time_to_first_token_seconds", _SECONDS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", _TOKEN_SECONDS)
-        self.whole_request = self._histogram("e2e_request_latency_seconds", _SECONDS)
+        self._histograms = {name: self._histogram(name, *how) for name, how in _HISTOGRAMS.items()}
+        self._registry.register(_Successes(self._finished))
+        self._all = CollectorRegistry()
+        self._all.register(_WithNamesOfVllm(self._registry))
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._all)
 
     def finished(self, reason: str) -> None:
         """Count a choice that ended."""
         self._finished.labels(self._model_name, reason).inc()
+
+    def observe(self, name: str, value: float) -> None:
+        """Add a value to the histogram of this name."""
+        self._histograms[name].observe(value)
 
     @contextmanager
     def request(self, prompt_tokens: int, choices: int) -> Iterator["RequestWatch"]:
@@ -65,14 +118,10 @@ class Metrics:
         watch.close("abort")
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"streamserve:{name}", text, (_LABEL,), registry=self._registry)
-        return counter.labels(self._model_name)
+        return Counter(f"{OURS}{name}", text, (_LABEL,), registry=self._registry).labels(self._model_name)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        text = name.replace("_", " ").capitalize() + "."
-        histogram = Histogram(
-            f"streamserve:{name}", text, (_LABEL,), registry=self._registry, buckets=buckets
-        )
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"{OURS}{name}", text, (_LABEL,), registry=self._registry, buckets=buckets)
         return histogram.labels(self._model_name)
 
 
@@ -85,7 +134,9 @@ class RequestWatch:
         self._prompt_tokens = prompt_tokens
         self._open = set(range(choices))
         self._start = time.perf_counter()
+        self._first = 0.0
         self._latest: dict[int, float] = {}
+        self._tokens: dict[int, int] = {}
 
     def delta(self, delta: Delta) -> None:
         """Take note of what a choice brought."""
@@ -94,25 +145,42 @@ class RequestWatch:
             self.begun = True
             self._metrics.prompt_tokens.inc(self._prompt_tokens)
         if delta.tokens:
-            self._tokens(delta, now)
+            self._take(delta.choice, len(delta.tokens), now)
         if delta.finish is not None:
             self._open.discard(delta.choice)
             self._metrics.finished(delta.finish)
 
-    def _tokens(self, delta: Delta, now: float) -> None:
-        self._metrics.generation_tokens.inc(len(delta.tokens))
+    def usage(self, usage: Usage) -> None:
+        """The request has come to its end by itself: where its time went."""
+        observe = self._metrics.observe
+        observe("request_queue_time_seconds", usage.queued_seconds)
+        observe("request_prompt_tokens", usage.prompt_tokens)
+        observe("request_generation_tokens", usage.completion_tokens)
         if not self._latest:
-            self._metrics.first_token.observe(now - self._start)
-        if delta.choice in self._latest:
-            gap = now - self._latest[delta.choice]
-            self._metrics.inter_token.observe(gap / len(delta.tokens))
-        self._latest[delta.choice] = now
+            return
+        last, most = max(self._latest.values()), max(self._tokens.values())
+        observe("request_prefill_time_seconds", max(0.0, self._first - self._start - usage.queued_seconds))
+        observe("request_decode_time_seconds", last - self._first)
+        if most > 1:
+            observe("request_time_per_output_token_seconds", (last - self._first) / (most - 1))
 
     def close(self, reason: str) -> None:
         """The request is over, and with it, for `reason`, the choices that are still open."""
         for _ in self._open:
             self._metrics.finished(reason)
-        self._metrics.whole_request.observe(time.perf_counter() - self._start)
+        self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._start)
+
+    def _take(self, choice: int, count: int, now: float) -> None:
+        self._metrics.generation_tokens.inc(count)
+        if not self._latest:
+            self._first = now
+            self._metrics.observe("time_to_first_token_seconds", now - self._start)
+        if choice in self._latest:
+            gap = (now - self._latest[choice]) / count
+            for _ in range(count):
+                self._metrics.observe("inter_token_latency_seconds", gap)
+        self._latest[choice] = now
+        self._tokens[choice] = self._tokens.get(choice, 0) + count
 
 
 class _WorkerReport(Collector):
@@ -135,13 +203,77 @@ class _WorkerReport(Collector):
         yield self._counter("num_preemptions", "Sequences that lost their place.", report.preemptions)
         yield self._counter("steps", "Steps of the engine.", report.steps)
         yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
+        if report.step_floor_seconds is not None:
+            floor, spent = report.step_floor_seconds, report.step_seconds
+            yield self._counter("step_floor_seconds", "The least time these steps could take.", floor)
+            share = floor / spent if spent else 0.0
+            yield self._gauge("step_floor_share", "Floor / time, of all steps so far.", share)
+        if report.speculation is not None:
+            yield from self._speculation(report.speculation)
+
+    def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Trees that were drafted.", report.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Guesses verified.", report.verified)
+        yield self._counter("spec_decode_num_accepted_tokens", "Guesses accepted.", report.accepted)
+        family = CounterMetricFamily(
+            f"{OURS}spec_decode_num_accepted_tokens_per_pos",
+            "Guesses accepted at each depth.",
+            labels=(_LABEL, "position"),
+        )
+        for position, count in enumerate(report.accepted_at):
+            family.add_metric((self._model_name, str(position)), count)
+        yield family
+        yield self._counter("spec_decode_guesses", "Guesses drafted, verified or not.", report.drafted)
+        yield self._counter(
+            "spec_decode_expected_tokens", "Acceptances predicted before verification.", report.expected
+        )
+        yield self._counter("spec_decode_draft_seconds", "Time spent drafting.", report.draft_seconds)
+        yield self._counter(
+            "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"streamserve:{name}", text, labels=(_LABEL,))
+        family = GaugeMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))
         family.add_metric((self._model_name,), value)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"streamserve:{name}", text, labels=(_LABEL,))
+        family = CounterMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))
         family.add_metric((self._model_name,), value)
         return family
+
+
+class _Successes(Collector):
+    """The choices that ended well, as vLLM counts and labels them."""
+
+    def __init__(self, finished: Counter) -> None:
+        self._finished = finished
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            f"{OURS}request_success", "Choices that ended well.", labels=(_LABEL, "finished_reason")
+        )
+        for sample in next(iter(self._finished.collect())).samples:
+            reason = sample.labels["finish_reason"]
+            if sample.name.endswith("_total") and reason in SUCCESSES:
+                family.add_metric((sample.labels[_LABEL], reason), sample.value)
+        yield family
+
+
+class _WithNamesOfVllm(Collector):
+    """Every family of a registry, and once more by vLLM's name where there is one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            yield family
+            if family.name.removeprefix(OURS) in NAMES_OF_VLLM:
+                yield _renamed(family)
+
+
+def _renamed(family: Metric) -> Metric:
+    copy = Metric(family.name.replace(OURS, THEIRS, 1), family.documentation, family.type, family.unit)
+    copy.samples = [Sample(sample.name.replace(OURS, THEIRS, 1), *sample[1:]) for sample in family.samples]
+    return copy

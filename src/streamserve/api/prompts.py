@@ -24,6 +24,10 @@ class Prompt:
         """The prompt as text."""
         return tokenizer.decode(self.ids, skip_special_tokens) if self.text is None else self.text
 
+    def truncated(self, keep: int | None) -> "Prompt":
+        """The last `keep` tokens, which stand for themselves; all of it if that is None or enough."""
+        return self if keep is None or len(self.ids) <= keep else Prompt(self.ids[-keep:])
+
     def offsets(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> Iterator[int]:
         """How many characters of `echo` come before each token."""
         reader = detokenizer(tokenizer, skip_special_tokens and self.text is None)
@@ -40,8 +44,27 @@ class Prompt:
         return not self.text.startswith(tokenizer.special_tokens["bos_token"])
 
 
-async def encode(llm: Generator, texts: list[str], add_special_tokens: bool, field: str) -> list[Prompt]:
-    """Tokenize `texts`. Raises RequestError if one cannot possibly fit the model's context."""
+def kept_tokens(llm: Generator, asked: int | None, max_tokens: int | None) -> int | None:
+    """How many of a prompt's last tokens `truncate_prompt_tokens` leaves; None: all. -1 asks for what the
+    context holds beside `max_tokens` of output. Raises RequestError for what makes no sense."""
+    context = llm.model.max_model_len
+    if asked is None:
+        return None
+    if asked == -1:
+        return max(1, context - (1 if max_tokens is None else max_tokens))
+    if not 1 <= asked <= context:
+        raise RequestError(
+            f"truncate_prompt_tokens must be -1 or between 1 and the context of {context}, got {asked}",
+            field="truncate_prompt_tokens",
+        )
+    return asked
+
+
+async def encode(
+    llm: Generator, texts: list[str], add_special_tokens: bool, field: str, keep: int | None = None
+) -> list[Prompt]:
+    """Tokenize `texts`; of each only the last `keep` tokens stay, if that is said. Raises RequestError if one
+    has more characters than tokens of the model's context can have."""
     context = llm.model.max_model_len
     longest = max(map(len, texts))
     if longest > context * llm.tokenizer.longest_token:
@@ -51,38 +74,44 @@ async def encode(llm: Generator, texts: list[str], add_special_tokens: bool, fie
         )
 
     def encode_all() -> list[Prompt]:
-        return [Prompt(llm.tokenizer.encode(text, add_special_tokens), text) for text in texts]
+        return [
+            Prompt(llm.tokenizer.encode(text, add_special_tokens), text).truncated(keep) for text in texts
+        ]
 
     return encode_all() if sum(map(len, texts)) <= _THREAD_ABOVE else await asyncio.to_thread(encode_all)
 
 
 async def completion_prompts(
-    llm: Generator, given: str | list[str | int | list[int]], add_special_tokens: bool, limit: int
+    llm: Generator,
+    given: str | list[str | int | list[int]],
+    add_special_tokens: bool,
+    limit: int,
+    keep: int | None = None,
 ) -> list[Prompt]:
     """The prompts of a completion request: one, or as many as its list holds."""
     if isinstance(given, str):
-        return await encode(llm, [given], add_special_tokens, "prompt")
+        return await encode(llm, [given], add_special_tokens, "prompt", keep)
     kinds = {type(item) for item in given}
     if kinds == {int}:
-        return [_from_ids(llm, given)]  # type: ignore[arg-type]
+        return [_from_ids(llm, given, keep)]  # type: ignore[arg-type]
     if len(kinds) != 1:
         raise RequestError("prompt must be all texts, all token ids or all lists of them", field="prompt")
     if len(given) > limit:
         raise RequestError(f"prompt holds {len(given)} prompts; at most {limit} are taken", field="prompt")
     if kinds == {str}:
-        return await encode(llm, given, add_special_tokens, "prompt")  # type: ignore[arg-type]
-    return [_from_ids(llm, ids) for ids in given]  # type: ignore[arg-type]
+        return await encode(llm, given, add_special_tokens, "prompt", keep)  # type: ignore[arg-type]
+    return [_from_ids(llm, ids, keep) for ids in given]  # type: ignore[arg-type]
 
 
-def _from_ids(llm: Generator, ids: list[int]) -> Prompt:
+def _from_ids(llm: Generator, ids: list[int], keep: int | None) -> Prompt:
     size, context = llm.model.vocab_size, llm.model.max_model_len
     if not ids:
         raise RequestError("prompt holds an empty list", field="prompt")
-    if len(ids) > context:
+    if keep is None and len(ids) > context:
         raise RequestError(
             f"the prompt has {len(ids)} tokens, but the model's context holds {context}", field="prompt"
         )
     if min(ids) < 0 or max(ids) >= size:
         wrong = next(token for token in ids if not 0 <= token < size)
         raise RequestError(f"prompt has token {wrong}, but the vocabulary has {size} tokens", field="prompt")
-    return Prompt(ids)
+    return Prompt(ids).truncated(keep)

@@ -16,6 +16,13 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class Predictions(msgspec.Struct, frozen=True):
+    """Tokens that were guessed ahead, by what became of them (names of OpenAI's)."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class UsageReply(msgspec.Struct, frozen=True):
     """What a request took."""
 
@@ -23,6 +30,7 @@ class UsageReply(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: Predictions
 
 
 def usage_reply(parts: Sequence[Usage]) -> UsageReply:
@@ -30,7 +38,10 @@ def usage_reply(parts: Sequence[Usage]) -> UsageReply:
     prompt = sum(part.prompt_tokens for part in parts)
     completion = sum(part.completion_tokens for part in parts)
     cached = sum(part.cached_tokens for part in parts)
-    return UsageReply(prompt, completion, prompt + completion, CachedTokens(cached))
+    guessed = sum(part.guessed_tokens for part in parts)
+    accepted = sum(part.accepted_tokens for part in parts)
+    predictions = Predictions(accepted, guessed - accepted)
+    return UsageReply(prompt, completion, prompt + completion, CachedTokens(cached), predictions)
 
 
 class RankedLogprob(msgspec.Struct, frozen=True):
@@ -99,12 +110,31 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A function called: its arguments are JSON text, or in a stream the next piece of it."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call, or the next piece of call number `index`; the first one has id, type and name."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: Function
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said."""
+    """What the model said, the tools it called, and what it thought before (under both names in use)."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +142,9 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 
-from streamserve.api.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from streamserve.api.schemas import ChatRequest, CompletionRequest, GenerationRequest, SamplingFields
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 
 _SAME_NAMES = (
-    "n",
     "temperature",
     "top_p",
     "top_k",
@@ -22,7 +21,7 @@ _SAME_NAMES = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
-    "prompt_logprobs",
+    "speculation",
 )
 _CHAT_NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
 
@@ -33,7 +32,7 @@ def completion_sampling(
     """Raises RequestError naming the first field out of range."""
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise RequestError("best_of is not supported, unless it equals n", field="best_of")
-    values = _common(request)
+    values = _common(request) | _generation(request)
     if request.max_tokens is not None:
         values["max_tokens"] = request.max_tokens
     values["logprobs"] = request.logprobs
@@ -44,7 +43,7 @@ def completion_sampling(
 
 def chat_sampling(request: ChatRequest, defaults: Mapping[str, Any], vocab_size: int) -> SamplingParams:
     """Raises RequestError naming the first field out of range, or in contradiction to another."""
-    values = _common(request)
+    values = _common(request) | _generation(request)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise RequestError("max_tokens and max_completion_tokens differ", field="max_completion_tokens")
@@ -56,12 +55,20 @@ def chat_sampling(request: ChatRequest, defaults: Mapping[str, Any], vocab_size:
     return _checked(values, defaults, vocab_size, named)
 
 
-def _common(request: GenerationRequest) -> dict[str, Any]:
+def _generation(request: GenerationRequest) -> dict[str, Any]:
     if request.stream and request.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not supported in a stream", field="prompt_logprobs")
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options needs stream set to true", field="stream_options")
-    values = {name: getattr(request, name) for name in _SAME_NAMES if getattr(request, name) is not None}
+    return _given(request, ("n", "prompt_logprobs"))
+
+
+def _given(request: SamplingFields, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
+
+
+def _common(request: SamplingFields) -> dict[str, Any]:
+    values = _given(request, _SAME_NAMES)
     if request.stop is not None:
         values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
     if request.stop_token_ids is not None:
@@ -70,6 +77,10 @@ def _common(request: GenerationRequest) -> dict[str, Any]:
         values["seed"] = request.seed & (2**64 - 1)
     if request.logit_bias is not None:
         values["logit_bias"] = {_token_id(name): bias for name, bias in request.logit_bias.items()}
+    if request.allowed_token_ids is not None:
+        if not request.allowed_token_ids:
+            raise RequestError("allowed_token_ids must hold at least one token", field="allowed_token_ids")
+        values["allowed_token_ids"] = tuple(request.allowed_token_ids)
     return values
 
 

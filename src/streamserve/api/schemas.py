@@ -1,95 +1,227 @@
 """Requests as OpenAI's API and vLLM's extensions of it define them."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
+
+from streamserve.protocol.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    SpeculationLimits,
+)
+
+
+def about(text: str, **schema: Any) -> Meta:
+    """What a field means, and what else the API's description says of it. The description is all this makes:
+    values are checked where they are used, with messages that name field and limit."""
+    return Meta(description=text, extra_json_schema=schema or None)
+
+
+Model = Annotated[str | None, about("one of the names in /v1/models; the first unless said")]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a stream carries besides text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Annotated[bool, about("one more event at the end, with the usage")] = False
+    continuous_usage_stats: Annotated[bool, about("the usage so far in every event")] = False
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chats have in common. None: not said. The last four fields are OpenAI's for the
-    caller's own records, and by its own words change no output."""
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every route that generates has in common. None: not said."""
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    prompt_logprobs: int | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    return_token_ids: bool = False
-    user: str | None = None
+    model: Model = None
+    stream: Annotated[bool, about("server-sent events as the text comes, instead of one reply")] = False
+    temperature: Annotated[
+        float | None, about("0 takes the likeliest token; else at least 0.001", minimum=0, maximum=100)
+    ] = None
+    top_p: Annotated[
+        float | None,
+        about("only the likeliest tokens that together have this probability", exclusiveMinimum=0, maximum=1),
+    ] = None
+    top_k: Annotated[
+        int | None, about("only this many likeliest tokens; 0 or -1: all", minimum=-1, maximum=2**31)
+    ] = None
+    min_p: Annotated[
+        float | None,
+        about("only tokens at least this likely, as a share of the likeliest", minimum=0, maximum=1),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, about("off the score of tokens already written", minimum=-2, maximum=2)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, about("the same, for each time they were written", minimum=-2, maximum=2)
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        about("divides the score of tokens in the prompt or written; 1: none", minimum=0.01, maximum=100),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        about(
+            "token id to what is added to its score",
+            maxProperties=MAX_LOGIT_BIAS,
+            propertyNames={"pattern": "^[0-9]{1,19}$"},
+            additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None, about("only these tokens may be written", minItems=1, maxItems=MAX_ALLOWED_TOKENS)
+    ] = None
+    seed: Annotated[
+        int | None,
+        about(
+            "the same seed gives the same text, whoever else is served", minimum=-(2**63), maximum=2**64 - 1
+        ),
+    ] = None
+    min_tokens: Annotated[
+        int | None, about("so many tokens before the text may end", minimum=0, maximum=2**31)
+    ] = None
+    stop: Annotated[
+        str | list[str] | None,
+        about(
+            f"texts that end the output, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_LENGTH} characters",
+            minLength=1,
+            maxLength=MAX_STOP_LENGTH,
+            maxItems=MAX_STOP_STRINGS,
+        ),
+    ] = None
+    stop_token_ids: Annotated[
+        list[int] | None, about("tokens that end the output", maxItems=MAX_STOP_TOKENS)
+    ] = None
+    ignore_eos: Annotated[bool | None, about("go on after an end-of-text token")] = None
+    skip_special_tokens: Annotated[bool | None, about("leave special tokens out of the text")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("keep the stop text that ended the output")] = (
+        None
+    )
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        about(
+            "only so many of the prompt's last tokens; -1: what the context holds beside the output",
+            minimum=-1,
+            maximum=2**31,
+        ),
+    ] = None
+    speculation: Annotated[
+        SpeculationLimits | None,
+        about("how much may be guessed ahead: enabled, max_depth, max_nodes; the text is the same"),
+    ] = None
+    priority: Annotated[int, about("lower goes first", minimum=-(2**63), maximum=2**63 - 1)] = 0
+    cache_salt: Annotated[str, about("only requests with the same salt share cached prompts")] = ""
+    user: Annotated[str | None, about("for the caller's own records, like the next three")] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
 
 
+class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chats have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int | None, about("how many outputs", minimum=1, maximum=MAX_CHOICES)] = None
+    max_tokens: Annotated[
+        int | None,
+        about("most tokens of one output; with the prompt within the context", minimum=0, maximum=2**31),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        about(
+            "scores of the prompt's tokens, with so many alternatives; not in streams",
+            minimum=0,
+            maximum=MAX_LOGPROBS,
+        ),
+    ] = None
+    return_token_ids: Annotated[bool, about("token ids beside the text")] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, about('in log-probabilities, write tokens as "token_id:123"')
+    ] = False
+    response_format: Annotated[
+        dict[str, Any] | None,
+        about('the form of the output: {"type": "text", "json_object" or "json_schema", …}'),
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None, about("the same as vLLM says it: json, json_object, regex, choice or grammar")
+    ] = None
+    guided_json: Annotated[
+        dict[str, Any] | str | bool | None, about("a JSON schema that the output must match")
+    ] = None
+    guided_regex: Annotated[str | None, about("a regular expression that the output must match")] = None
+    guided_choice: Annotated[list[str] | None, about("texts of which the output is one")] = None
+    guided_grammar: Annotated[
+        str | None, about("a grammar in Lark, or as llama.cpp writes it, that the output must follow")
+    ] = None
+
+
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions. `prompt` is a text, a list of texts, token ids, or a list of lists of them."""
 
-    prompt: str | list[str | int | list[int]]
-    echo: bool = False
-    logprobs: int | None = None
-    best_of: int | None = None
-    add_special_tokens: bool = True
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        about("a text, texts, token ids, or lists of them", examples=["Once upon a time"]),
+    ]
+    echo: Annotated[bool, about("put the prompt before the text")] = False
+    logprobs: Annotated[
+        int | None,
+        about("log-probabilities, with so many alternatives a token", minimum=0, maximum=MAX_LOGPROBS),
+    ] = None
+    best_of: Annotated[int | None, about("must equal n, if said", minimum=1, maximum=MAX_CHOICES)] = None
+    add_special_tokens: Annotated[bool, about("let the tokenizer add its first token")] = True
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions. The template writes special tokens, so none are added by default."""
 
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = None
-    add_special_tokens: bool = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Annotated[
+        list[dict[str, Any]],
+        about(
+            "the conversation: objects with role and content",
+            minItems=1,
+            examples=[[{"role": "user", "content": "Say hello."}]],
+        ),
+    ]
+    max_completion_tokens: Annotated[
+        int | None, about("max_tokens by its newer name", minimum=0, maximum=2**31)
+    ] = None
+    logprobs: Annotated[bool, about("log-probabilities of the tokens")] = False
+    top_logprobs: Annotated[
+        int | None, about("with so many alternatives each", minimum=0, maximum=MAX_LOGPROBS)
+    ] = None
+    add_special_tokens: Annotated[bool, about("let the tokenizer add its first token to the template's")] = (
+        False
+    )
+    add_generation_prompt: Annotated[bool, about("open the assistant's message")] = True
+    continue_final_message: Annotated[
+        bool, about("go on with the last message; needs add_generation_prompt false")
+    ] = False
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("further variables of the model's template")
+    ] = None
+    tools: Annotated[list[dict[str, Any]], about("functions that the model may call")] = []
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, about("none, auto, required, or the one function to call")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: at most one call")] = None
+    include_reasoning: Annotated[bool, about("false: leave out what the model thinks")] = True
 
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
     "bad_words": ([],),
     "early_stopping": (False,),
-    "guided_choice": ([],),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "lora_request": (),
     "request_id": (),
-    "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
-    "structured_outputs": (),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
@@ -107,14 +239,10 @@ UNSUPPORTED_IN_CHATS: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_reasoning": (),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (False, True),
     "prediction": (),
     "reasoning_effort": ("none",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

@@ -2,18 +2,28 @@
 
 import asyncio
 import errno
+import logging
+import math
 import os
 import signal
 import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from streamserve.api.connection import Connection, Timeouts
+from streamserve.api.drain import Drain
+
+_log = logging.getLogger(__name__)
+
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_SENDING_SECONDS = 5.0
 
 
 class BindError(OSError):
@@ -48,27 +58,29 @@ async def serve(
     app: FastAPI,
     bound: socket.socket,
     *,
-    log_level: str = "warning",
-    access_log: bool = False,
-    grace_seconds: int = 30,
+    timeouts: Timeouts | None = None,
+    grace_seconds: float = 30.0,
 ) -> None:
     """Serve `app` on a socket from `bind` until SIGINT or SIGTERM, or until this is cancelled.
 
-    Requests that run then have `grace_seconds` to end; a second SIGINT ends them at once. Returns normally,
-    so that the caller can clean up. The event loop is the caller's.
+    The first signal drains: new requests get 503, open ones have `grace_seconds` to end. A second one ends
+    them at once. Returns normally, so that the caller can clean up. The event loop is the caller's.
     """
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=partial(Connection, timeouts or Timeouts()),  # type: ignore[arg-type]
             ws="none",
-            log_level=log_level,
-            access_log=access_log,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=grace_seconds,
+            timeout_graceful_shutdown=math.ceil(grace_seconds),
             backlog=_BACKLOG,
-        )
+        ),
+        app.state.drain,
+        grace_seconds,
     )
     serving = asyncio.ensure_future(server.serve(sockets=[bound]))
     try:
@@ -80,7 +92,14 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn raises a signal that ended it once more, which would end the process before its clean-up."""
+    """Uvicorn, but signals drain before they end it. It would also raise them once more at its end, which
+    would end the process before its clean-up."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._grace_seconds = grace_seconds
+        self._leaving: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -96,3 +115,27 @@ class _Server(uvicorn.Server):
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._leaving is None:
+            _log.info("draining: %d open requests have %g seconds", self._drain.open, self._grace_seconds)
+            self._drain.begin(self._grace_seconds)
+            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+        else:
+            _log.info("stopping at once")
+            self._end(0.0)
+            for task in self.server_state.tasks:
+                task.cancel()
+
+    async def _leave(self) -> None:
+        """Wait for the open requests, as long as they have; then for what is still being sent."""
+        try:
+            await asyncio.wait_for(self._drain.idle(), self._grace_seconds)
+        except TimeoutError:
+            self._end(0.0)
+        else:
+            self._end(min(self._grace_seconds, _SENDING_SECONDS))
+
+    def _end(self, seconds: float) -> None:
+        self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment]
+        self.should_exit = True

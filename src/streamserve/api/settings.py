@@ -1,6 +1,6 @@
 """What the operator decides about the door."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +8,19 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class ApiSettings:
     """`default_sampling` are sampling values for requests that don't say (fields of SamplingParams), as a
-    checkpoint's generation_config.json may recommend them. Larger requests than the limits are refused."""
+    checkpoint's generation_config.json may recommend them. Larger requests than the limits are refused.
+
+    `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
+    `request_timeout` is in seconds (None: any). `api_keys` and `admin_keys` are digests. With `local_only` no
+    domain but localhost is answered to."""
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 32 << 20
     max_prompts: int = 1024
+    request_timeout: float | None = None
+    api_keys: Collection[str] = ()
+    admin_keys: Collection[str] = ()
+    cors_origins: Collection[str] = ()
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    local_only: bool = False

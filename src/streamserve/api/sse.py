@@ -1,7 +1,7 @@
 """Server-sent events: one `data:` line an event, `[DONE]` last, errors as events of their own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from fastapi import Response
@@ -17,14 +17,17 @@ Emit = Callable[[msgspec.Struct], Awaitable[None]]
 
 class EventStream(Response):
     """A response whose events `produce` sends. It starts with the first one: an error before that is an
-    ordinary error response. `produce` is cancelled when the client leaves."""
+    ordinary error response. `produce` is cancelled when the client leaves.
+
+    `named` events come under their `type`, and without `[DONE]`: the last one says itself that it is."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, produce: Callable[[Emit], Awaitable[None]], headers: Mapping[str, str]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+    def __init__(self, produce: Callable[[Emit], Awaitable[None]], named: bool = False) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._produce = produce
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = _Events(send, self.status_code, self.raw_headers)
@@ -44,10 +47,11 @@ class EventStream(Response):
         encoder = msgspec.json.Encoder()
 
         async def emit(event: msgspec.Struct) -> None:
-            await events.send(encoder.encode(event))
+            await events.send(encoder.encode(event), event.type if self._named else "")  # type: ignore[attr-defined]
 
         await self._produce(emit)
-        await events.send(b"[DONE]")
+        if not self._named:
+            await events.send(b"[DONE]")
 
 
 class _Events:
@@ -59,12 +63,12 @@ class _Events:
         self._start = {"type": "http.response.start", "status": status, "headers": headers}
         self._one_at_a_time = asyncio.Lock()
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, name: str = "") -> None:
         async with self._one_at_a_time:
             if not self.started:
                 await self._send(self._start)
                 self.started = True
-            body = b"data: " + data + b"\n\n"
+            body = (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self) -> None:

@@ -17,9 +17,9 @@ from streamserve.text.output import Delta, Usage
 Reply = Callable[[list[Any], UsageReply | UnsetType | None], msgspec.Struct]
 """Makes an event of its choices and the usage."""
 
-MakeChoice = Callable[[Job, int, Piece, bool, list[PromptLogprob]], msgspec.Struct]
+MakeChoice = Callable[[Job, int, Piece, bool, list[PromptLogprob]], msgspec.Struct | None]
 """Makes an event's choice of a job's choice number, what is new in it, whether that is the first there is,
-and the prompt's log-probabilities."""
+and the prompt's log-probabilities. None if there is nothing to say."""
 
 
 class StreamWriter:
@@ -62,7 +62,8 @@ class StreamWriter:
             piece.add(delta)
             entries = self._prompt_logprobs.get(job.number, [])
             choice = self._choice(job, delta.choice, piece, first, entries)
-            await self._emit(self._reply([choice], self._usage()))
+            if choice is not None:
+                await self._emit(self._reply([choice], self._usage()))
 
     def _usage(self) -> UsageReply | UnsetType | None:
         """The usage so far, if every event is to carry it; null in all but the last, if the last does."""

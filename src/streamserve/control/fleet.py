@@ -26,6 +26,7 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
+from streamserve.control.rate import Rate
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
@@ -34,6 +35,7 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     Finished,
+    Guessed,
     PromptLogprobs,
     Ready,
     Report,
@@ -43,15 +45,20 @@ from streamserve.protocol.messages import (
 KILL_AFTER = 4
 """A worker that has been silent this many times as long as counts as stuck is killed."""
 
+RETRY_AFTER = (1.0, 60.0)
+"""The shortest and the longest time, in seconds, after which a refused client is told to come again."""
+
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """`max_requests`: how many may be open at once, running and waiting. A worker that says nothing for
-    `stuck_after` seconds counts as stuck. After `max_restarts` losses in `restart_window` seconds it stays
-    down; a request that was there for `max_attempts` losses is not tried again."""
+    """`max_requests`: how many may be open at once, running and waiting. `max_waiting_tokens` bounds the
+    prompts of those that wait; one request may always wait. A worker that says nothing for `stuck_after`
+    seconds counts as stuck. After `max_restarts` losses in `restart_window` seconds it stays down; a request
+    that was there for `max_attempts` losses is not tried again."""
 
     workers: tuple[str, ...] = ("unified-0",)
     max_requests: int = 1024
+    max_waiting_tokens: int = 1 << 20
     stuck_after: float = 30.0
     max_restarts: int = 3
     restart_window: float = 300.0
@@ -97,6 +104,8 @@ class Fleet:
         self.workers = {name: _Worker() for name in config.workers}
         self.requests: dict[str, _Request] = {}
         self._attempts = count()
+        self._finished = Rate()
+        self._begun_tokens = Rate()
 
     def start(self, now: float) -> list[Command]:
         """The commands that bring up the workers."""
@@ -110,7 +119,7 @@ class Fleet:
             case Open():
                 return list(self._open(event, now))
             case Close():
-                return list(self._close(event))
+                return list(self._close(event, now))
             case Heard():
                 return list(self._heard(event, now))
             case Lost():
@@ -133,11 +142,9 @@ class Fleet:
         if event.request in self.requests:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
             return
-        if len(self.requests) >= self.config.max_requests:
-            error = RequestError(
-                f"{len(self.requests)} requests are open, which is the limit", status=429, retry_after=1.0
-            )
-            yield Refuse(event.request, error)
+        full = self._full(event, now)
+        if full:
+            yield Refuse(event.request, full)
             return
         choices = range(event.params.n)
         request = _Request(event, now, next(self._attempts))
@@ -145,6 +152,24 @@ class Fleet:
         request.open_choices = set(choices)
         self.requests[event.request] = request
         yield from self._place(request)
+
+    def _full(self, event: Open, now: float) -> RequestError | None:
+        """Why a request must come later, if it must, and when: once those that wait now have had their turn,
+        at the rate at which requests end or prompts begin."""
+        limit = self.config.max_requests
+        if len(self.requests) >= limit:
+            waiting = sum(not request.admitted for request in self.requests.values())
+            message = f"{len(self.requests)} requests are open, which is the limit (max_requests)"
+            return _later(message, self._finished.seconds_for(now, waiting + 1))
+        limit = self.config.max_waiting_tokens
+        tokens = sum(len(r.opened.prompt) for r in self.requests.values() if not r.admitted)
+        if tokens and tokens + len(event.prompt) > limit:
+            message = (
+                f"the prompt has {len(event.prompt)} tokens, and {tokens} tokens are waiting already; "
+                f"the limit is {limit} (max_waiting_tokens)"
+            )
+            return _later(message, self._begun_tokens.seconds_for(now, tokens))
+        return None
 
     def _place(self, request: _Request) -> Iterator[Command]:
         """Give a request to the ready worker with the fewest; with none ready it waits for one."""
@@ -172,7 +197,7 @@ class Fleet:
     def _load(self, worker: str) -> int:
         return sum(request.worker == worker for request in self.requests.values())
 
-    def _close(self, event: Close) -> Iterator[Command]:
+    def _close(self, event: Close, now: float) -> Iterator[Command]:
         request = self.requests.get(event.request)
         if request is None:
             return
@@ -183,6 +208,7 @@ class Fleet:
         if request.worker is not None:
             yield Send(request.worker, Cancel(event.request, event.choice))
         if not request.open_choices:
+            self._finished.add(now)
             del self.requests[event.request]
 
     def _heard(self, event: Heard, now: float) -> Iterator[Command]:
@@ -202,9 +228,9 @@ class Fleet:
             case Report():
                 worker.report = event.message
             case Events():
-                yield from self._deliver(event.message.events)
+                yield from self._deliver(event.message.events, now)
 
-    def _deliver(self, events: list[Event]) -> Iterator[Command]:
+    def _deliver(self, events: list[Event], now: float) -> Iterator[Command]:
         """Pass on what is new of each request, in one piece each."""
         by_request: dict[str, list[Event]] = {}
         for event in events:
@@ -214,7 +240,7 @@ class Fleet:
             if request is None:
                 continue
             try:
-                fresh = [taken for event in news if (taken := self._accept(request, event)) is not None]
+                fresh = [taken for event in news if (taken := self._accept(request, event, now)) is not None]
             except _GapError as gap:
                 if request.worker is not None:
                     yield Send(request.worker, Cancel(name))
@@ -222,11 +248,12 @@ class Fleet:
                 continue
             last = not request.open_choices
             if last:
+                self._finished.add(now)
                 del self.requests[name]
             if fresh or last:
                 yield Deliver(name, fresh, last)
 
-    def _accept(self, request: _Request, event: Event) -> Event | None:
+    def _accept(self, request: _Request, event: Event, now: float) -> Event | None:
         """Exactly the next index of the current attempt is taken; repeats are dropped, a gap is an error."""
         if event.attempt != request.attempt:
             return None
@@ -235,8 +262,13 @@ class Fleet:
         if event.choice not in request.open_choices:
             return None
         if isinstance(event, Admitted):
-            first, request.admitted = not request.admitted, True
-            return event if first else None
+            if request.admitted:
+                return None
+            request.admitted = True
+            self._begun_tokens.add(now, len(request.opened.prompt))
+            return event
+        if isinstance(event, Guessed):
+            return event
         if isinstance(event, Finished):
             request.open_choices.discard(event.choice)
             return event
@@ -305,3 +337,10 @@ class Fleet:
             if worker.stuck and silence > KILL_AFTER * self.config.stuck_after:
                 worker.heard_at = now
                 yield Kill(name)
+
+
+def _later(message: str, seconds: float | None) -> RequestError:
+    """A refusal of what may be served in `seconds`, if that is known."""
+    low, high = RETRY_AFTER
+    retry_after = low if seconds is None else min(max(seconds, low), high)
+    return RequestError(message, status=429, retry_after=retry_after)

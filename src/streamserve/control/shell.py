@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from pathlib import Path
 
 import msgspec
@@ -50,6 +50,11 @@ for, this process included, and made steps ten times slower on a machine that ha
 
 WorkerSettings = Callable[[str, int, str], WorkerConfig]
 """What a worker is told: from its name, incarnation and the endpoint to connect to."""
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """A worker is told all on its standard input; the server's settings, keys among them, are not for it."""
+    return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
 
 
 class FleetShell:
@@ -177,7 +182,7 @@ class FleetShell:
             "-m",
             "streamserve.workers",
             stdin=asyncio.subprocess.PIPE,
-            env=WORKER_ENVIRONMENT | os.environ,
+            env=WORKER_ENVIRONMENT | _without_settings(os.environ),
             start_new_session=True,  # Ctrl-C is for us; we tell the workers
         )
         assert process.stdin is not None

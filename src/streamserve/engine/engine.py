@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from streamserve.engine.plan import (
+    DRAFT,
     TARGET,
     Drafter,
     DraftRequest,
@@ -10,10 +11,15 @@ from streamserve.engine.plan import (
     Sampled,
     Span,
     SpanResult,
+    StepPlan,
+    StepResult,
 )
 from streamserve.engine.prefix import namespace
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.speculation import Limit, Speculation, guessed_cost
+from streamserve.policy.goodput import PLAIN, Shape
+from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
@@ -22,6 +28,7 @@ from streamserve.protocol.messages import (
     Event,
     Finished,
     FinishReason,
+    Guessed,
     ModelInfo,
     PromptLogprobs,
     Report,
@@ -34,7 +41,8 @@ class Engine:
     """One worker's engine. Not thread-safe: messages are handled between steps.
 
     `clock` gives seconds; it is real in a worker and virtual in a simulation. A drafter that has not
-    answered `draft_wait` seconds after it was asked is done without in this step.
+    answered `draft_wait` seconds after it was asked is done without in this step. `floor`, where the
+    machine has been measured, gives the least seconds that a plan could take: reports have their sum.
     """
 
     def __init__(
@@ -44,7 +52,9 @@ class Engine:
         executor: Executor,
         clock: Callable[[], float],
         drafter: Drafter | None = None,
+        speculation: Speculation | None = None,
         draft_wait: float = 1.0,
+        floor: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.config = config
         self.model = model
@@ -52,12 +62,16 @@ class Engine:
         self.clock = clock
         self.drafter = drafter
         self.draft_wait = draft_wait
-        self.scheduler = Scheduler(config, executor.planes, drafting=drafter is not None)
+        self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
+        planes = 1 + (drafter is not None and drafter.plane == DRAFT)
+        self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
         self._eos = frozenset(model.eos_token_ids)
         self._next_id = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._step_seconds = 0.0
+        self._floor = floor
+        self._floor_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -75,10 +89,11 @@ class Engine:
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
-        result = self.executor.run(plan)
-        events = self._admissions(proposals)
+        result = self._run(plan)
+        events = self._admissions(proposals, started)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
+        self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
 
@@ -99,6 +114,7 @@ class Engine:
             preemptions=scheduler.preemptions,
             copies_on_write=scheduler.tables.copies_on_write,
             step_seconds=self._step_seconds,
+            step_floor_seconds=self._floor_seconds if self._floor else None,
         )
 
     def _submit(self, message: Submit) -> list[Event]:
@@ -144,7 +160,7 @@ class Engine:
                 root=namespace(self.model.fingerprint, message.cache_salt),
                 priority=message.priority,
                 arrival=message.arrival,
-                computed=[0] * self.executor.planes,
+                computed=[0] * self.scheduler.tables.planes,
                 prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
             )
         )
@@ -166,28 +182,83 @@ class Engine:
             self.scheduler.remove(sequence)
 
     def _draft(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
-        """Trees for the sequences that have room for one, from the drafter if there is one."""
+        """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
         if self.drafter is None:
             return {}
         if self.scheduler.released:
             self.drafter.release(self.scheduler.released)
-        requests = []
-        for proposal in proposals:
-            sequence = proposal.sequence
-            if proposal.nodes:
-                new, keep = sequence.tokens[sequence.told :], sequence.told
-                shape = (self.config.draft_depth, proposal.nodes)
-                requests.append(DraftRequest(sequence.id, sequence.epoch, keep, new, *shape))
-                sequence.told = len(sequence.tokens)
-        self.drafter.begin(requests)
-        trees = self.drafter.collect(self.clock() + self.draft_wait)
-        asked = {request.id: request for request in requests}
-        return {id: tree for id, tree in trees.items() if id in asked and _fits(tree, asked[id])}
+        able = [proposal for proposal in proposals if proposal.nodes]
+        rows = sum(proposal.room for proposal in proposals)
+        kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
+        budget = self.config.max_num_batched_tokens - len(able)
+        shapes = self.speculation.shapes(
+            [Limit(p.sequence.params.speculation.max_depth, p.nodes) for p in able],
+            rows - len(able),
+            kv_tokens,
+            min(self.config.draft_nodes, budget // max(len(able), 1)),
+        )
+        asked = {
+            proposal.sequence.id: self._ask(proposal.sequence, shape)
+            for proposal, shape in zip(able, shapes, strict=True)
+            if shape != PLAIN
+        }
+        if not asked:
+            return {}
+        started = self.clock()
+        self.drafter.begin(list(asked.values()))
+        found = self.drafter.collect(started + self.draft_wait)
+        trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
+        spent = self.clock() - started
+        catch_up = sum(_length(request) - request.computed for request in asked.values())
+        self.speculation.drafted(shapes, catch_up, spent)
+        for id in trees:
+            if self.drafter.plane == DRAFT:
+                self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
+        sampled = {id: not request.params.greedy for id, request in asked.items()}
+        decoding = sum(proposal.sequence.pending == 1 for proposal in proposals)
+        chosen = self.speculation.choose(trees, sampled, rows, decoding, kv_tokens, spent, budget)
+        self.speculation.counters.select_seconds += self.clock() - started - spent
+        return chosen
 
-    def _admissions(self, proposals: list[Proposal]) -> list[Event]:
+    def _ask(self, sequence: Sequence, shape: Shape) -> DraftRequest:
+        plane = self.drafter.plane if self.drafter else None
+        new, keep = sequence.tokens[sequence.told :], sequence.told
+        sequence.told = len(sequence.tokens)
+        return DraftRequest(
+            id=sequence.id,
+            epoch=sequence.epoch,
+            keep=keep,
+            new_tokens=new,
+            choice=sequence.choices[0],
+            output=sequence.outputs,
+            params=sequence.params,
+            depth=shape.depth,
+            width=shape.width,
+            nodes=shape.nodes,
+            computed=0 if plane is None else sequence.computed[plane],
+            blocks=[] if plane is None else list(sequence.blocks),
+        )
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Carry the plan out, and learn what its steps cost and which guesses were right."""
+        started = self.clock()
+        result = self.executor.run(plan)
+        if self.drafter is not None and plan.spans:
+            rows = sum(span.rows for span in plan.spans)
+            kv_tokens = sum(span.start for span in plan.spans)
+            self.speculation.stepped(rows, kv_tokens, self.clock() - started)
+            for span, outcome in zip(plan.spans, result.spans, strict=True):
+                if span.tree is not None and len(span.tree) > 1:
+                    tokens = [one.token for one in outcome.outputs[0]]
+                    sampled = not self.scheduler.sequences[span.sequence].params.greedy
+                    self.speculation.verified(span.sequence, span.tree, tokens, sampled)
+        return result
+
+    def _admissions(self, proposals: list[Proposal], now: float) -> list[Event]:
         return [
-            Admitted(p.sequence.request, p.sequence.attempt, p.sequence.choices[0], p.cached)
+            Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.arrival))
             for p in proposals
+            for s in (p.sequence,)
             if p.cached is not None
         ]
 
@@ -198,9 +269,15 @@ class Engine:
         if outcome.prompt_logprobs:
             events += self._prompt_logprobs(sequence, span, outcome)
         sequence.computed[span.plane] += len(span.tokens)
+        if outcome.error:
+            self.scheduler.remove(sequence)
+            return events + [_refused(sequence, choice, outcome.error) for choice in sequence.choices]
         if span.tree is None:
             self.scheduler.tables.register(sequence)
             return events
+        if len(span.tree) > 1:
+            guessed, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
+            events.append(Guessed(sequence.request, sequence.attempt, sequence.choices[0], guessed, accepted))
         branches = self._fork(sequence)
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)
@@ -242,6 +319,7 @@ class Engine:
             sequence.tokens.append(one.token)
             sequence.computed[TARGET] += number > 0
             finish = sequence.finish_reason(self._eos, self.config.max_model_len)
+            finish = "stop" if one.ends else finish
             self._generation_tokens += 1
             events.append(_token(sequence, one, finish))
         self.scheduler.tables.register(sequence)
@@ -269,10 +347,19 @@ class Engine:
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
     """Whether a drafter kept to what it was asked for: a late answer or a foreign tree is dropped."""
     return (
-        len(tree) - 1 <= request.max_nodes
+        len(tree) - 1 <= request.nodes
         and bool(request.new_tokens)
         and tree.tokens[0] == request.new_tokens[-1]
     )
+
+
+def _length(request: DraftRequest) -> int:
+    """How many committed tokens the request is about."""
+    return request.keep + len(request.new_tokens)
+
+
+def _refused(sequence: Sequence, choice: int, error: str) -> Finished:
+    return Finished(sequence.request, sequence.attempt, choice, "error", error)
 
 
 def _token(sequence: Sequence, sampled: Sampled, finish: FinishReason | None) -> Token:

@@ -8,15 +8,20 @@ commit    state moves, events come out                             (engine/sched
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
 
 TARGET = 0
-"""The plane of the target model's KV; draft planes come after it."""
+"""The plane of the target model's KV."""
+
+DRAFT = 1
+"""The plane of a draft model's KV, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,7 @@ class SequenceState:
     outputs: list[int]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """Query tokens of one sequence in one step.
 
     `tokens` are committed tokens at positions `start`, `start` + 1, …, whose KV this step computes in
@@ -59,7 +63,7 @@ class Span:
     @property
     def rows(self) -> int:
         """Number of query tokens."""
-        return len(self.tokens) + (len(self.tree) - 1 if self.tree else 0)
+        return len(self.tokens) + (0 if self.tree is None else len(self.tree.tokens) - 1)
 
 
 @dataclass(frozen=True)
@@ -74,27 +78,29 @@ class StepPlan:
     spans: list[Span]
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A chosen token, with log-probabilities under the unprocessed distribution if the request asked."""
+class Sampled(msgspec.Struct, frozen=True):
+    """A chosen token, with log-probabilities under the unprocessed distribution if the request asked.
+    `ends`: it ends the text whatever the parameters say, as its grammar has no more."""
 
     token: int
     logprob: float | None = None
     top: list[TopLogprob] | None = None
+    ends: bool = False
 
 
-@dataclass(frozen=True)
-class SpanResult:
+class SpanResult(msgspec.Struct, frozen=True):
     """What a span with a tree, or with prompt log-probabilities, came to.
 
     `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When this is
     returned, the KV of `tokens` and of the accepted path lies in position order behind `start`.
-    `prompt_logprobs[j]` is for the token at position `start + 1 + j`.
+    `prompt_logprobs[j]` is for the token at position `start + 1 + j`. With an `error` the outputs mean
+    nothing, and the sequence cannot go on.
     """
 
     sequence: int
     outputs: list[list[Sampled]]
-    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprob] = []
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,11 +112,6 @@ class StepResult:
 
 class Executor(Protocol):
     """Carries out steps on tensors (execution/) or on a cost model (simulate/)."""
-
-    @property
-    def planes(self) -> int:
-        """How many KV planes a block has: the target's, then one a draft model."""
-        ...
 
     def run(self, plan: StepPlan) -> StepResult:
         """Carry out one step. Nobody else ever sees a cache that is not linear."""
@@ -125,25 +126,45 @@ class Executor(Protocol):
 class DraftRequest:
     """Ask for a tree behind a sequence's committed tokens: of what the drafter knows of sequence `id`, the
     first `keep` tokens still hold, then come `new_tokens`. A changed `epoch` says that `keep` may be
-    shorter than before. `max_depth` and `max_nodes` (the root not counted) bound the tree."""
+    shorter than before.
+
+    Guesses are for output number `output` and the following ones of `choice`, sampled as `params` say: who
+    guesses under the target's own noise guesses what the target will sample. `depth`, `width` and `nodes` are
+    the tree's shape: levels, nodes a level, nodes in all, the root not counted.
+
+    A drafter with KV of its own finds that of the first `computed` tokens in its plane of `blocks`, writes
+    that of the others, and may use the slots behind them for `nodes` guesses.
+    """
 
     id: int
     epoch: int
     keep: int
     new_tokens: list[int]
-    max_depth: int
-    max_nodes: int
+    choice: int
+    output: int
+    params: SamplingParams
+    depth: int
+    width: int
+    nodes: int
+    computed: int
+    blocks: list[int]
 
 
 class Drafter(Protocol):
     """Guesses tokens: a small model, n-gram lookup, early layers, or a service elsewhere."""
+
+    @property
+    def plane(self) -> int | None:
+        """The KV plane that the blocks of a request hold for it: the target's, one of its own, or none."""
+        ...
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start guessing for these sequences."""
         ...
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
-        """The trees that are there by `deadline` (the engine's clock); a missing one means no speculation."""
+        """The trees that are there by `deadline` (the engine's clock); a missing one means no speculation.
+        Whoever gets a tree has KV for all its committed tokens in the drafter's plane from now on."""
         ...
 
     def release(self, ids: Sequence[int]) -> None:

@@ -7,7 +7,8 @@ sequences where memory is short. `select` decides what of that room is used, and
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.sequence import Sequence
@@ -17,8 +18,7 @@ from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(msgspec.Struct, frozen=True):
     """Room was made for the next `room` tokens of a sequence, and for `nodes` guessed ones behind them.
     `cached` is set when the sequence has just been admitted: tokens the prefix index gave it."""
 
@@ -71,7 +71,9 @@ class Scheduler:
         decoding = {s.id for s in ranked if s.running and s.pending == 1}
         budget = self.config.max_num_batched_tokens
         places = self.config.max_num_seqs
-        coming = {digest for s in ranked if s.running for digest in self.tables.coming(s)}
+        coming: set[bytes] = set()
+        if len(decoding) < len(ranked):
+            coming.update(*(self.tables.coming(s) for s in ranked if s.running))
         proposals: dict[int, Proposal] = {}
         for sequence in sorted(ranked, key=lambda s: s.id not in decoding):
             if not budget:
@@ -155,6 +157,8 @@ class Scheduler:
     ) -> Proposal | None:
         """Blocks for the sequence's next tokens: as many as budget and memory allow, evicting lower ranks."""
         wanted = min(sequence.pending, budget, self.config.max_chunk)
+        if not self.drafting and self.tables.writable(sequence, wanted):
+            return Proposal(sequence, wanted, 0, cached)
         while self.tables.shortage(sequence, wanted):
             if not self._evict_below(sequence, ranked, proposals):
                 break
@@ -167,13 +171,16 @@ class Scheduler:
 
     def _nodes(self, sequence: Sequence, room: int) -> int:
         """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
-        if not self.drafting or room < sequence.pending or len(sequence.choices) > 1:
+        if not self.drafting or sequence.pending > 1 or len(sequence.choices) > 1:
+            return 0
+        if not sequence.params.speculation.enabled:
             return 0
         limit = sequence.params.max_tokens
         wanted = self.config.max_model_len - len(sequence.tokens) - 1
         if limit is not None:
             wanted = min(wanted, limit - sequence.outputs - 1)
-        return max(0, min(self.config.draft_nodes, wanted, self.tables.room(sequence) - room))
+        most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
+        return max(0, min(most, wanted, self.tables.room(sequence) - room))
 
     def _below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]

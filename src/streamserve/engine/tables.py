@@ -62,6 +62,11 @@ class BlockTables:
                 whole += 1
             sequence.computed[plane] = whole * self.block_size
 
+    def writable(self, sequence: Sequence, rows: int) -> bool:
+        """Whether the next `rows` positions can be written as things are."""
+        held = len(sequence.blocks) * self.block_size
+        return sequence.computed[TARGET] + rows <= held and not self._copy_needed(sequence)
+
     def shortage(self, sequence: Sequence, rows: int) -> int:
         """How many free blocks are missing to write `rows` tokens behind those computed."""
         length = sequence.computed[TARGET] + rows
@@ -83,14 +88,18 @@ class BlockTables:
             # Copies come first in a step, in this order: whoever gets the source next writes after the read.
             self.pool.release([source])
             self.copies_on_write += 1
+            # Only the target's KV is copied: guesses come before the copies, so a draft model reads anew.
+            for plane in range(1, self.planes):
+                sequence.computed[plane] = min(sequence.computed[plane], index * self.block_size)
         while len(sequence.blocks) < self.blocks_for(sequence.computed[TARGET] + rows):
             sequence.blocks.append(self.pool.allocate())
 
     def trim(self, sequence: Sequence, rows: int) -> None:
         """Give back blocks beyond the next `rows` positions."""
         keep = self.blocks_for(sequence.computed[TARGET] + rows)
-        self.pool.release(sequence.blocks[keep:])
-        del sequence.blocks[keep:]
+        if keep < len(sequence.blocks):
+            self.pool.release(sequence.blocks[keep:])
+            del sequence.blocks[keep:]
 
     def take_copies(self) -> list[tuple[int, int]]:
         """The copies this step must perform before anything else."""

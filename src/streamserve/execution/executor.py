@@ -10,11 +10,13 @@ from torch import Tensor
 
 from streamserve.engine.plan import TARGET, Sampled, SequenceState, SpanResult, StepPlan, StepResult
 from streamserve.execution.attention import AttentionBackend
+from streamserve.execution.grammar import GrammarError, Grammars, Matcher
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows, lay_out
 from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.model import Model
-from streamserve.execution.sampling import Ids, Row, Sampler
+from streamserve.execution.rejection import verify_drawn
+from streamserve.execution.sampling import Chooser, Ids, Row, Sampler
 from streamserve.execution.verify import Walk, verify
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.protocol.sampling import SamplingParams
@@ -22,15 +24,18 @@ from streamserve.protocol.sampling import SamplingParams
 
 @dataclass
 class _Sequence:
-    """What is remembered of a sequence between steps; `outputs` grows by the executor's own results."""
+    """What is remembered of a sequence between steps; `outputs` and the grammar's `matcher` move on by the
+    executor's own results. `error`: why its grammar cannot be followed."""
 
     params: SamplingParams
     prompt: list[int]
     prompt_ids: Ids
     outputs: list[int]
+    matcher: Matcher | None = None
+    error: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Branch:
     """One output choice of a span: its walk down the span's tree, whose root has logits row `root`."""
 
@@ -43,21 +48,42 @@ class _Branch:
     def row(self) -> Row:
         """What sampling at the walk's last node depends on: outputs include the walk's."""
         sequence = self.sequence
-        outputs = sequence.outputs + self.walk.tokens
+        outputs = sequence.outputs + self.walk.tokens if self.walk.tokens else sequence.outputs
         node = self.root + self.walk.path[-1]
-        return Row(node, sequence.params, self.choice, sequence.prompt_ids, outputs)
+        allowed = sequence.matcher.allowed(self.walk.tokens) if sequence.matcher else None
+        return Row(node, sequence.params, self.choice, sequence.prompt_ids, outputs, allowed)
+
+    def ends(self, token: int) -> bool:
+        """Whether the sequence's grammar has no more behind `token`."""
+        return self.sequence.matcher is not None and self.sequence.matcher.ends(token)
+
+    def commit(self) -> None:
+        """Let the sequence go on with what was sampled."""
+        sequence = self.sequence
+        sequence.outputs += self.walk.tokens
+        if sequence.matcher:
+            sequence.matcher.commit(self.walk.tokens)
+            sequence.error = sequence.matcher.error
 
 
 class TorchExecutor:
     """Carries out steps (engine.plan.Executor) with `model`, through `attention`, on the `cache` below it."""
 
     def __init__(
-        self, model: Model, cache: KVCache, attention: AttentionBackend, eos_token_ids: Sequence[int]
+        self,
+        model: Model,
+        cache: KVCache,
+        attention: AttentionBackend,
+        eos_token_ids: Sequence[int],
+        grammars: Grammars | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._attention = attention
         self._eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
+        self._chooser = chooser
         self._sequences: dict[int, _Sequence] = {}
 
     @property
@@ -78,7 +104,9 @@ class TorchExecutor:
         outputs = self._outputs(layout, hidden)
         return StepResult(
             [
-                SpanResult(part.span.sequence, sampled, self._prompt_logprobs(part, hidden))
+                SpanResult(
+                    part.span.sequence, sampled, self._prompt_logprobs(part, hidden), self._error(part)
+                )
                 for part, sampled in zip(layout.parts, outputs, strict=True)
             ]
         )
@@ -88,11 +116,15 @@ class TorchExecutor:
         self._sequences.clear()
         del self._model, self._cache, self._attention
 
+    def _error(self, part: SpanRows) -> str:
+        sequence = self._sequences.get(part.span.sequence)
+        return sequence.error if sequence else ""
+
     def _take(self, plan: StepPlan) -> None:
         for sequence in plan.released:
             self._sequences.pop(sequence, None)
         for state in plan.admitted:
-            self._sequences[state.sequence] = _remember(state)
+            self._sequences[state.sequence] = _remember(state, self._grammars)
 
     def _forward(self, layout: Layout) -> Tensor:
         """Hidden states [rows, hidden] of the step; keys and values are in the cache then."""
@@ -105,27 +137,33 @@ class TorchExecutor:
         branches = self._branches(layout)
         if not branches:
             return [[] for _ in layout.parts]
-        logits = self._model.logits(hidden[layout.sampled_rows()])
-        sampler = Sampler(logits, self._eos_token_ids)
+        sampled_rows = layout.sampled_rows()
+        logits = self._model.logits(hidden if len(sampled_rows) == len(hidden) else hidden[sampled_rows])
+        sampler = Sampler(logits, self._eos_token_ids, self._chooser)
+        for branch in branches:
+            if branch.walk.tree.draws:
+                _verify_drawn(branch, sampler)
+        following = [branch for branch in branches if not branch.walk.tree.draws]
         verify(
-            [branch.walk for branch in branches],
-            lambda going: sampler.sample([branches[number].row() for number in going]),
+            [branch.walk for branch in following],
+            lambda going: sampler.sample([following[number].row() for number in going]),
         )
         self._compact(branches)
         for branch in branches:
             # A sequence goes on as its root's first choice; others are admitted as sequences of their own.
             if branch.choice == branch.part.span.choices[0]:
-                branch.sequence.outputs += branch.walk.tokens
+                branch.commit()
         sampled = iter(_with_logprobs(branches, logits))
         return [
-            list(islice(sampled, len(part.span.choices))) if part.span.tree else [] for part in layout.parts
+            [] if part.span.tree is None else list(islice(sampled, len(part.span.choices)))
+            for part in layout.parts
         ]
 
     def _branches(self, layout: Layout) -> list[_Branch]:
         branches, root = [], 0
         for part in layout.parts:
             tree = part.span.tree
-            if tree:
+            if tree is not None:
                 sequence = self._sequences[part.span.sequence]
                 for choice in part.span.choices:
                     branches.append(_Branch(part, sequence, choice, root, Walk(tree)))
@@ -136,9 +174,13 @@ class TorchExecutor:
         """Move accepted nodes' keys and values behind the root, in order of position."""
         moves = []
         for branch in branches:
+            if len(branch.walk.path) == 1:
+                continue
             node_slots = branch.part.slots[len(branch.part.span.tokens) - 1 :]
             path = np.asarray(branch.walk.path)
             moves.append((node_slots[path], node_slots[: len(path)]))
+        if not moves:
+            return
         sources, destinations = np.concatenate(moves, axis=1)
         moved = sources != destinations
         self._cache.move_slots(sources[moved], destinations[moved])
@@ -155,14 +197,33 @@ class TorchExecutor:
         return token_logprobs(lambda piece: self._model.logits(rows[piece]), following, counts)
 
 
-def _remember(state: SequenceState) -> _Sequence:
+def _verify_drawn(branch: _Branch, sampler: Sampler) -> None:
+    params, output = branch.sequence.params, len(branch.sequence.outputs)
+    verify_drawn(
+        branch.walk, lambda: sampler.distribution(branch.row()), params.seed or 0, branch.choice, output
+    )
+
+
+def _remember(state: SequenceState, grammars: Grammars | None) -> _Sequence:
     prompt_ids = np.unique(np.asarray(state.prompt, dtype=np.int64))
-    return _Sequence(state.params, state.prompt, prompt_ids, list(state.outputs))
+    sequence = _Sequence(state.params, state.prompt, prompt_ids, list(state.outputs))
+    if state.params.grammar is not None:
+        try:
+            if grammars is None:
+                raise GrammarError("this worker has no tokenizer, which a grammar needs")
+            sequence.matcher = grammars.begin(state.params.grammar, state.outputs)
+        except GrammarError as error:
+            sequence.error = str(error)
+    return sequence
 
 
 def _with_logprobs(branches: Sequence[_Branch], logits: Tensor) -> list[list[Sampled]]:
     """The branches' tokens, with log-probabilities for the requests that ask."""
     asking = [branch for branch in branches if branch.sequence.params.logprobs is not None]
+    if not asking:
+        return [
+            [Sampled(token, ends=branch.ends(token)) for token in branch.walk.tokens] for branch in branches
+        ]
     rows = [branch.root + node for branch in asking for node in branch.walk.path]
     tokens = [token for branch in asking for token in branch.walk.tokens]
     counts = [branch.sequence.params.logprobs or 0 for branch in asking for _ in branch.walk.tokens]
@@ -170,8 +231,10 @@ def _with_logprobs(branches: Sequence[_Branch], logits: Tensor) -> list[list[Sam
     outputs = []
     for branch in branches:
         if branch.sequence.params.logprobs is None:
-            outputs.append([Sampled(token) for token in branch.walk.tokens])
+            outputs.append([Sampled(token, ends=branch.ends(token)) for token in branch.walk.tokens])
         else:
             own = islice(entries, len(branch.walk.tokens))
-            outputs.append([Sampled(entry.token, entry.logprob, entry.top) for entry in own])
+            outputs.append(
+                [Sampled(entry.token, entry.logprob, entry.top, branch.ends(entry.token)) for entry in own]
+            )
     return outputs

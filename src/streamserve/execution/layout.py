@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,15 +14,19 @@ from streamserve.policy.tree import TokenTree
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class SpanRows:
-    """A span's share of the step. Row `offset + i` is its i-th query token, kept in slot `slots[i]`.
-    `positions` are those of all the sequence's slots, from 0 on: tree nodes of equal depth share one."""
+class SpanRows(msgspec.Struct, frozen=True, dict=True):
+    """A span's share of the step. Row `offset + i` is its i-th query token, kept in slot `slots[i]`."""
 
     span: Span
     offset: int
-    positions: Ints
     slots: Ints
+
+    @cached_property
+    def positions(self) -> Ints:
+        """Those of all the sequence's slots, from 0 on: tree nodes of equal depth share one."""
+        positions = np.arange(self.span.start + self.span.rows)
+        positions[self.span.start :] = _positions(self.span)
+        return positions
 
     @property
     def root(self) -> int:
@@ -42,37 +48,40 @@ class Layout:
         return [
             row
             for part in self.parts
-            if part.span.tree
+            if part.span.tree is not None
             for row in range(part.root, part.offset + part.span.rows)
         ]
 
 
 def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
     """Pack `spans`. Raises ValueError for one that contradicts itself, as a wrong cache would follow."""
-    parts: list[SpanRows] = []
     tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    offsets = []
     for span in spans:
         _check(span, block_size)
-        block, slot = np.divmod(np.arange(span.start, span.start + span.rows), block_size)
-        slots = np.asarray(span.blocks, dtype=np.int64)[block] * block_size + slot
-        parts.append(SpanRows(span, len(tokens), _positions(span), slots))
+        offsets.append(len(tokens))
         tokens += span.tokens
-        if span.tree:
+        if span.tree is not None:
             tokens += span.tree.tokens[1:]
-    return Layout(
-        parts,
-        np.asarray(tokens, dtype=np.int64),
-        np.concatenate([part.positions[part.span.start :] for part in parts]),
-        np.concatenate([part.slots for part in parts]),
-    )
+        positions += _positions(span)
+        for place in range(span.start, span.start + span.rows):
+            slots.append(span.blocks[place // block_size] * block_size + place % block_size)
+    kept = np.asarray(slots, dtype=np.int64)
+    parts = [
+        SpanRows(span, offset, kept[offset : offset + span.rows])
+        for span, offset in zip(spans, offsets, strict=True)
+    ]
+    return Layout(parts, np.asarray(tokens, dtype=np.int64), np.asarray(positions, dtype=np.int64), kept)
 
 
-def _positions(span: Span) -> Ints:
-    positions = np.arange(span.start + span.rows)
-    if span.tree:
-        root = span.start + len(span.tokens) - 1
-        positions[root:] = root + np.asarray(span.tree.depths())
-    return positions
+def _positions(span: Span) -> Sequence[int]:
+    """The positions of a span's rows."""
+    committed = range(span.start, span.start + len(span.tokens))
+    if span.tree is None or len(span.tree) == 1:
+        return committed
+    return [*committed, *(committed[-1] + depth for depth in span.tree.depths()[1:])]
 
 
 def _check(span: Span, block_size: int) -> None:
@@ -80,9 +89,9 @@ def _check(span: Span, block_size: int) -> None:
         raise ValueError(f"sequence {span.sequence}: its span has no tokens")
     if len(span.blocks) * block_size < span.start + span.rows:
         raise ValueError(f"sequence {span.sequence}: {len(span.blocks)} blocks cannot hold its span")
-    if span.tree and span.tree.tokens[0] != span.tokens[-1]:
+    if span.tree is not None and span.tree.tokens[0] != span.tokens[-1]:
         raise ValueError(f"sequence {span.sequence}: the tree's root is not the span's last token")
-    if span.tree and len(span.tree) > 1 and len(span.choices) > 1:
+    if len(span.choices) > 1 and span.tree is not None and len(span.tree) > 1:
         raise ValueError(f"sequence {span.sequence}: choices can fork only where nothing is guessed")
 
 

@@ -1,15 +1,22 @@
 """From a worker's configuration to a running executor: model, KV pool and the settings derived from them."""
 
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from llguidance import LLTokenizer
 
+from streamserve.engine.plan import DRAFT, TARGET, Drafter
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.drafters.choice import DraftChoice, choose_draft
+from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.executor import TorchExecutor
+from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.linear import packs
 from streamserve.execution.memory import after_weights, available_bytes, size_pool
@@ -18,6 +25,7 @@ from streamserve.execution.native.attention import MOST_QUERIES, NativeAttention
 from streamserve.execution.native.library import Team, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
+from streamserve.execution.native.sampling import NativeChooser
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.weights import (
     EMBEDDING,
@@ -30,45 +38,81 @@ from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo
 
+Vocabulary = Callable[[int, tuple[int, ...]], LLTokenizer]
+"""From the size of a model's token table and its end-of-text tokens, the vocabulary of grammars."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to serve: the executor, the limits its engine must keep, and what to tell about it."""
+    """A model ready to serve: the executor, the limits its engine must keep, and what to tell about it.
+    `team` are the threads of the kernels; None where plain torch computes."""
 
     executor: TorchExecutor
     engine_config: EngineConfig
     model_info: ModelInfo
     kv_cache_bytes: int
+    model: Model
+    team: Team | None
+    drafter: Drafter | None = None
 
 
-def load(config: ModelConfig) -> Loaded:
-    """Load the checkpoint at `config.path`. Sets the process's number of torch threads.
+def load(config: ModelConfig, vocabulary: Vocabulary | None = None, cores: Sequence[int] = ()) -> Loaded:
+    """Load the checkpoint at `config.path`. Sets the process's number of torch threads. Without `vocabulary`
+    requests with a grammar fail. `cores`: processors for the kernels' threads, the caller's first; it is left
+    to the caller to go there.
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
     folder = Path(config.path)
     spec = read_spec(folder)
-    team = _choose_backend(config, spec)
+    team = _choose_backend(config, spec, cores)
     checkpoint = Checkpoint(folder)
     check_weights(checkpoint, spec)
     dtype = _compute_dtype(config, spec, checkpoint)
+    draft = choose_draft(config.draft, folder, spec)
     free = after_weights(weight_bytes(spec, dtype, _packed(team, dtype)), available_bytes())
     block_bytes = bytes_per_block(spec, config.block_size, dtype)
+    if draft.spec:
+        free = after_weights(weight_bytes(draft.spec, dtype, _packed(team, dtype)), free)
+        block_bytes += bytes_per_block(draft.spec, config.block_size, dtype)
     blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
     model = _load_model(checkpoint, spec, dtype, team)
     cache = KVCache(spec, blocks, config.block_size, dtype)
-    attention = _attention(cache, spec, team)
+    attention = attention_on(cache, spec, team)
+    eos = spec.eos_token_ids
+    grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
     return Loaded(
-        TorchExecutor(model, cache, attention, spec.eos_token_ids),
+        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None),
         _engine_config(config, blocks, max_len),
         _model_info(checkpoint, model, max_len, attention.row_invariant, _packed(team, dtype)),
         blocks * block_bytes,
+        model,
+        team,
+        _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection"),
     )
 
 
-def _choose_backend(config: ModelConfig, spec: ModelSpec) -> Team | None:
+def _load_drafter(
+    draft: DraftChoice, model: Model, cache: KVCache, team: Team | None, drawing: bool
+) -> Drafter | None:
+    """Who guesses for `model`: with KV beside the target's `cache`, on it, or without any."""
+    if draft.kind == "ngram":
+        return NGramDrafter()
+    if draft.kind == "self":
+        first = replace(model.spec, num_layers=draft.layers, windows=model.spec.windows[: draft.layers])
+        early = Model(first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head)
+        early = NativeModel.of(early, team) if team else early
+        return ModelDrafter(early, cache, attention_on(cache, first, team), TARGET, drawing)
+    if draft.spec:
+        small = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, team)
+        own = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype)
+        return ModelDrafter(small, own, attention_on(own, draft.spec, team), DRAFT, drawing)
+    return None
+
+
+def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> Team | None:
     """The threads of the kernels; None where plain torch computes."""
     threads = config.threads or len(os.sched_getaffinity(0))
     fits = spec.num_heads // spec.num_kv_heads <= MOST_QUERIES
@@ -77,7 +121,7 @@ def _choose_backend(config: ModelConfig, spec: ModelSpec) -> Team | None:
         raise CheckpointError("--backend native: there are no kernels for this model here (see the log)")
     # Beside the kernels torch does small things only: its threads would wait spinning on ours' cores.
     torch.set_num_threads(1 if library else threads)
-    return Team(library, threads) if library else None
+    return Team(library, threads, cpus=cores[1:threads]) if library else None
 
 
 def _packed(team: Team | None, dtype: torch.dtype) -> bool:
@@ -91,7 +135,8 @@ def _load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, tea
     return NativeModel.of(load_model(checkpoint, spec, dtype, linear, gate_up), team)
 
 
-def _attention(cache: KVCache, spec: ModelSpec, team: Team | None) -> AttentionBackend:
+def attention_on(cache: KVCache, spec: ModelSpec, team: Team | None) -> AttentionBackend:
+    """Attention over `cache` by the threads of the kernels, or by plain torch without them."""
     group = spec.num_heads // spec.num_kv_heads
     if team is None:
         return ReferenceAttention(cache, spec.windows, group)

@@ -1,14 +1,16 @@
 """From logits to tokens: processing in the field's usual order, then the best token under the noise.
 
-First logit_bias, the tokens forbidden by min_tokens, and penalties: a greedy request takes what is best then.
-Others go on with temperature, min_p, top_k and top_p, and take the token whose score plus noise is highest,
-which is an exact sample of the softmax over what is left. Every row is processed for itself, in float64.
+First logit_bias, allowed_token_ids, the tokens forbidden by min_tokens, and penalties: a greedy request takes
+what is best then, within its grammar if it has one. Others go on with temperature, min_p, top_k and top_p,
+and take the token whose score plus noise is highest, which is an exact sample of the softmax over what is
+left. Every row is processed for itself, in float64.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,17 +22,17 @@ Scores = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """Which row of the logits to choose from, and all that the choice depends on besides: the request's
-    parameters and `choice`, its prompt's distinct token ids, and the outputs before this one, drafted ones of
-    the row's own path included."""
+    parameters and `choice`, its prompt's distinct token ids, the outputs before this one, drafted ones of
+    the row's own path included, and the mask of its grammar there (execution/grammar.py)."""
 
     logits: int
     params: SamplingParams
     choice: int
     prompt: Ids
     outputs: list[int]
+    allowed: NDArray[np.uint8] | None = None
 
     def forbidden(self, eos_token_ids: Sequence[int]) -> list[int]:
         """Tokens that would end the text before `min_tokens`."""
@@ -39,23 +41,35 @@ class Row:
         return [*self.params.stop_token_ids, *(() if self.params.ignore_eos else eos_token_ids)]
 
 
-class Sampler:
-    """Chooses tokens after rows of one step's `logits` [rows, vocabulary]."""
+class Chooser(Protocol):
+    """Chooses tokens in one call as `Sampler` would without it. `adjusted[i]`, if not None, stands in for the
+    logits of `rows[i]`."""
 
-    def __init__(self, logits: Tensor, eos_token_ids: Sequence[int]) -> None:
+    def __call__(
+        self, logits: Tensor, rows: Sequence[Row], adjusted: Sequence[Scores | None]
+    ) -> list[int]: ...
+
+
+class Sampler:
+    """Chooses tokens after rows of one step's `logits` [rows, vocabulary], with `chooser` if there is one."""
+
+    def __init__(self, logits: Tensor, eos_token_ids: Sequence[int], chooser: Chooser | None = None) -> None:
         self._logits = logits
         self._eos_token_ids = eos_token_ids
+        self._chooser = chooser
 
     def sample(self, rows: Sequence[Row]) -> list[int]:
         """A token for each row. The same row may come more than once, under other choices."""
+        if self._chooser is not None:
+            adjusted = [self._scores(row) if self._adjusted(row) else None for row in rows]
+            return self._chooser(self._logits, rows, adjusted)
         tokens = [0] * len(rows)
         drawn: list[tuple[int, Ids, Scores]] = []
         for place, row in enumerate(rows):
             if row.params.greedy and not self._adjusted(row):
                 tokens[place] = self._best[row.logits]
                 continue
-            scores = self._logits[row.logits].double().numpy()
-            adjust(scores, row, self._eos_token_ids)
+            scores = self._scores(row)
             if row.params.greedy:
                 tokens[place] = int(scores.argmax())
             else:
@@ -66,8 +80,27 @@ class Sampler:
             tokens[place] = token
         return tokens
 
+    def distribution(self, row: Row) -> Scores:
+        """The probabilities [vocabulary] that a sampled row's token is drawn from."""
+        scores = self._scores(row)
+        scores /= row.params.temperature
+        ids = survivors(scores, row.params)
+        shares = np.zeros(len(scores))
+        shares[ids] = np.exp(scores[ids] - scores[ids].max())
+        shares /= shares.sum()
+        return shares
+
+    def _scores(self, row: Row) -> Scores:
+        """A row's logits with all that comes before the temperature applied."""
+        scores: Scores = self._logits[row.logits].double().numpy()
+        adjust(scores, row, self._eos_token_ids)
+        return scores
+
     def _adjusted(self, row: Row) -> bool:
-        return bool(row.params.penalized or row.params.logit_bias or row.forbidden(self._eos_token_ids))
+        params = row.params
+        if params.penalized or params.logit_bias or params.allowed_token_ids or row.allowed is not None:
+            return True
+        return bool(row.forbidden(self._eos_token_ids))
 
     @cached_property
     def _best(self) -> list[int]:
@@ -81,7 +114,15 @@ def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
     params = row.params
     if params.logit_bias:
         scores[list(params.logit_bias)] += list(params.logit_bias.values())
-    scores[row.forbidden(eos_token_ids)] = -np.inf
+    if params.allowed_token_ids:
+        allowed = list(params.allowed_token_ids)
+        kept = scores[allowed]
+        scores[:] = -np.inf
+        scores[allowed] = kept
+    if row.allowed is None:
+        scores[row.forbidden(eos_token_ids)] = -np.inf
+    else:
+        _keep_to_grammar(scores, row, eos_token_ids)
     if not params.penalized:
         return
     outputs, counts = np.unique(np.asarray(row.outputs, dtype=np.int64), return_counts=True)
@@ -90,6 +131,17 @@ def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
         penalty = params.repetition_penalty
         scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
     scores[outputs] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def _keep_to_grammar(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
+    """Leave in `scores` what the row's grammar allows. A text that is to go on (min_tokens, ignore_eos) does
+    so while its grammar leaves anything else: what that forbids is forbidden only then."""
+    assert row.allowed is not None
+    allowed = np.unpackbits(row.allowed, count=len(scores), bitorder="little").astype(bool)
+    unwanted = [*row.forbidden(eos_token_ids), *(eos_token_ids if row.params.ignore_eos else ())]
+    wanted = allowed.copy()
+    wanted[unwanted] = False
+    scores[~(wanted if wanted.any() else allowed)] = -np.inf
 
 
 def survivors(scores: Scores, params: SamplingParams) -> Ids:
@@ -142,7 +194,7 @@ def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list
 
     picked = [rows[place] for place, _, _ in drawn]
     noise = gumbel(
-        spread([_seed(row.params) for row in picked]),
+        spread([seed_of(row.params) for row in picked]),
         spread([row.choice for row in picked]),
         spread([len(row.outputs) for row in picked]),
         np.concatenate([ids for _, ids, _ in drawn]),
@@ -151,7 +203,8 @@ def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list
     return [int(ids[(scores + part).argmax()]) for (_, ids, scores), part in zip(drawn, parts, strict=True)]
 
 
-def _seed(params: SamplingParams) -> int:
+def seed_of(params: SamplingParams) -> int:
+    """The seed of a request that draws. Raises ValueError without one."""
     if params.seed is None:
         raise ValueError("a sampled request needs a seed: it gets one at admission")
     return params.seed

@@ -6,8 +6,14 @@ tokens   7 ─┬─ 3 ─── 9        node     0  1  2  3
  the last committed token)    depth    0  1  1  2
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_DRAWS: Mapping[int, NDArray[np.float32]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +21,16 @@ class TokenTree:
     """Nodes in an order where a parent comes before its children; node 0 is the root, with parent -1.
 
     `scores` are the draft's own, `accept` the calibrated probability that the whole path to a node is
-    accepted (1 for the root, never above the parent's). Raises ValueError if the arrays do not form a tree.
+    accepted (1 for the root, never above the parent's). Where guesses were drawn at random, `draws[node]` is
+    the distribution [vocabulary] that the children of `node` were drawn from, independently, in their order.
+    Raises ValueError if the arrays do not form a tree.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     scores: tuple[float, ...]
     accept: tuple[float, ...]
+    draws: Mapping[int, NDArray[np.float32]] = field(default_factory=lambda: NO_DRAWS, compare=False)
 
     def __post_init__(self) -> None:
         size = len(self.tokens)
@@ -57,6 +66,16 @@ class TokenTree:
                 return other
         return None
 
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that `tokens` lead through, the root first, as far as they were guessed."""
+        path = [0]
+        for token in tokens:
+            child = self.child(path[-1], token)
+            if child is None:
+                break
+            path.append(child)
+        return path
+
     def keep(self, nodes: Sequence[int]) -> "TokenTree":
         """The subtree of `nodes`: ascending, with the root, and every node's parent among them."""
         place = {node: i for i, node in enumerate(nodes)}
@@ -66,9 +85,11 @@ class TokenTree:
             parents,
             tuple(self.scores[node] for node in nodes),
             tuple(self.accept[node] for node in nodes),
+            {place[node]: self.draws[node] for node in nodes if node in self.draws},
         )
 
 
+@lru_cache(maxsize=1 << 10)
 def root(token: int) -> TokenTree:
     """The tree that guesses nothing: the last committed token alone."""
     return TokenTree((token,), (-1,), (0.0,), (1.0,))

@@ -9,8 +9,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES
+from streamserve.protocol.logs import LogFormat
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "reference"]
+SpeculationMode = Literal["coupled", "rejection"]
+ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -20,7 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is
     the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_depth` and `draft_nodes` bound the trees asked of a drafter, where there is one.
+    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter.
     """
 
     num_blocks: int
@@ -31,8 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_chunk: int = 512
     enable_prefix_caching: bool = True
     preempt_every: int = 0
-    draft_depth: int = 8
-    draft_nodes: int = 8
+    draft_nodes: int = 16
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,9 +72,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
         True
     )
+    profile: Annotated[
+        bool,
+        Meta(description="measure the model on this machine when it is first served: a second, then kept"),
+    ] = True
     preempt_every: Annotated[
         int, Meta(ge=0, description="for tests: preempt a sequence every so many steps")
     ] = 0
+    draft: Annotated[
+        str,
+        Meta(
+            description="who guesses tokens for the model to check: a draft model's folder or name, ngram, "
+            "self:K (the model's own first K layers), or none; auto takes the packaged draft where it fits"
+        ),
+    ] = "auto"
+    speculation_mode: Annotated[
+        SpeculationMode,
+        Meta(
+            description="how guesses of sampled requests are verified: coupled gives the very text of plain "
+            "decoding, rejection another of the same distribution"
+        ),
+    ] = "coupled"
+    speculation_policy: Annotated[
+        str,
+        Meta(description="how much is guessed: goodput, off, fixed:DEPTH or fixed-tree:WIDTHxDEPTH"),
+    ] = "goodput"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,11 +112,58 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests: Annotated[
         int, Meta(ge=1, description="open requests, running and waiting, before new ones get 429")
     ] = 1024
+    max_waiting_tokens: Annotated[
+        int,
+        Meta(ge=1, description="prompt tokens of requests that wait, before new ones get 429"),
+    ] = 1 << 20
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 32 << 20
+    tool_parser: Annotated[
+        ToolParser, Meta(description="how the model writes tool calls; auto looks at its chat template")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, Meta(description="how the model thinks; auto looks at its chat template")
+    ] = "auto"
+    max_grammar_bytes: Annotated[
+        int, Meta(ge=1, le=MAX_GRAMMAR_BYTES, description="largest schema or grammar of a request")
+    ] = MAX_GRAMMAR_BYTES
+    grammar_timeout: Annotated[
+        float, Meta(gt=0, description="seconds that compiling a request's schema or grammar may take")
+    ] = 1.0
+    request_timeout: (
+        Annotated[float, Meta(gt=0, description="seconds a request may take in all; by default any")] | None
+    ) = None
+    read_timeout: Annotated[float, Meta(gt=0, description="seconds a client may take to send a request")] = (
+        60.0
+    )
+    write_timeout: Annotated[
+        float, Meta(gt=0, description="seconds a client may leave its reply unread before it is dropped")
+    ] = 30.0
+    drain_timeout: Annotated[
+        float, Meta(ge=0, description="seconds open requests have to end after the first SIGTERM")
+    ] = 30.0
     stuck_after: Annotated[
         float, Meta(gt=0, description="seconds of silence after which a worker counts as stuck")
     ] = 30.0
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 32 << 20
+    api_key: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="key that clients must show: itself, env:NAME of a variable, or sha256:DIGEST; may "
+            "be given several times. Arguments can be read by everybody on the machine: better use "
+            "--api-key-file or STREAMSERVE_API_KEY"
+        ),
+    ] = ()
+    api_key_file: Annotated[str, Meta(description="file with such keys, one a line")] | None = None
+    admin_key: Annotated[
+        tuple[str, ...], Meta(description="key for the /admin routes, which are closed without one")
+    ] = ()
+    admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] | None = None
+    cors_origin: Annotated[
+        tuple[str, ...],
+        Meta(description="origin whose web pages may call this server (https://app.example); * for all"),
+    ] = ()
     log_level: Annotated[LogLevel, Meta(description="how much to log")] = "info"
+    log_format: Annotated[LogFormat, Meta(description="log lines as text, or as JSON objects")] = "text"
+    access_log: Annotated[bool, Meta(description="log every HTTP request")] = False
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,3 +175,4 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endpoint: str
     model: ModelConfig
     log_level: LogLevel = "info"
+    log_format: LogFormat = "text"

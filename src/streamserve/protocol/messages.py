@@ -81,13 +81,24 @@ class PromptLogprobs(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A choice left the queue: its first chunk is in this step, and `cached` of its tokens were found in
-    the prefix index. Comes again after a preemption."""
+    """A choice left the queue, `queued` seconds after its request came: its first chunk is in this step, and
+    `cached` of its tokens were found in the prefix index. Comes again after a preemption."""
 
     request: str
     attempt: int
     choice: int
     cached: int
+    queued: float = 0.0
+
+
+class Guessed(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A step verified `guessed` tokens of a choice and accepted `accepted` of them; those follow."""
+
+    request: str
+    attempt: int
+    choice: int
+    guessed: int
+    accepted: int
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
@@ -100,7 +111,7 @@ class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
     error: str = ""
 
 
-Event = Token | PromptLogprobs | Admitted | Finished
+Event = Token | PromptLogprobs | Admitted | Guessed | Finished
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,8 +152,24 @@ class Events(msgspec.Struct, tag=True, frozen=True):
     events: list[Event]
 
 
+class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What guessing came to so far, of a worker that has a drafter. `accepted_at[i]`: guesses accepted at
+    depth i + 1; `expected`: accepted ones as predicted before verification."""
+
+    drafts: int
+    drafted: int
+    verified: int
+    accepted: int
+    expected: float
+    accepted_at: list[int]
+    draft_seconds: float
+    select_seconds: float
+
+
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A worker's state, sent at least every half second while it works. Counters only ever grow."""
+    """A worker's state, sent at least every half second while it works. Counters only ever grow.
+    `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
+    been measured."""
 
     running: int
     waiting: int
@@ -156,6 +183,8 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     preemptions: int
     copies_on_write: int
     step_seconds: float
+    speculation: SpeculationReport | None = None
+    step_floor_seconds: float | None = None
 
 
 ToWorker = Submit | Cancel | Stop

@@ -4,12 +4,24 @@ import math
 
 import msgspec
 
+from streamserve.protocol.grammar import Grammar, check_grammar
+
 MAX_CHOICES = 128
 MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 4096
+MAX_SPECULATION = 4096
+MAX_ALLOWED_TOKENS = 16384
+
+
+class SpeculationLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much may be guessed for a request: `max_depth` tokens ahead, `max_nodes` guesses in a step."""
+
+    enabled: bool = True
+    max_depth: int = 16
+    max_nodes: int = 64
 
 
 class SamplingParams(
@@ -19,7 +31,9 @@ class SamplingParams(
 
     `temperature` 0 is greedy. `top_k` 0 and -1 mean no limit. `seed` None gets a fresh one at admission.
     `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
-    log-probability and the k most likely ones (0: the chosen alone).
+    log-probability and the k most likely ones (0: the chosen alone). Only `allowed_token_ids` can be chosen,
+    where there are any. `grammar`: the form that the output must have. `speculation` bounds what is guessed,
+    which never changes the text.
     """
 
     n: int = 1
@@ -31,6 +45,7 @@ class SamplingParams(
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -41,6 +56,8 @@ class SamplingParams(
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    grammar: Grammar | None = None
+    speculation: SpeculationLimits = SpeculationLimits()
 
     @property
     def greedy(self) -> bool:
@@ -58,7 +75,7 @@ def _between(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
 
 
-def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
     """Raise ValueError naming the first field out of range for a vocabulary of `vocab_size` tokens."""
     _between("n", params.n, 1, MAX_CHOICES)
     _between("temperature", params.temperature, 0.0, 100.0)
@@ -88,6 +105,34 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if not 0 <= token < vocab_size:
             raise ValueError(f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens")
+    _check_allowed(params, vocab_size, eos_token_ids)
+    if params.grammar is not None:
+        _check_grammar(params, params.grammar)
+    _between("speculation.max_depth", params.speculation.max_depth, 1, MAX_SPECULATION)
+    _between("speculation.max_nodes", params.speculation.max_nodes, 1, MAX_SPECULATION)
+
+
+def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
+    if params.allowed_token_ids:
+        raise ValueError(
+            "allowed_token_ids cannot be combined with a grammar, which says itself what is allowed"
+        )
+    try:
+        check_grammar(grammar)
+    except ValueError as error:
+        raise ValueError(f"grammar {error}") from error
+
+
+def _check_allowed(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    allowed = params.allowed_token_ids
+    if len(allowed) > MAX_ALLOWED_TOKENS:
+        raise ValueError(f"allowed_token_ids may hold at most {MAX_ALLOWED_TOKENS}, got {len(allowed)}")
+    for token in allowed:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"allowed_token_ids names {token}, but the vocabulary has {vocab_size} tokens")
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    if params.min_tokens > 0 and allowed and ends.issuperset(allowed):
+        raise ValueError("allowed_token_ids holds only tokens that end the text, which min_tokens forbids")
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:

@@ -51,11 +51,12 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages`; `variables` are the template's further inputs.
+        """The prompt for `messages` and `tools`; `variables` are the template's further inputs.
 
         `add_generation_prompt` opens the reply; `continue_final_message` leaves the last message open
         instead. A message's content is a string or a list of text parts, which are joined by newlines.
@@ -65,7 +66,7 @@ class ChatTemplate:
         chat = [_plain_message(message, index) for index, message in enumerate(messages)]
         final = _open_final_message(chat) if continue_final_message else None
         inputs: dict[str, Any] = {**self._special_tokens, **(variables or {})}
-        inputs |= {"messages": chat, "tools": None, "documents": None}
+        inputs |= {"messages": chat, "tools": list(tools) if tools else None, "documents": None}
         inputs["add_generation_prompt"] = add_generation_prompt
         try:
             prompt = self._template.render(inputs)

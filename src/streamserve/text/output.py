@@ -50,6 +50,9 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    queued_seconds: float = 0.0
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class ChoiceText:

@@ -120,20 +120,21 @@ class Tokenizer:
 
     def is_byte_piece(self, token: int) -> bool:
         """Whether `token` is one byte of a character that has no token of its own (byte fallback)."""
-        return self._falls_back_to_bytes and _BYTE_PIECE.fullmatch(self._piece(token)) is not None
+        return self._falls_back_to_bytes and _BYTE_PIECE.fullmatch(self.piece(token)) is not None
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes `token` stands for in the middle of a text; they need not be whole characters."""
         found = self._bytes.get(token)
         if found is None:
-            found = self._bytes[token] = self._bytes_of_piece(self._piece(token))
+            found = self._bytes[token] = self._bytes_of_piece(self.piece(token))
         return found
 
     def token_text(self, token: int) -> str:
         r"""`token_bytes` as text; bytes that are no whole character are written as ``\xf0``."""
         return self.token_bytes(token).decode("utf-8", errors="backslashreplace")
 
-    def _piece(self, token: int) -> str:
+    def piece(self, token: int) -> str:
+        """`token` as the vocabulary writes it; empty if there is none."""
         return self._backend.id_to_token(token) or ""
 
     def _bytes_of_piece(self, piece: str) -> bytes:

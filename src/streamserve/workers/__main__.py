@@ -1,6 +1,5 @@
 """Entry of a worker process: read the configuration, keep an eye on the parent, run the role."""
 
-import logging
 import os
 import signal
 import sys
@@ -10,6 +9,7 @@ from typing import BinaryIO
 import msgspec
 
 from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.logs import configure_logging
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -33,9 +33,7 @@ def main() -> int:
     """Run the worker that standard input describes; returns the exit status."""
     config = read_config(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(
-        level=config.log_level.upper(), format=f"%(asctime)s %(levelname)s {config.worker}: %(message)s"
-    )
+    configure_logging(config.log_level, config.log_format, config.worker)
     threading.Thread(target=leave_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     from streamserve.workers.unified import run  # imports torch, which takes a while
 

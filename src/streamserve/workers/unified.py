@@ -1,13 +1,24 @@
 """The unified worker: one engine that does prefill and decode, between a socket and a device."""
 
+import gc
 import logging
+import os
 import time
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import zmq
+from llguidance import LLTokenizer
 
 from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
+from streamserve.engine.speculation import Speculation, guessed_cost
+from streamserve.execution.cores import Cores, claim
+from streamserve.execution.load import Loaded, load
+from streamserve.execution.profile import users_profiles
+from streamserve.execution.profile_floor import floor_of
+from streamserve.execution.profile_measure import first_profile
+from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import (
@@ -22,6 +33,9 @@ from streamserve.protocol.messages import (
     decode_to_worker,
     encode,
 )
+from streamserve.text.grammar import vocabulary
+from streamserve.text.tokenizer import Tokenizer
+from streamserve.workers.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +47,27 @@ def run(config: WorkerConfig) -> int:
     """Load the model and serve until told to stop; returns the exit status."""
     with zmq.Context() as context, _connect(context, config) as socket:
         started = time.monotonic()
+        cores = claim(config.model.threads or len(os.sched_getaffinity(0)))
+        numbers = cores.numbers if cores else ()
         try:
-            loaded = load(config.model)
+            loaded = load(config.model, partial(_vocabulary, config.model.path), numbers)
         except CheckpointError as error:
             _send(socket, Failed(str(error), CHECKPOINT_EXIT_STATUS))
             return CHECKPOINT_EXIT_STATUS
-        engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, time.monotonic)
+        if cores:
+            _settle(cores, loaded)
+        profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
+        cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
+        speculation = Speculation(parse_policy(config.model.speculation_policy), cost)
+        engine = Engine(
+            loaded.engine_config,
+            loaded.model_info,
+            loaded.executor,
+            time.monotonic,
+            loaded.drafter,
+            speculation,
+            floor=floor_of(loaded, profile) if profile else None,
+        )
         _send(
             socket,
             Ready(
@@ -51,9 +80,23 @@ def run(config: WorkerConfig) -> int:
             ),
         )
         _send(socket, engine.report())
+        gc.freeze()  # what was loaded stays: collections need not look at it
         _serve(engine, socket)
         loaded.executor.close()
     return 0
+
+
+def _settle(cores: Cores, loaded: Loaded) -> None:
+    """Go where the kernels' other threads are waiting for this one; without kernels nobody is pinned."""
+    if loaded.team:
+        os.sched_setaffinity(0, cores.numbers[:1])
+        logger.info("threads on processors %s", ", ".join(map(str, cores.numbers)))
+    else:
+        cores.release()
+
+
+def _vocabulary(path: str, size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    return vocabulary(Tokenizer.from_folder(path), size, eos_token_ids)
 
 
 def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> zmq.Socket[bytes]:
@@ -70,6 +113,7 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
 def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
     reported = time.monotonic()
+    pace = Pace(engine.report(), reported)
     while True:
         events: list[Event] = []
         wait = 0 if engine.has_work else int(REPORT_SECONDS * 1000)
@@ -90,7 +134,10 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not engine.has_work:
             reported = now
-            _send(socket, engine.report())
+            report = engine.report()
+            _send(socket, report)
+            if line := pace.line(report, now):
+                logger.info(line)
 
 
 def _send(socket: zmq.Socket[bytes], message: FromWorker) -> None:

@@ -121,6 +121,29 @@ def test_bits_do_not_depend_on_chunks_or_threads(team, path, dtype, shape):
         assert torch.equal(found, expected)
 
 
+def test_random_chunks_have_the_bits_of_the_whole(team, scale, record):
+    """Lengths, heads, windows, cuts and teams at random; each case compares every row of a sequence."""
+    rng = np.random.default_rng(scale.seed)
+    cases = scale.pick(12, 400)
+    for _ in range(cases):
+        dtype = DTYPES[rng.integers(2)]
+        length = int(rng.integers(2, 700))
+        shape = {
+            "dim": int(rng.choice([24, 32, 64])),
+            "kv_heads": int(rng.integers(1, 3)),
+            "group": int(rng.integers(1, 6)),
+            "block_size": int(rng.choice([5, 16])),
+            "window": [None, 100][rng.integers(2)],
+        }
+        cuts = np.sort(rng.choice(np.arange(1, length), size=min(length - 1, 5), replace=False))
+        sizes = np.diff([0, *cuts, length]).tolist()
+        whole = Sequence(team(int(rng.integers(1, 4))), length, dtype, **shape).whole([length])
+        assert torch.equal(
+            Sequence(team(int(rng.integers(1, 4))), length, dtype, **shape).whole(sizes), whole
+        )
+    record(cases=cases)
+
+
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize("start", [0, 5, 120, 127, 128, 500, 700])
 @pytest.mark.parametrize("window", [None, 40])

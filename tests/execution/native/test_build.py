@@ -41,9 +41,9 @@ def cache(tmp_path) -> Path:
 
 def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small_source, cache, monkeypatch):
     first = build(cache)
-    written = first.stat().st_mtime_ns
+    written = first.stat().st_ino
     assert build(cache) == first
-    assert first.stat().st_mtime_ns == written
+    assert first.stat().st_ino == written
     assert build(cache, QUICK) != first
     monkeypatch.setattr(building, "_processor", lambda: "another")
     assert build(cache) != first
@@ -52,6 +52,18 @@ def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small
     (small_source / "one.h").write_text("// more\n")
     assert build(cache) != first
     assert {path.suffix for path in cache.iterdir()} == {".so", ""}
+
+
+def test_of_old_libraries_those_used_last_stay(small_source, cache, monkeypatch):
+    monkeypatch.setattr(building, "KEPT", 2)
+    made = []
+    for number in range(2):
+        (small_source / "one.h").write_text(f"// {number}\n")
+        made.append(build(cache))
+    (small_source / "one.h").write_text("// 0\n")
+    assert build(cache) == made[0]  # used again, so the other one is the oldest
+    (small_source / "one.h").write_text("// 2\n")
+    assert {build(cache), made[0]} == set(cache.glob("*.so"))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])

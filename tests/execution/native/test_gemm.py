@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,20 @@ from streamserve.execution.native.library import Path
 from streamserve.execution.native.linear import NativeLinear
 from tests.execution.native.paths import EVERY_PATH
 
-CUTS = [(0, 1), (7, 8), (3, 9), (0, 16), (5, 22), (1, 33), (0, 48), (2, 66), (9, 73), (100, 300), (0, 510)]
+CUTS = [
+    (0, 1),
+    (7, 8),
+    (3, 9),
+    (0, 16),
+    (5, 22),
+    (1, 33),
+    (0, 48),
+    (2, 66),
+    (9, 73),
+    (64, 130),
+    (100, 300),
+    (0, 510),
+]
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -47,6 +61,25 @@ def test_a_rows_bits_do_not_depend_on_its_company(team, path, dtype, outputs, in
         linear = NativeLinear(team(threads, path, dtype), w)
         for begin, end in CUTS:
             assert torch.equal(linear(x[begin:end], wide=True), together[begin:end])
+
+
+def test_random_rows_have_the_bits_of_the_row_alone(team, scale, record):
+    """Shapes, paths, teams and companies at random."""
+    rng = np.random.default_rng(scale.seed)
+    cases = scale.pick(40, 1000)
+    paths = [(path, dtype) for path, dtype in EVERY_PATH if team().works(path, dtype)]
+    for case in range(cases):
+        path, dtype = paths[rng.integers(len(paths))]
+        rows, inputs = int(rng.integers(2, 200)), int(rng.integers(1, rng.choice([100, 600, 1500])))
+        outputs = int(rng.integers(1, 300))
+        x, w = random((rows, inputs), dtype, case), random((outputs, inputs), dtype, case + 1)
+        together = NativeLinear(team(int(rng.integers(1, 4)), path, dtype), w)(x, wide=True)
+        linear = NativeLinear(team(int(rng.integers(1, 4)), path, dtype), w)
+        begin = int(rng.integers(rows))
+        end = int(rng.integers(begin, rows)) + 1
+        assert torch.equal(linear(x[begin:end], wide=True), together[begin:end])
+        assert torch.equal(linear(x[begin : begin + 1], wide=True), together[begin : begin + 1])
+    record(cases=cases)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -7,5 +7,6 @@ cpp/gemm*               matrices: one file a path
 cpp/attention*          paged attention
 cpp/elementwise.*       norms, rotary embedding, SwiGLU
 cpp/layers.*            decoder layers as one call
-build.py → library.py → linear.py, attention.py → model.py
+cpp/sampling.*          from logits to tokens
+build.py → library.py → linear.py, attention.py, sampling.py → model.py
 """

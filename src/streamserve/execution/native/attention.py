@@ -1,20 +1,24 @@
 """The kernels' attention as a backend, and a step's spans as the kernels read them."""
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, cast
+from struct import Struct
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.execution.kv_cache import KVCache
-from streamserve.execution.layout import Layout
+from streamserve.execution.layout import Layout, SpanRows
 from streamserve.execution.native.library import TYPES, CacheLayerStruct, SpanStruct, StepStruct, Team
 
 MOST_QUERIES = 256
 """The most query heads that may share a key-value head."""
+
+
+_SPAN = Struct("PPiiii")
+"""library.SpanStruct."""
 
 
 class Spans:
@@ -22,31 +26,38 @@ class Spans:
 
     def __init__(self, layout: Layout) -> None:
         self.rows = len(layout.tokens)
-        self.slots = np.ascontiguousarray(layout.slots, dtype=np.int64)
-        self._owned: list[NDArray[np.int32]] = []
-        self.array = (SpanStruct * len(layout.parts))()
-        for struct, part in zip(self.array, layout.parts, strict=True):
-            span = part.span
-            struct.blocks = self._own(span.blocks)
-            tree = span.tree is not None and len(span.tree) > 1
-            struct.parents = self._own(span.tree.parents) if tree and span.tree else None
-            struct.row, struct.rows = part.offset, span.rows
-            struct.start, struct.linear = span.start, len(span.tokens)
+        self.slots = layout.slots
+        numbers = array("i")
+        places = []
+        for part in layout.parts:
+            tree = part.span.tree
+            places.append(len(numbers))
+            numbers.extend(part.span.blocks)
+            if tree is not None and len(tree) > 1:
+                numbers.extend(tree.parents)
+        self._numbers = numbers
+        base, size = numbers.buffer_info()[0], numbers.itemsize
+        structs = b"".join(
+            _span(part, base + place * size, size) for part, place in zip(layout.parts, places, strict=True)
+        )
+        self._structs = (SpanStruct * len(layout.parts)).from_buffer_copy(structs)
 
     def step(self, cos: Tensor | None = None, sin: Tensor | None = None) -> StepStruct:
         return StepStruct(
-            spans=cast(self.array, POINTER(SpanStruct)),
+            spans=cast(self._structs, POINTER(SpanStruct)),
             slots=self.slots.ctypes.data,
             cos=None if cos is None else cos.data_ptr(),
             sin=None if sin is None else sin.data_ptr(),
-            span_count=len(self.array),
+            span_count=len(self._structs),
             rows=self.rows,
         )
 
-    def _own(self, values: Sequence[int]) -> int:
-        array = np.asarray(values, dtype=np.int32)
-        self._owned.append(array)
-        return int(array.ctypes.data)
+
+def _span(part: SpanRows, blocks: int, size: int) -> bytes:
+    """cpp/attention.h: Span, of one whose block table lies at `blocks`, a tree's parents behind it."""
+    span = part.span
+    parents = 0 if span.tree is None or len(span.tree) == 1 else blocks + len(span.blocks) * size
+    return _SPAN.pack(blocks, parents, part.offset, span.rows, span.start, len(span.tokens))
 
 
 class NativeAttention:

@@ -33,6 +33,10 @@ FLAGS = (
 )
 
 
+KEPT = 8
+"""How many libraries stay in the cache: a few versions of us, or processors that share a home."""
+
+
 class NativeCacheError(Exception):
     """The cache of compiled kernels could have been written by somebody else; exit instead of loading it."""
 
@@ -72,8 +76,18 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
     with _locked(folder / "lock"):
         if not library.exists():
             _compile(compiler, flags, library)
+        else:
+            os.utime(library)
+        _prune(folder)
     _refuse_foreign(library)
     return library
+
+
+def _prune(folder: Path) -> None:
+    """Leave the libraries used last, under the lock. One that is loaded lives on without its name."""
+    libraries = sorted(folder.glob("*.so"), key=lambda path: path.lstat().st_mtime_ns)
+    for path in libraries[:-KEPT]:
+        path.unlink()
 
 
 def _key(compiler: str, flags: Sequence[str]) -> str:

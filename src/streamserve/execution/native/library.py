@@ -5,7 +5,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path as FilePath
 from typing import Any
@@ -139,6 +139,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_void_p, POINTER(StepStruct), POINTER(CacheLayerStruct), c_void_p, c_int, c_int, c_int, c_void_p],
     ),
+    "ss_sample": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_void_p]),
     "ss_large_pages": (None, [c_void_p, c_size_t]),
     "ss_read": (c_uint64, [c_void_p, c_void_p, c_size_t]),
 }

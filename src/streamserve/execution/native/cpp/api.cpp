@@ -3,6 +3,7 @@
 
 #include "gemm.h"
 #include "layers.h"
+#include "sampling.h"
 
 using namespace streamserve;
 
@@ -84,6 +85,10 @@ void ss_norm(void* pool, const void* from, const void* weight, int rows, int siz
 void ss_attend(void* pool, const Step* step, const CacheLayer* cache, const void* qkv, int heads, int window,
                int path, void* out) {
     write_and_attend(*static_cast<Pool*>(pool), *step, *cache, qkv, heads, window, path, out);
+}
+
+void ss_sample(void* pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens) {
+    sample(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, tokens);
 }
 
 // Memory that is about to be filled and read in large pieces: fewer, larger pages where the system has them.

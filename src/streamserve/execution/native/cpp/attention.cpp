@@ -35,7 +35,7 @@ struct State {
 template <class V>
 float decay(float by) {
     float lanes[V::lanes];
-    exponential(V::set(by)).store(lanes);
+    power_of_two(V::set(by)).store(lanes);
     return lanes[0];
 }
 
@@ -66,12 +66,12 @@ float mask(float* scores, int from, int until) {
     return largest.largest();
 }
 
-// Scores up to `end` to weights e^(score · scale - top), zero from there to `count`. Returns their sum.
+// Scores up to `end` to weights 2^(score · scale - top), zero from there to `count`. Returns their sum.
 template <class V, class W>
 float soften(const float* scores, int end, int count, float scale, float top, W* weights) {
     V sum = V::set(0.0f), factor = V::set(scale), base = V::set(-top);
     for (int i = 0; i < end; i += V::lanes) {
-        V weight = exponential(fma(V::load(scores + i), factor, base));
+        V weight = power_of_two(fma(V::load(scores + i), factor, base));
         sum = sum + weight;
         weight.store(weights + i);
     }
@@ -181,6 +181,11 @@ class Worker {
         for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
     }
 
+    // The largest position of the queries `from` to `until`.
+    int last_position(int from, int until) const {
+        return *std::max_element(position_ + from / group_, position_ + (until - 1) / group_ + 1);
+    }
+
     int lowest_key(int row) const { return a_.window ? std::max(0, position_[row] - a_.window + 1) : 0; }
 
     void find_keys(int first, int count, const int* path) {
@@ -212,6 +217,7 @@ class Worker {
     // The queries `from` to `from` + 16 of the item that are among `begin` to `end`.
     void query_tile(int first, int from, int begin, int end) {
         int last = std::min(from + QUERY_TILE, end), count = round_up(keys_.count, CHUNK);
+        if (last_position(std::max(from, begin), last) < first) return;
         engine_.scores(from, last - from, scores_);
         int low[QUERY_TILE], high[QUERY_TILE];
         float before[QUERY_TILE] = {}, top[QUERY_TILE] = {}, keep[QUERY_TILE];
@@ -224,7 +230,7 @@ class Worker {
             top[i] = std::max(before[i], mask<V>(scores_ + i * KEY_TILE, low[i], high[i]) * scale_);
         }
         for (int i = 0; i < QUERY_TILE; i += V::lanes) {
-            exponential(V::load(before + i) - V::load(top + i)).store(keep + i);
+            power_of_two(V::load(before + i) - V::load(top + i)).store(keep + i);
         }
         for (int i = 0; i < last - from; i++) {
             typename Engine::Weight* weights = weights_ + i * KEY_TILE;
@@ -280,7 +286,7 @@ class Worker {
     State total_, range_;
     float *scores_, *results_;
     typename Engine::Weight* weights_;
-    float scale_ = 1.0f / std::sqrt(float(dim_));
+    float scale_ = 1.44269504089f / std::sqrt(float(dim_));  // powers are of two, not of e
 
     const Span* span_ = nullptr;
     const Item* item_ = nullptr;

@@ -21,6 +21,48 @@ inline float round_to_type(float x, float) { return x; }
 inline void put(float& to, float x) { to = x; }
 inline void put(bf16& to, float x) { to = round_bf16(x); }
 
+template <class V, class T>
+inline void store_row(const float* sums, const Finish& finish, size_t at, int columns, bool add) {
+    T* out = static_cast<T*>(finish.out) + at;
+    int i = 0;
+    for (; i + V::lanes <= columns; i += V::lanes) {
+        V sum = V::load(sums + i);
+        (add ? V::load(out + i) + round_to<V, T>(sum) : sum).store(out + i);
+    }
+    for (; i < columns; i++) {
+        float sum = sums[i];
+        put(out[i], add ? widen(out[i]) + round_to_type(sum, T{}) : sum);
+    }
+}
+
+template <class V, class T>
+inline void silu_mul(const float* sums, T* chunk) {
+    for (int i = 0; i < CHUNK; i += V::lanes) {
+        V gate = round_to<V, T>(V::load(sums + i)), value = round_to<V, T>(V::load(sums + CHUNK + i));
+        V one = V::set(1.0f);
+        V silu = round_to<V, T>(gate / (one + exponential(V::set(0.0f) - gate)));
+        (silu * value).store(chunk + i);
+    }
+}
+
+// The bias and the way out of one row's sums, of columns `column` to `column + columns`.
+template <class V, class T>
+inline void end_row(const Linear& linear, const Finish& finish, int row, int column, int columns,
+                    float* sums) {
+    if (linear.bias) {
+        for (int j = 0; j < columns; j++) sums[j] += linear.bias[column + j];
+    }
+    int real = linear.n - column < columns ? linear.n - column : columns;
+    size_t at = size_t(row) * finish.stride + size_t(column);
+    if (finish.kind == Finish::SILU_MUL) {
+        silu_mul<V, T>(sums, reinterpret_cast<T*>(finish.chunks.at(row, column / PANEL)));
+    } else if (finish.wide) {
+        store_row<V, float>(sums, finish, at, real, false);
+    } else {
+        store_row<V, T>(sums, finish, at, real, finish.kind == Finish::ADD);
+    }
+}
+
 // The bias and the sums' way out: columns `column` to `column + columns` of `rows` rows from `row` on.
 void end(const Linear& linear, const Finish& finish, int row, int rows, int column, int columns, float* sums);
 

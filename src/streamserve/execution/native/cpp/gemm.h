@@ -54,14 +54,17 @@ struct Ahead {
 };
 
 // One kernel a path: sums of rows `row` to `row + rows`, up to 32, and of a panel's four column tiles (16
-// columns each) from `tile` on, to `sums` [rows rounded up to 16][64]. With AMX there may be one tile only,
-// and the sums may go on with what chunks before `from` left in them.
-void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, int from, int until,
-              const Ahead& ahead, float* sums);
+// columns each) from `tile` on, to `sums` [rows rounded up to 16][64]. With AMX there may be one tile only.
+void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Ahead& ahead,
+              float* sums);
 void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
 void sums_avx512(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
 void sums_avx2(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
 void sums_portable(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
+
+// AMX for more than a strip of rows: called by every thread of a job.
+void multiply_blocks(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
+                     const Finish& finish);
 
 // What this build can do on this processor.
 bool path_works(int path, int type);

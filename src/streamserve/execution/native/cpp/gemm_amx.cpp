@@ -1,11 +1,11 @@
-// The AMX path: a weight tile costs less to multiply than to fetch from memory for up to some 64 rows.
+// AMX for up to 32 rows: what is to be done is to read the weights as fast as memory gives them.
 //
 //   registers    rows × columns of tiles
 //   C C C C      1 × 4   up to 16 rows
-//   C C / C C    2 × 2   up to 32 rows; more come in strips of 32, which find a panel's weights in L2
+//   C C / C C    2 × 2   up to 32 rows; gemm_blocks.cpp has what is for more
 //
-// While a panel is multiplied, the one that is next for this thread is fetched to L2, spread over the strips:
-// memory and multiplier then work at the same time.
+// While a panel is multiplied with 32 rows, the one that is next for this thread is fetched to L2: memory and
+// multiplier then work at the same time.
 #include "gemm.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -44,24 +44,13 @@ inline void fetch(const Ahead& ahead, int k) {
     }
 }
 
-// A sum begins at zero, or where an earlier part of K left it: exactly the same chain of additions.
-#define START(register, from)                       \
-    do {                                            \
-        if (resume) {                               \
-            _tile_loadd(register, from, PANEL * 4); \
-        } else {                                    \
-            _tile_zero(register);                   \
-        }                                           \
-    } while (0)
-
 // 16 rows × 1 to 4 column tiles.
 template <int COLUMNS>
-void one_by(const char* a, const char* b, size_t b_stride, int depth, bool resume, const Ahead& ahead,
-            float* sums) {
-    START(0, sums);
-    if constexpr (COLUMNS > 1) START(1, sums + 16);
-    if constexpr (COLUMNS > 2) START(2, sums + 32);
-    if constexpr (COLUMNS > 3) START(3, sums + 48);
+void one_by(const char* a, const char* b, size_t b_stride, int depth, const Ahead& ahead, float* sums) {
+    _tile_zero(0);
+    if constexpr (COLUMNS > 1) _tile_zero(1);
+    if constexpr (COLUMNS > 2) _tile_zero(2);
+    if constexpr (COLUMNS > 3) _tile_zero(3);
     for (int k = 0; k < depth; k++, a += TILE, b += TILE) {
         fetch(ahead, k);
         _tile_loadd(4, a, 64);
@@ -87,13 +76,13 @@ void one_by(const char* a, const char* b, size_t b_stride, int depth, bool resum
 }
 
 // 32 rows × 2 column tiles.
-void two_by_two(const char* a, size_t a_stride, const char* b, size_t b_stride, int depth, bool resume,
+void two_by_two(const char* a, size_t a_stride, const char* b, size_t b_stride, int depth,
                 const Ahead& ahead, float* sums) {
     float* below = sums + 16 * PANEL;
-    START(0, sums);
-    START(1, sums + 16);
-    START(2, below);
-    START(3, below + 16);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     for (int k = 0; k < depth; k++, a += TILE, b += TILE) {
         fetch(ahead, k);
         _tile_loadd(4, a, 64);
@@ -127,22 +116,21 @@ void amx_end() {
     if (amx_works()) _tile_release();
 }
 
-void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, int from, int until,
-              const Ahead& ahead, float* sums) {
-    int depth = until - from;
-    bool resume = from > 0;
-    size_t b_stride = size_t(w.k_padded / CHUNK) * TILE, a_stride = x.tile_stride;
-    const char* a = x.at(row, from);
-    const char* b = static_cast<const char*>(w.weight) + size_t(tile) * b_stride + size_t(from) * TILE;
+void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Ahead& ahead,
+              float* sums) {
+    int depth = w.k_padded / CHUNK;
+    size_t b_stride = size_t(depth) * TILE, a_stride = x.tile_stride;
+    const char* a = x.at(row, 0);
+    const char* b = static_cast<const char*>(w.weight) + size_t(tile) * b_stride;
     if (tiles == 1) {
-        one_by<1>(a, b, b_stride, depth, resume, ahead, sums);
-        if (rows > ROW_TILE) one_by<1>(a + a_stride, b, b_stride, depth, resume, {}, sums + 16 * PANEL);
+        one_by<1>(a, b, b_stride, depth, ahead, sums);
+        if (rows > ROW_TILE) one_by<1>(a + a_stride, b, b_stride, depth, {}, sums + 16 * PANEL);
     } else if (rows <= ROW_TILE) {
-        one_by<4>(a, b, b_stride, depth, resume, ahead, sums);
+        one_by<4>(a, b, b_stride, depth, ahead, sums);
     } else {
         auto [first, second] = ahead.halves();
-        two_by_two(a, a_stride, b, b_stride, depth, resume, first, sums);
-        two_by_two(a, a_stride, b + 2 * b_stride, b_stride, depth, resume, second, sums + 32);
+        two_by_two(a, a_stride, b, b_stride, depth, first, sums);
+        two_by_two(a, a_stride, b + 2 * b_stride, b_stride, depth, second, sums + 32);
     }
 }
 
@@ -151,7 +139,7 @@ void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int t
 bool amx_works() { return false; }
 void amx_begin() {}
 void amx_end() {}
-void sums_amx(const Linear&, const Rows&, int, int, int, int, int, int, const Ahead&, float*) {}
+void sums_amx(const Linear&, const Rows&, int, int, int, int, const Ahead&, float*) {}
 
 #endif
 

@@ -15,6 +15,7 @@ namespace streamserve {
 // Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off).
 struct VecPortable {
     static constexpr int lanes = 8;
+    static constexpr float no_power = -127;  // `scaled` by it gives zero
     float v[lanes];
 
     template <class F>
@@ -88,6 +89,7 @@ inline VecPortable fma(VecPortable a, VecPortable b, VecPortable c) { return a *
 #if defined(__AVX2__) && defined(__FMA__)
 struct Vec256 {
     static constexpr int lanes = 8;
+    static constexpr float no_power = -127;
     __m256 v;
 
     static Vec256 set(float x) { return {_mm256_set1_ps(x)}; }
@@ -145,6 +147,7 @@ inline Vec256 fma(Vec256 a, Vec256 b, Vec256 c) { return {_mm256_fmadd_ps(a.v, b
 #define STREAMSERVE_AVX512
 struct Vec512 {
     static constexpr int lanes = 16;
+    static constexpr float no_power = -300;
     __m512 v;
 
     static Vec512 set(float x) { return {_mm512_set1_ps(x)}; }
@@ -203,6 +206,19 @@ inline V exponential(V x) {
     }
     p = fma(fma(p, r, V::set(1.0f)), r, V::set(1.0f));
     return p.scaled(n).where_at_least(x, -87.0f);
+}
+
+// 2 to the power of x, for x up to 127, to some two units in the last place; 0 where float32 runs out.
+// It is 1 + r · q(r), with q through five Chebyshev nodes of [-1/2, 1/2]: exactly 1 for 0.
+template <class V>
+inline V power_of_two(V x) {
+    V inside = x.max(V::set(V::no_power));
+    V n = inside.nearest(), r = inside - n;
+    V q = V::set(1.3381302537e-3f);
+    for (float c : {9.6663685154e-3f, 5.5503810138e-2f, 2.4022349038e-1f, 6.9314718056e-1f, 1.0f}) {
+        q = fma(q, r, V::set(c));
+    }
+    return q.scaled(n);
 }
 
 }  // namespace streamserve

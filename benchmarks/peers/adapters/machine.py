@@ -1,0 +1,62 @@
+"""Not an engine but the floor: what memory and matrix units give right now, by the best code at hand."""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SIZE = 400 << 20
+ROWS = 512
+
+
+def environment(cores: Sequence[int]) -> dict[str, str]:
+    """Nothing beyond the defaults."""
+    return {}
+
+
+class Engine:
+    """Reads memory, and multiplies by a matrix of the model with our kernel and with oneDNN."""
+
+    version = ""
+
+    def __init__(
+        self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
+    ) -> None:
+        import torch
+
+        from streamserve.execution.linear import Linear
+        from streamserve.execution.native.library import Team, kernels
+        from streamserve.execution.native.linear import NativeLinear
+
+        library = kernels()
+        if library is None:
+            raise RuntimeError("the floor is measured with our kernels, and they cannot be compiled here")
+        torch.set_num_threads(threads)
+        team = Team(library, threads)
+        memory = team.memory(SIZE)
+        memory.fill_(1)
+        weight = torch.randn(options["out"], options["in"]).bfloat16()
+        x = torch.randn(ROWS, options["in"]).bfloat16()
+        maps = NativeLinear(team, weight), Linear(weight)
+        self._read = lambda: library.ss_read(team.pool, ctypes.c_void_p(memory.data_ptr()), SIZE // 8)
+        self._multiply = [lambda map=map: map(x) for map in maps]
+        self._flops = 2 * ROWS * weight.numel()
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
+        """Bytes a second and FLOPs a second, as the only answer."""
+        bandwidth = SIZE / _fastest(self._read, 4)
+        rate = self._flops / min(_fastest(multiply, 12) for multiply in self._multiply)
+        return [[int(bandwidth), int(rate)]]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _fastest(call: Callable[[], Any], times: int) -> float:
+    """Seconds of the fastest call."""
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)

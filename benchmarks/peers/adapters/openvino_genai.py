@@ -1,0 +1,60 @@
+"""OpenVINO GenAI: its continuous batching pipeline, the one of its users' servers."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("openvino-genai", "optimum-intel[openvino]")
+UNWANTED = ("torchvision",)  # for another torch; imported where found
+CONVERTS = True
+GIB = 1 << 30
+
+
+def environment(cores: Sequence[int]) -> dict[str, str]:
+    """No questions home."""
+    return {"HF_HUB_OFFLINE": "1", "OPENVINO_TELEMETRY_DISABLED": "1"}
+
+
+def convert(checkpoint: Path, to: Path) -> None:
+    """By optimum, weights in 16 bits as they are."""
+    command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
+    settings = ["--model", str(checkpoint), "--task", "text-generation-with-past", "--weight-format", "fp16"]
+    subprocess.run([*command, *settings, str(to)], check=True)
+
+
+class Engine:
+    """KV in u8, its default, or in bf16; arithmetic in bf16, its default where the processor has that."""
+
+    def __init__(
+        self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
+    ) -> None:
+        import openvino as ov
+        import openvino_genai as genai
+
+        self.version = genai.__version__
+        self._ov, self._genai = ov, genai
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = kv_bytes // GIB
+        scheduler.enable_prefix_caching = True
+        scheduler.max_num_batched_tokens = options.get("step", 512)
+        properties = {
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": ov.Type.bf16,
+            "KV_CACHE_PRECISION": {"u8": ov.Type.u8, "bf16": ov.Type.bf16}[options["kv"]],
+        }
+        self._pipeline = genai.ContinuousBatchingPipeline(converted, scheduler, "CPU", properties)
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
+        """Token ids of all answers."""
+        import numpy as np
+
+        settings = self._genai.GenerationConfig()
+        settings.max_new_tokens, settings.ignore_eos, settings.do_sample = max_tokens, True, False
+        given = [self._ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        results = self._pipeline.generate(given, [settings] * len(prompts))
+        return [list(result.m_generation_ids[0]) for result in results]
+
+    def close(self) -> None:
+        """Nothing is open."""

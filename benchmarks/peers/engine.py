@@ -1,0 +1,139 @@
+"""The benchmark's side of an engine's process."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+class EngineError(RuntimeError):
+    """An engine failed; the message is what it said."""
+
+
+class Process:
+    """A process and its children. What it prints goes to `log`, unless it `answers` on standard output."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        log: Path,
+        cores: Sequence[int],
+        answers: bool = False,
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        with log.open("w") as output:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if answers else output,
+                stderr=output,
+                env=dict(variables),
+                cwd=log.parent,
+                text=True,
+                start_new_session=True,  # so that all of it can be ended together
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            )
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and all below it."""
+        try:
+            root = psutil.Process(self.popen.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def stop(self) -> None:
+        """Let none of it run, whatever it does while it waits for work."""
+        self._send(signal.SIGSTOP)
+
+    def go(self) -> None:
+        """Let it run again."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self.tree():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes in memory, of all of it: anonymous, and with what is mapped from files or shared."""
+        found = {"RssAnon": 0.0, "VmRSS": 0.0}
+        for process in self.tree():
+            try:
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                name, _, rest = line.partition(":")
+                if name in found:
+                    found[name] += int(rest.split()[0]) * 1024
+        return {"anonymous": found["RssAnon"], "resident": found["VmRSS"]}
+
+    def end(self, grace: float) -> None:
+        """Close its input, then insist."""
+        self.go()
+        if self.popen.stdin is not None and not self.popen.stdin.closed:
+            self.popen.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.popen.wait(grace)
+        for process in self.tree():
+            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-3:])
+
+
+class Engine(Process):
+    """An engine that has loaded the model. `ready` is how many seconds that took, to its first token."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        log: Path,
+        cores: Sequence[int],
+        load: Mapping[str, Any],
+        first: Mapping[str, Any],
+    ) -> None:
+        started = time.perf_counter()
+        super().__init__(command, variables, log, cores, answers=True)
+        try:
+            self.version = self._ask({"do": "load", **load})["version"]
+            self.run(first)
+        except BaseException:
+            self.end(0)
+            raise
+        self.ready = time.perf_counter() - started
+
+    def run(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        """`seconds` and `answers`. Raises EngineError."""
+        return self._ask({"do": "run", "work": work})
+
+    def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
+        try:
+            self.popen.stdin.write(json.dumps(order) + "\n")
+            self.popen.stdin.flush()
+            line = self.popen.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise EngineError(f"it ended with status {self.popen.wait()}: {self.last_words()}")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise EngineError(reply["error"])
+        return reply

@@ -1,0 +1,266 @@
+"""Rounds: each scenario on every engine, one after the other, beside what the machine gave just then."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from benchmarks.peers import http, setup
+from benchmarks.peers.adapters import OURS, PEERS
+from benchmarks.peers.checkpoints import MODELS, ensure, text
+from benchmarks.peers.engine import Engine, EngineError, Process
+from benchmarks.peers.rounds import MACHINE, append
+from benchmarks.peers.scenarios import HTTP, SCENARIOS, Scenario, floor, work
+
+FIRST = Scenario("first token", new=8, out=1)
+FLOOR_WORK = {"name": MACHINE, "known": [], "turns": [[[]]], "out": 2, "streams": 1, "longest": 0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: names of model, peers and scenarios, and with which part of the machine."""
+
+    model: str
+    peers: tuple[str, ...]
+    scenarios: tuple[str, ...]
+    rounds: int
+    cores: tuple[int, ...]
+    kv_bytes: int
+    folder: Path
+    records: Path
+
+
+class Slice:
+    """One start of all engines and the rounds after it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.model = MODELS[plan.model]
+        self.name = time.strftime("%Y%m%d-%H%M%S")
+        self.checkpoint = ensure(self.model, plan.folder / "checkpoints" / plan.model)
+        self.running: dict[str, Process] = {}
+        self.dropped: dict[tuple[str, str], str] = {}
+
+    def record(self, round_number: int, scenario: str, engine: str, **rest: Any) -> None:
+        """Add a line to the records."""
+        line = {"slice": self.name, "round": round_number, "scenario": scenario, "engine": engine, **rest}
+        append(self.plan.records, line)
+
+    def fail(self, round_number: int, scenario: str, engine: str, error: Exception) -> None:
+        """Say that an engine failed in a scenario, and do not try that again in this slice."""
+        self.dropped[scenario, engine] = str(error)
+        self.record(round_number, scenario, engine, error=str(error))
+        print(f"{engine}, {scenario}: {error}")
+
+    def start(self, name: str, label: str | None = None) -> None:
+        """Start an engine; its time to ready is recorded."""
+        label = label or name
+        peer = PEERS.get(name, PEERS[OURS])
+        module = peer.path if name in PEERS else "benchmarks.peers.adapters.machine"
+        load = {
+            "checkpoint": str(self.checkpoint),
+            "threads": len(self.plan.cores),
+            "kv_bytes": self.plan.kv_bytes,
+            "options": peer.options,
+        }
+        if name not in PEERS:
+            load["options"] = {"in": self.model.hidden, "out": 2 * self.model.ffn}
+        first = work("first", FIRST, "") if name in PEERS else FLOOR_WORK
+        try:
+            load["converted"] = str(self._converted(name))
+            engine = Engine(
+                [str(setup.python(peer, self.plan.folder)), "-m", "benchmarks.peers.child", module],
+                setup.variables(peer, self.plan.cores),
+                self.plan.folder / "logs" / f"{label}.log",
+                self.plan.cores,
+                load,
+                first,
+            )
+        except (EngineError, OSError) as error:
+            self.fail(0, "ready", label, error)
+            return
+        engine.stop()
+        self.running[label] = engine
+        if label in PEERS:
+            self.record(
+                0, "ready", label, cost=engine.ready, value=engine.ready, unit="s", version=engine.version
+            )
+
+    def serve(self, name: str, ports: dict[str, int]) -> None:
+        """Start an engine's HTTP server, and note its port if it comes up."""
+        peer, port, plan = PEERS[name], http.free_port(), self.plan
+        arguments = peer.adapter.serve(
+            self.checkpoint, self._converted(name), port, len(plan.cores), plan.kv_bytes
+        )
+        server = Process(
+            [str(setup.python(peer, plan.folder)), *arguments],
+            setup.variables(peer, plan.cores),
+            plan.folder / "logs" / f"{name}-http.log",
+            plan.cores,
+        )
+        self.running[name] = server
+        try:
+            ready = http.wait_ready(server, port, text(work("first", FIRST, "")["turns"][0][0]))
+        except EngineError as error:
+            self.fail(0, "ready-http", name, error)
+            self.running.pop(name).end(0)
+            return
+        server.stop()
+        ports[name] = port
+        self.record(0, "ready-http", name, cost=ready, value=ready, unit="s")
+
+    def _converted(self, name: str) -> Path:
+        peer = PEERS.get(name, PEERS[OURS])
+        return setup.converted(peer, self.checkpoint, self.plan.folder, self.plan.cores)
+
+    def floor(self, scenario: Scenario) -> dict[str, float]:
+        """Seconds of the scenario's floor now, and what it was computed from."""
+        with self.alone(MACHINE) as machine:
+            assert isinstance(machine, Engine)
+            bandwidth, rate = machine.run(FLOOR_WORK)["answers"][0][0]
+        seconds = floor(self.model, scenario, bandwidth, rate)
+        return {"floor": seconds, "bandwidth": bandwidth, "rate": rate}
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[Process]:
+        """The engine, running as long as this lasts; all others are stopped."""
+        process = self.running[name]
+        process.go()
+        try:
+            yield process
+        finally:
+            process.stop()
+
+    def end(self, grace: float) -> None:
+        """End all engines; those that have not left after `grace` seconds each are killed."""
+        for process in self.running.values():
+            process.end(grace)
+
+
+@contextmanager
+def slice_of(plan: Plan) -> Iterator[Slice]:
+    """A slice with the machine's floor running; all engines end with it."""
+    part = Slice(plan)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a time limit leaves no engine behind
+    try:
+        part.start(MACHINE)
+        if MACHINE not in part.running:
+            raise SystemExit("the floor cannot be measured")
+        yield part
+    except BaseException:
+        part.end(grace=0)
+        raise
+    part.end(grace=15)
+
+
+def try_out(plan: Plan) -> dict[str, str]:
+    """Start every engine once, alone; what failed."""
+    failed = {}
+    part = Slice(plan)
+    for name in plan.peers:
+        print(f"starting {PEERS[name].title} …", flush=True)
+        try:
+            part.start(name)
+        except subprocess.CalledProcessError as error:
+            failed[name] = error.stderr.strip()[-600:]
+        if (reason := part.dropped.get(("ready", name))) is not None:
+            failed[name] = reason
+        part.end(grace=15)
+        part.running.clear()
+    return failed
+
+
+def offline(plan: Plan) -> None:
+    """Measure the engines' libraries."""
+    with slice_of(plan) as part, _progress(plan.rounds * len(plan.scenarios)) as progress:
+        for name in plan.peers:
+            progress.console.print(f"starting {name}")
+            part.start(name)
+        bar = progress.add_task("measuring", total=plan.rounds * len(plan.scenarios))
+        for number in range(plan.rounds):
+            for name in plan.scenarios:
+                progress.update(bar, description=f"round {number + 1}: {SCENARIOS[name].title}")
+                _measure_scenario(part, number, name)
+                progress.advance(bar)
+        for name, process in part.running.items():
+            if name in PEERS:
+                for kind, size in process.memory().items():
+                    part.record(0, f"memory-{kind}", name, cost=size, value=size / 1e6, unit="MB")
+
+
+def _measure_scenario(part: Slice, number: int, name: str) -> None:
+    scenario = SCENARIOS[name]
+    task = work(name, scenario, f"{part.name} {number}")
+    least = part.floor(scenario)
+    found: dict[str, dict[str, Any]] = {}
+    firsts: dict[str, list[int]] = {}
+    for engine in _rotated(part.plan.peers, number):
+        if (name, engine) in part.dropped or engine not in part.running:
+            continue
+        try:
+            with part.alone(engine) as process:
+                assert isinstance(process, Engine)
+                done = process.run(task)
+        except EngineError as error:
+            part.fail(number, name, engine, error)
+            continue
+        found[engine] = {
+            "cost": done["seconds"],
+            "value": scenario.tokens / done["seconds"],
+            "unit": "tokens/s",
+            **least,
+        }
+        firsts[engine] = [answer[0] for answer in done["answers"][0]]
+    for engine, entry in found.items():
+        agree = None
+        if engine != OURS and OURS in firsts:
+            same = [a == b for a, b in zip(firsts[engine], firsts[OURS], strict=True)]
+            agree = sum(same) / len(same)
+        part.record(number, name, engine, **entry, agree=agree)
+
+
+def over_http(plan: Plan) -> None:
+    """Measure the servers, and beside them our own library on the same work."""
+    with slice_of(plan) as part, _progress(plan.rounds) as progress:
+        ports: dict[str, int] = {}
+        for name in plan.peers:
+            progress.console.print(f"starting {name}'s server")
+            part.serve(name, ports)
+        part.start(OURS, "offline")
+        bar = progress.add_task("HTTP", total=plan.rounds)
+        for number in range(plan.rounds):
+            task = work("http", HTTP, f"{part.name} {number}")
+            prompts = [text(ids) for ids in task["turns"][0]]
+            least = part.floor(HTTP)
+            for name in _rotated((*plan.peers, "offline"), number):
+                if ("http", name) in part.dropped or name not in part.running:
+                    continue
+                try:
+                    with part.alone(name) as process:
+                        if isinstance(process, Engine):
+                            seconds = process.run(task)["seconds"]
+                        else:
+                            seconds = http.measure(ports[name], prompts, HTTP.out)
+                except (EngineError, OSError) as error:
+                    part.fail(number, "http", name, error)
+                    continue
+                found = {"cost": seconds, "value": HTTP.tokens / seconds, "unit": "tokens/s"}
+                part.record(number, "http", name, **found, **least)
+            progress.advance(bar)
+
+
+def _rotated(names: Sequence[str], by: int) -> list[str]:
+    """The same in another order each round, so that nobody always comes after the same one."""
+    by %= len(names)
+    return [*names[by:], *names[:by]]
+
+
+def _progress(total: int) -> Progress:
+    return Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,0 +1,126 @@
+"""The table, the JSON and the picture of all rounds of a model."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from benchmarks.peers.adapters import OURS, PEERS
+from benchmarks.peers.rounds import Record, best_peer, failures, figures, read
+from benchmarks.peers.scenarios import HTTP, SCENARIOS
+from benchmarks.report import RESULTS, table, write
+
+TITLES = {name: scenario.title for name, scenario in SCENARIOS.items()} | {
+    "http": HTTP.title,
+    "ready": "time to ready",
+    "ready-http": "time to ready, server",
+    "memory-anonymous": "memory, anonymous",
+    "memory-resident": "memory, resident",
+}
+NAMES = {name: peer.title for name, peer in PEERS.items()} | {"offline": "streamserve offline"}
+NOTES = (
+    "*: the best peer",
+    "ratio: the peer's time or memory over ours in the same round, median and 95 % interval: above 1 we lead",
+    "floor: weights and KV read once a step at this round's bandwidth, or the FLOPs at its matrix rate",
+    "OpenVINO keeps its KV cache in u8 unless told otherwise: shown, but the best peer has 16 bits",
+    "llama.cpp runs through its batch interface here; its Python server answers one request after another",
+)
+
+
+def report(model: str, records: Path, write_results: bool) -> None:
+    """Print what the records come to; `write_results` also writes peers.json and peers-MODEL.png."""
+    if not records.exists():
+        raise SystemExit(f"nothing was measured yet: there is no {records}")
+    lines = read(records)
+    found = figures(lines)
+    found = {name: found[name] for name in TITLES if name in found}
+    _print(model, found)
+    for failure in failures(lines):
+        print(f"failed: {failure}")
+    _print_agreement(lines)
+    if write_results:
+        print(_write(model, lines, found))
+        plot(model, found, RESULTS / f"peers-{model}.png")
+
+
+def _print(model: str, found: dict[str, dict[str, dict[str, Any]]]) -> None:
+    rows = []
+    for scenario, engines in found.items():
+        best = best_peer(engines)
+        for name in (name for name in NAMES if name in engines):
+            entry = engines[name]
+            rows.append(
+                [
+                    TITLES[scenario] if name == next(n for n in NAMES if n in engines) else "",
+                    NAMES[name] + (" *" if name == best else ""),
+                    f"{entry['value']:.4g} {entry['unit']}",
+                    f"{entry['share']:.0%}" if "share" in entry else "",
+                    _ratio(entry),
+                    str(entry["rounds"]),
+                ]
+            )
+    columns = ("scenario", "engine", "median", "floor", "ratio to ours", "rounds")
+    table(f"{model}, bf16", columns, rows)
+    print("\n".join(NOTES))
+
+
+def _ratio(entry: dict[str, Any]) -> str:
+    if "ratio" not in entry:
+        return ""
+    low, high = entry["interval"]
+    return f"{entry['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _print_agreement(lines: list[Record]) -> None:
+    agree = [line["agree"] for line in lines if line.get("agree") is not None]
+    if agree:
+        print(f"first tokens agree between engines: {statistics.mean(agree):.1%}")
+
+
+def _write(model: str, lines: list[Record], found: dict[str, dict[str, dict[str, Any]]]) -> Path:
+    """The other model's figures stay."""
+    path = RESULTS / "peers.json"
+    kept = json.loads(path.read_text())["figures"] if path.exists() else {}
+    machine = [line for line in lines if "bandwidth" in line]
+    settings = {
+        "versions": {line["engine"]: line["version"] for line in lines if "version" in line},
+        "bandwidth GB/s": statistics.median(line["bandwidth"] for line in machine) / 1e9,
+        "rate TFLOP/s": statistics.median(line["rate"] for line in machine) / 1e12,
+        "notes": NOTES,
+    }
+    best = {name: best_peer(engines) for name, engines in found.items()}
+    return write("peers", settings, {**kept, model: {"best peer": best, "scenarios": found}})
+
+
+def plot(model: str, found: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+    """Shares of the floor by scenario, and ratios to us with their intervals."""
+    timed = [name for name in found if any("share" in entry for entry in found[name].values())]
+    figure, (floors, ratios) = plt.subplots(1, 2, figsize=(13, 0.9 + 0.75 * len(timed)), sharey=True)
+    engines = [name for name in NAMES if any(name in found[scenario] for scenario in timed)]
+    height = 0.8 / len(engines)
+    for number, name in enumerate(engines):
+        for row, scenario in enumerate(timed):
+            entry = found[scenario].get(name)
+            if entry is None:
+                continue
+            y, colour = row + (number + 0.5) * height - 0.4, f"C{number}"
+            label = NAMES[name] if scenario == next(s for s in timed if name in found[s]) else None
+            floors.barh(y, entry.get("share", 0), height * 0.9, color=colour, label=label)
+            if "ratio" in entry and name != OURS:
+                low, high = entry["interval"]
+                error = [[entry["ratio"] - low], [high - entry["ratio"]]]
+                ratios.errorbar(entry["ratio"], y, xerr=error, fmt="o", color=colour, markersize=4)
+    floors.set_yticks(range(len(timed)), [TITLES[scenario] for scenario in timed])
+    floors.invert_yaxis()
+    floors.set(xlabel="share of the same round's floor", title=f"{model}, bf16")
+    ratios.set(xlabel="their time / ours", xscale="log")
+    ratios.axvline(1, color="grey", linewidth=0.8)
+    floors.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,119 @@
+"""One HTTP connection: uvicorn's, which also bounds how long a client may take to send and to read."""
+
+import asyncio
+import logging
+from asyncio import TimerHandle
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from streamserve.api.errors import error_body
+from streamserve.protocol.errors import RequestError
+
+_log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 << 10
+"""Request line and headers together."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds: `read` for a client to send a whole request, `write` for it to leave its reply unread."""
+
+    read: float = 60.0
+    write: float = 30.0
+
+
+class Connection(HttpToolsProtocol):
+    """Ends connections whose client sends too slowly or too much of a header, or does not read.
+
+    Unread replies fill the transport's buffer (64 KiB); then the sender waits, so that no more is held, and
+    the clock runs until the buffer has room again. The end of a connection cancels its request.
+    """
+
+    def __init__(self, timeouts: Timeouts, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._timeouts = timeouts
+        self._header_bytes = 0
+        self._in_headers = True
+        self._reading: TimerHandle | None = None
+        self._writing: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading_clock()
+        self._stop_writing_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_headers and not self.transport.is_closing():
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(431, f"the request's headers are larger than {MAX_HEADER_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers, self._header_bytes = True, 0
+        if self._reading is None:
+            self._expect_request()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_reading_clock()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_writing_clock()
+        self._writing = self.loop.call_later(self._timeouts.write, self._drop)
+
+    def resume_writing(self) -> None:
+        self._stop_writing_clock()
+        super().resume_writing()
+
+    def _expect_request(self) -> None:
+        self._reading = self.loop.call_later(self._timeouts.read, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._reading = None
+        if self.pipeline:  # it waits for its turn, and we do not read meanwhile
+            self._expect_request()
+        elif not self.transport.is_closing():
+            seconds = self._timeouts.read
+            self._refuse(408, f"the request took longer than {seconds:g} seconds to arrive (read_timeout)")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Say so, unless a reply to this request or the one before has begun, and close."""
+        cycle = self.cycle
+        if cycle is None or (cycle.response_complete if self._in_headers else not cycle.response_started):
+            body = error_body(RequestError(message, status=status))
+            self.transport.write(
+                STATUS_LINE[status]
+                + b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
+                + str(len(body)).encode()
+                + b"\r\n\r\n"
+                + body
+            )
+        self.transport.close()
+
+    def _drop(self) -> None:
+        _log.info("dropped a client that left its reply unread for %g seconds", self._timeouts.write)
+        self.transport.abort()
+
+    def _stop_reading_clock(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _stop_writing_clock(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None

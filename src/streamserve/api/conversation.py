@@ -1,0 +1,108 @@
+"""A chat request made ready: its prompt, its parameters, and the readers of its replies."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from streamserve.api.generation import Door
+from streamserve.api.generator import Generator
+from streamserve.api.messages import checked_messages
+from streamserve.api.prompts import Prompt, encode, kept_tokens
+from streamserve.api.sampling import chat_sampling
+from streamserve.api.schemas import ChatRequest
+from streamserve.api.structured import Wanted, wanted_grammar
+from streamserve.api.tools import Tools, wanted_tools
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.chat import require
+from streamserve.text.message import MessageReader
+from streamserve.text.reasoning import CLOSING, OPENING, Thinking, ThoughtReader, find_thinking
+from streamserve.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`thinking` is how the model thinks, if it does."""
+
+    prompt: Prompt
+    params: SamplingParams
+    tools: Tools | None
+    thinking: Thinking | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is the answer."""
+        return self.thinking is None and self.tools is None
+
+    def reader(self) -> MessageReader:
+        """For one reply."""
+        thoughts = ThoughtReader(self.thinking, self.prompt.text or "") if self.thinking else None
+        return MessageReader(thoughts, self.tools.reader() if self.tools else None)
+
+
+def chat_tools(door: Door, wanted: ChatRequest) -> Tools | None:
+    """The tools that the model may call. Raises RequestError naming the field at fault."""
+    return wanted_tools(wanted, door.settings.tool_parser, door.llm.tokenizer.chat_template)
+
+
+async def chat_prompt(
+    llm: Generator, wanted: ChatRequest, max_tokens: int | None, tools: Tools | None = None
+) -> Prompt:
+    """The conversation as the model's template writes it. Raises RequestError for what it cannot write."""
+    text = require(llm.chat_template).render(
+        checked_messages(wanted.messages),
+        tools=tools.shown if tools else None,
+        add_generation_prompt=wanted.add_generation_prompt,
+        continue_final_message=wanted.continue_final_message,
+        variables=wanted.chat_template_kwargs,
+    )
+    keep = kept_tokens(llm, wanted.truncate_prompt_tokens, max_tokens)
+    prompt = (await encode(llm, [text], wanted.add_special_tokens, "messages", keep))[0]
+    return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if it was cut
+
+
+async def prepared(door: Door, wanted: ChatRequest) -> Conversation:
+    """Everything about `wanted`, checked. Raises RequestError naming the field at fault."""
+    tokenizer = door.llm.tokenizer
+    params = chat_sampling(wanted, door.settings.default_sampling, door.llm.model.vocab_size)
+    tools = chat_tools(door, wanted)
+    prompt = await chat_prompt(door.llm, wanted, params.max_tokens, tools)
+    thinking = find_thinking(door.settings.reasoning_parser, tokenizer.chat_template)
+    form = _form(wanted, tools)
+    if form is not None:
+        form = _behind_thought(form, thinking, prompt.text or "", tokenizer)
+        await door.llm.check_grammar(form.grammar, form.field)
+        params = msgspec.structs.replace(params, grammar=form.grammar)
+    marks = [OPENING, CLOSING] if thinking else []
+    if tools:
+        marks += [mark for mark in (tools.form.opening, tools.form.closing, tools.form.separator) if mark]
+    if any(_special(tokenizer, mark) is not None for mark in marks):
+        params = msgspec.structs.replace(params, skip_special_tokens=False)  # the readers need to see them
+    return Conversation(prompt, params, tools, thinking)
+
+
+def _form(wanted: ChatRequest, tools: Tools | None) -> Wanted | None:
+    form = wanted_grammar(wanted)
+    if form is None or tools is None:
+        return Wanted(tools.grammar, "tools") if tools and tools.grammar else form
+    raise RequestError(
+        f"{form.field} cannot be combined with tools, unless tool_choice is none", field=form.field
+    )
+
+
+def _behind_thought(form: Wanted, thinking: Thinking | None, prompt: str, tokenizer: Tokenizer) -> Wanted:
+    """The form begins behind the thought, where the model thinks first."""
+    thoughts = ThoughtReader(thinking, prompt) if thinking else None
+    if thoughts is None or not (thoughts.open or thoughts.undecided):
+        return form
+    closing, opening = _special(tokenizer, CLOSING), _special(tokenizer, OPENING)
+    grammar = msgspec.structs.replace(form.grammar, after=CLOSING if closing is None else closing)
+    if thoughts.undecided:
+        grammar = msgspec.structs.replace(grammar, opening=OPENING if opening is None else opening)
+    return Wanted(grammar, form.field)
+
+
+def _special(tokenizer: Tokenizer, mark: str) -> int | None:
+    """The special token that `mark` is, if it is one."""
+    ids = tokenizer.encode(mark, add_special_tokens=False)
+    return ids[0] if len(ids) == 1 and tokenizer.is_special(ids[0]) else None

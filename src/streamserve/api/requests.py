@@ -1,0 +1,56 @@
+"""Every HTTP request under an id: the client's X-Request-Id or one of ours, in the reply and in the logs."""
+
+import logging
+import re
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from streamserve.protocol.logs import ACCESS, REQUEST_ID
+
+HEADER = "X-Request-Id"
+_TAKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_MAX_PATH = 256
+
+_access = logging.getLogger(ACCESS)
+
+
+class RequestIds:
+    """Gives each request its id and logs it when it has ended, if access is logged. Ids of clients have 1 to
+    128 letters, digits and ._:- and begin with one of the first two; others are replaced."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(HEADER, "")
+        name = given if _TAKEN.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        started, status = time.perf_counter(), 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = name
+            await send(message)
+
+        scope.setdefault("state", {})["request_id"] = name
+        REQUEST_ID.set(name)  # for good: the server has a task for each request, and logs its failures last
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            if _access.isEnabledFor(logging.INFO):
+                _log(scope, status, time.perf_counter() - started)
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    """One line. The path is as it was sent, so that it holds no line breaks; queries are left out."""
+    path = scope["raw_path"].decode("ascii", "replace")[:_MAX_PATH]
+    client = (scope.get("client") or ("-",))[0]
+    fields = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
+    _access.info("%s %s %d in %.3f s from %s", *fields.values(), client, extra={**fields, "client": client})

@@ -1,0 +1,141 @@
+"""A chat's tools, checked, and how their calls come about: by the model's own will, or by a grammar."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from streamserve.api.schemas import ChatRequest
+from streamserve.api.structured import json_grammar
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.grammar import Grammar
+from streamserve.text.tools.formats import REQUIRED, Format, find_format
+from streamserve.text.tools.reader import CallReader
+
+MAX_TOOLS = 128
+MAX_CALLS = 32
+"""Calls of one message, where a grammar makes them."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CHOICES = ("none", "auto", "required")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """How one request's tools are used. `shown` are those the template gets; `grammar` forces a call; `named`
+    is the one whose arguments are then the whole text."""
+
+    shown: list[dict[str, Any]]
+    names: frozenset[str]
+    form: Format
+    parallel: bool
+    grammar: Grammar | None = None
+    named: str | None = None
+
+    def reader(self) -> CallReader:
+        """For one message."""
+        return CallReader(self.form, self.names, self.parallel, self.named)
+
+
+def wanted_tools(request: ChatRequest, parser: str, template: str | None) -> Tools | None:
+    """The tools of `request`, None if it has none or must not use them. `parser` is the name of the format in
+    which the model writes calls. Raises RequestError naming the field at fault."""
+    schemas = _schemas(request.tools)
+    choice = _choice(request.tool_choice, schemas)
+    if choice == "none" or not schemas:
+        return None
+    names, parallel = frozenset(schemas), request.parallel_tool_calls is not False
+    if choice == "auto":
+        form = find_format(parser, template)
+        if form is None:
+            raise RequestError(
+                "tools: how this model writes tool calls is not known, as its chat template does not say: "
+                "use tool_choice required or a named function, or start the server with --tool-parser",
+                field="tools",
+            )
+        return Tools(request.tools, names, form, parallel)
+    if choice == "required":
+        grammar = json_grammar(_calls_schema(schemas, MAX_CALLS if parallel else 1))
+        return Tools(request.tools, names, REQUIRED, parallel, grammar)
+    return Tools(request.tools, names, REQUIRED, False, json_grammar(schemas[choice]), choice)
+
+
+def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The parameters of each function by its name."""
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are taken", field="tools")
+    schemas: dict[str, dict[str, Any]] = {}
+    for place, tool in enumerate(tools):
+        where = f"tools[{place}]"
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise RequestError(f"{where} must have the type function, and a function", field="tools")
+        name = function.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise RequestError(
+                f"{where}.function.name must have 1 to 64 letters, digits and _.-", field="tools"
+            )
+        if name in schemas:
+            raise RequestError(f"{where}.function.name: there are two tools called {name}", field="tools")
+        schemas[name] = _parameters(function.get("parameters"), f"{where}.function.parameters")
+    return schemas
+
+
+def _parameters(schema: Any, where: str) -> dict[str, Any]:
+    if schema is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise RequestError(f"{where} must be a JSON schema of type object", field="tools")
+    return {"type": "object", **schema}
+
+
+def _choice(choice: Any, schemas: dict[str, dict[str, Any]]) -> str:
+    """none, auto, required, or a function's name."""
+    field = "tool_choice"
+    if choice is None:
+        return "auto"
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise RequestError(
+                f"{field} must name a function, or be one of {', '.join(_CHOICES)}", field=field
+            )
+        if name not in schemas:
+            raise RequestError(f"{field}: there is no tool called {name!r}", field=field)
+        return name
+    if choice not in _CHOICES:
+        raise RequestError(f"{field} must be one of {', '.join(_CHOICES)}, or name a function", field=field)
+    if choice == "required" and not schemas:
+        raise RequestError(f"{field} is required, but there are no tools", field=field)
+    return str(choice)
+
+
+def _calls_schema(schemas: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
+    """A list of calls. References within a function's schema are moved to where it stands now."""
+    definitions = {
+        f"tool{place}": _moved(schema, f"#/$defs/tool{place}")
+        for place, schema in enumerate(schemas.values())
+    }
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/tool{place}"}},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for place, name in enumerate(schemas)
+    ]
+    items = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "maxItems": most}
+    return {**items, "$defs": definitions}
+
+
+def _moved(node: Any, place: str) -> Any:
+    if isinstance(node, list):
+        return [_moved(one, place) for one in node]
+    if not isinstance(node, dict):
+        return node
+    moved = {name: _moved(value, place) for name, value in node.items()}
+    reference = node.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved

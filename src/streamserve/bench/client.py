@@ -1,0 +1,141 @@
+"""One request over HTTP, timed as a user would see it."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from streamserve.bench.errors import BenchError
+from streamserve.bench.events import DONE, Event, EventSplitter, parse_event
+from streamserve.bench.statistics import Outcome
+from streamserve.bench.workloads import Prompt
+
+Endpoint = Literal["completions", "chat"]
+ROUTES: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+_SHOWN = 300
+"""Characters of an error that are kept."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server, and what every request says to it. `api_key` goes nowhere but into the header."""
+
+    base_url: str
+    model: str
+    endpoint: Endpoint = "completions"
+    temperature: float | None = 0.0
+    ignore_eos: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Where requests go. A base that ends in /v1, as some clients want it, is as good as one without."""
+        return self.base_url.rstrip("/").removesuffix("/v1") + ROUTES[self.endpoint]
+
+    def body(self, prompt: Prompt) -> bytes:
+        """The request for `prompt`. Raises BenchError if the endpoint does not take its kind."""
+        body: dict[str, Any] = {"model": self.model, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        content, is_chat = prompt.content, self.endpoint == "chat"
+        messages = isinstance(content, tuple) and isinstance(content[0], dict)
+        if messages != is_chat and not (is_chat and isinstance(content, str)):
+            kind = "messages" if messages else "token ids"
+            raise BenchError(f"{kind} cannot be sent to --endpoint {self.endpoint}")
+        if is_chat:
+            body["messages"] = content if messages else [{"role": "user", "content": content}]
+        else:
+            body["prompt"] = content
+        body["max_completion_tokens" if is_chat else "max_tokens"] = prompt.output_tokens
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        return json.dumps(body | dict(self.extra_body)).encode()
+
+
+def open_session(api_key: str | None) -> aiohttp.ClientSession:
+    """Connections as many as needed, kept open between requests; no limit on how long a reply takes."""
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+        headers=headers,
+    )
+
+
+async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
+    """The name of the first model the server lists. Raises BenchError if it lists none, or is not there."""
+    url = base_url.rstrip("/").removesuffix("/v1") + "/v1/models"
+    try:
+        async with session.get(url) as reply:
+            text = await reply.text()
+            if reply.status != 200:
+                raise BenchError(f"{url} answered {reply.status}: {text[:_SHOWN]}")
+            return str(json.loads(text)["data"][0]["id"])
+    except (aiohttp.ClientError, OSError) as error:
+        raise BenchError(f"there is no server at {base_url}: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"{url} lists no model: name one with --model") from error
+
+
+class _Watch:
+    """What comes of one reply, and when."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.times: list[float] = []
+        self.last: Event | None = None
+        self.error: str | None = None
+
+    def take(self, data: bytes, now: float) -> None:
+        event = parse_event(data)
+        if event.error is not None:
+            self.error = json.dumps(event.error)[:_SHOWN]
+        if event.has_text:
+            self.times.append(now - self.begun)
+        if event.usage is not None:
+            self.last = event
+
+    def outcome(self, started: float) -> Outcome:
+        latency = time.perf_counter() - self.begun
+        usage = self.last.usage if self.last else None
+        told = usage.completion_tokens if usage else None
+        return Outcome(
+            sent=self.begun - started,
+            latency=latency,
+            token_times=tuple(self.times),
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            output_tokens=len(self.times) if told is None else told,
+            counted=told is None,
+            error=self.error,
+        )
+
+
+async def send(session: aiohttp.ClientSession, url: str, body: bytes, started: float) -> Outcome:
+    """Send a request and read its events. `started` is the benchmark's start by time.perf_counter. What
+    goes wrong becomes the outcome's error."""
+    watch, splitter, ended = _Watch(), EventSplitter(), False
+    try:
+        async with session.post(url, data=body) as reply:
+            if reply.status != 200:
+                watch.error = f"{reply.status}: {(await reply.text())[:_SHOWN]}"
+                return watch.outcome(started)
+            async for chunk in reply.content.iter_any():
+                now = time.perf_counter()
+                for data in splitter.feed(chunk):
+                    if data == DONE:
+                        ended = True
+                    else:
+                        watch.take(data, now)
+        if not ended and watch.error is None:
+            watch.error = "the reply broke off: no [DONE] at its end"
+    except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        watch.error = f"{type(error).__name__}: {error}"[:_SHOWN]
+    return watch.outcome(started)

@@ -1,0 +1,126 @@
+"""A run's figures as text in the layout of `vllm bench serve`, as JSON, and as plots."""
+
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from streamserve.bench.load import Run
+from streamserve.bench.statistics import (
+    METRICS,
+    PERCENTILE,
+    Outcome,
+    Summary,
+    running_over_time,
+    tokens_by_second,
+    values,
+)
+
+_WIDTH = 50
+
+
+def as_text(
+    summary: Summary, metrics: Sequence[str], max_concurrency: int | None = None, rate: float | None = None
+) -> str:
+    """What is printed at the end."""
+    lines = [_heading(" Serving Benchmark Result ", "=")]
+    lines += [
+        _line(label, value) for label, value in _figures(summary, max_concurrency, rate) if value is not None
+    ]
+    for metric in metrics:
+        found, name = summary.spreads[metric], metric.upper()
+        lines.append(_heading(METRICS[metric], "-"))
+        lines.append(_line(f"Mean {name} (ms):", found.mean))
+        lines.append(_line(f"Median {name} (ms):", found.median))
+        lines.append(_line(f"P{PERCENTILE} {name} (ms):", found.p99))
+    return "\n".join([*lines, "=" * _WIDTH])
+
+
+def _figures(
+    summary: Summary, max_concurrency: int | None, rate: float | None
+) -> Iterable[tuple[str, int | float | None]]:
+    return (
+        ("Successful requests:", summary.completed),
+        ("Failed requests:", summary.failed),
+        ("Interrupted requests:", summary.interrupted or None),
+        ("Maximum request concurrency:", max_concurrency),
+        ("Request rate configured (RPS):", rate),
+        ("Benchmark duration (s):", summary.duration),
+        ("Total input tokens:", summary.input_tokens),
+        ("Total generated tokens:", summary.output_tokens),
+        ("Request throughput (req/s):", summary.request_throughput),
+        ("Request goodput (req/s):", summary.goodput),
+        ("Output token throughput (tok/s):", summary.output_throughput),
+        ("Peak output token throughput (tok/s):", summary.peak_output_throughput),
+        ("Peak concurrent requests:", float(summary.peak_concurrency)),
+        ("Total token throughput (tok/s):", summary.total_throughput),
+    )
+
+
+def _heading(text: str, fill: str) -> str:
+    return f"{text:{fill}^{_WIDTH}}"
+
+
+def _line(label: str, value: int | float) -> str:
+    return f"{label:<40} {value:<10.2f}" if isinstance(value, float) else f"{label:<40} {value:<10}"
+
+
+def remarks(summary: Summary, outcomes: Sequence[Outcome]) -> list[str]:
+    """What a reader of the figures must know besides."""
+    found = []
+    if summary.counted:
+        found.append(
+            f"The server told no usage for {summary.counted} requests: their output tokens are counted "
+            "as the events that brought text, and may be more."
+        )
+    if summary.input_tokens is None:
+        found.append("Input tokens are not known for all requests, so they and the total are left out.")
+    errors: dict[str, int] = {}
+    for outcome in outcomes:
+        if outcome.error is not None:
+            errors[outcome.error] = errors.get(outcome.error, 0) + 1
+    for error, count in sorted(errors.items(), key=lambda item: -item[1])[:3]:
+        found.append(f"{count} failed with: {error}")
+    return found
+
+
+def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) -> list[Path]:
+    """Write settings, figures and every request to `path` as JSON, and plots beside it as PNG if matplotlib
+    is there. Returns what was written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report = {
+        "settings": dict(settings),
+        "summary": asdict(summary),
+        "requests": [asdict(outcome) for outcome in run.outcomes],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        return [path]
+    picture = path.with_suffix(".png")
+    plot(picture, run)
+    return [path, picture]
+
+
+def plot(path: Path, run: Run) -> None:
+    """Draw how each latency is spread, and tokens and open requests over time."""
+    from matplotlib.figure import Figure
+
+    done = [outcome for outcome in run.outcomes if outcome.error is None]
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    axes = figure.subplots(2, 3).flatten()
+    for axis, (metric, name) in zip(axes, METRICS.items(), strict=False):
+        found = sorted(values(done, metric))
+        shares = [100 * (rank + 1) / len(found) for rank in range(len(found))]
+        axis.step(found, shares, where="post")
+        axis.set(title=name, xlabel=f"{metric.upper()} (ms)", ylabel="share below (%)", ylim=(0, 101))
+    tokens = tokens_by_second(done)
+    axes[4].stairs(tokens)
+    axes[4].set(title="Output tokens", xlabel="time (s)", ylabel="tokens per second")
+    steps = running_over_time(done)
+    axes[5].step([time for time, _ in steps], [running for _, running in steps], where="post")
+    axes[5].set(title="Open requests", xlabel="time (s)", ylabel="requests")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,190 @@
+"""From what happened to each request to the figures of a report; pure functions, times in seconds."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from streamserve.bench.errors import BenchError
+
+METRICS = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+}
+PERCENTILE = 99
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request. `sent` counts from the benchmark's start, `token_times` (when an event brought text) from
+    `sent`. `counted`: the server told no usage, so output tokens are the events that brought text, and
+    prompt tokens unknown. `error` is None for those that were answered to the end."""
+
+    sent: float
+    latency: float
+    token_times: tuple[float, ...] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    counted: bool = False
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Until the first text; None if no text came."""
+        return self.token_times[0] if self.token_times else None
+
+    @property
+    def tpot(self) -> float | None:
+        """From the first text to the end, over the tokens after the first; None if there are none."""
+        if self.ttft is None or self.output_tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Times between events that brought text."""
+        return [later - earlier for earlier, later in pairwise(self.token_times)]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, median and 99th percentile in milliseconds, 0 where there is no value."""
+
+    mean: float = 0.0
+    median: float = 0.0
+    p99: float = 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a run. Rates are per second, spreads in milliseconds. `goodput` is None where no target
+    was set, `input_tokens` where the server did not tell. `spreads` has a key of METRICS each."""
+
+    completed: int
+    failed: int
+    interrupted: int
+    duration: float
+    input_tokens: int | None
+    output_tokens: int
+    counted: int
+    request_throughput: float
+    goodput: float | None
+    output_throughput: float
+    peak_output_throughput: float
+    peak_concurrency: int
+    total_throughput: float | None
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+
+
+def summarize(
+    outcomes: Sequence[Outcome], duration: float, targets: Mapping[str, float], interrupted: int = 0
+) -> Summary:
+    """The figures of `outcomes` over `duration`. Failed requests count as failed and nowhere else.
+
+    `targets` maps metrics to milliseconds: goodput counts the requests that meet all of them.
+    """
+    done = [outcome for outcome in outcomes if outcome.error is None]
+    prompts = [outcome.prompt_tokens for outcome in done]
+    inputs = None if None in prompts else sum(tokens or 0 for tokens in prompts)
+    outputs = sum(outcome.output_tokens for outcome in done)
+    good = sum(meets(outcome, targets) for outcome in done)
+    return Summary(
+        completed=len(done),
+        failed=len(outcomes) - len(done),
+        interrupted=interrupted,
+        duration=duration,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        counted=sum(outcome.counted for outcome in done),
+        request_throughput=_rate(len(done), duration),
+        goodput=_rate(good, duration) if targets else None,
+        output_throughput=_rate(outputs, duration),
+        peak_output_throughput=max(tokens_by_second(done), default=0.0),
+        peak_concurrency=peak_concurrency(done),
+        total_throughput=None if inputs is None else _rate(inputs + outputs, duration),
+        spreads={name: spread(values(done, name)) for name in METRICS},
+    )
+
+
+def values(outcomes: Iterable[Outcome], metric: str) -> list[float]:
+    """All there is of one of METRICS, in milliseconds."""
+    found: list[float] = []
+    for outcome in outcomes:
+        if metric == "itl":
+            found += outcome.itl
+        else:
+            value = outcome.latency if metric == "e2el" else getattr(outcome, metric)
+            found += [] if value is None else [value]
+    return [value * 1000 for value in found]
+
+
+def spread(found: Sequence[float]) -> Spread:
+    """Mean, median and 99th percentile (linear between values)."""
+    if not found:
+        return Spread()
+    return Spread(float(np.mean(found)), float(np.median(found)), float(np.percentile(found, PERCENTILE)))
+
+
+def meets(outcome: Outcome, targets: Mapping[str, float]) -> bool:
+    """Whether a request was within every target; one that has no value for a metric cannot miss it."""
+    return all(value <= limit for metric, limit in targets.items() for value in values([outcome], metric))
+
+
+def tokens_by_second(outcomes: Iterable[Outcome]) -> list[float]:
+    """Output tokens in each second since the start. The tokens of a request are shared evenly among its
+    events, since one event may bring several."""
+    events = [
+        (outcome.sent + time, outcome.output_tokens / len(outcome.token_times))
+        for outcome in outcomes
+        for time in outcome.token_times
+    ]
+    if not events:
+        return []
+    times, tokens = zip(*events, strict=True)
+    return [float(count) for count in np.bincount(np.floor(times).astype(int), weights=tokens)]
+
+
+def running_over_time(outcomes: Iterable[Outcome]) -> list[tuple[float, int]]:
+    """(time, requests open from then on), at each change."""
+    changes = sorted(
+        change for outcome in outcomes for change in ((outcome.sent, 1), (outcome.sent + outcome.latency, -1))
+    )
+    steps: list[tuple[float, int]] = []
+    running = 0
+    for time, change in changes:
+        running += change
+        steps.append((time, running))
+    return steps
+
+
+def peak_concurrency(outcomes: Iterable[Outcome]) -> int:
+    """The most requests that were open at once."""
+    return max((running for _, running in running_over_time(outcomes)), default=0)
+
+
+def parse_targets(given: Iterable[str]) -> dict[str, float]:
+    """`ttft:500 tpot:50` as a mapping. Raises BenchError for anything else."""
+    targets: dict[str, float] = {}
+    for item in given:
+        match = re.fullmatch(r"(ttft|tpot|e2el):(\d+(?:\.\d+)?)", item)
+        if match is None:
+            raise BenchError(f"goodput target {item!r}: write ttft, tpot or e2el, a colon and milliseconds")
+        targets[match[1]] = float(match[2])
+    return targets
+
+
+def parse_metrics(given: str) -> list[str]:
+    """`ttft,tpot` as a list. Raises BenchError for metrics there are not."""
+    wanted = [name.strip() for name in given.split(",") if name.strip()]
+    for name in wanted:
+        if name not in METRICS:
+            raise BenchError(f"there is no metric {name!r}; known: {', '.join(METRICS)}")
+    return wanted
+
+
+def _rate(count: float, duration: float) -> float:
+    return count / duration if duration > 0 else 0.0

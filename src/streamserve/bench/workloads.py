@@ -1,0 +1,134 @@
+"""What is asked: prompts and how long their answers are to be, made up or read from a file."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamserve.bench.errors import BenchError
+
+CHARACTERS_PER_TOKEN = 4
+"""A rule of thumb, used where an answer's length is known as text only."""
+
+_COMMON = """the of and to in is that it was for on are with as his they at be this from have or by one had
+not but what all were when we there can an your which their said if do will each about how up out them then
+she many some so these would other into has more her two like him see time could no make than first been"""
+_WORDS = tuple(_COMMON.split())
+"""English words, which most tokenizers have as one token each."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`content` is a text, token ids, or the messages of a chat. `output_tokens` is what to ask for."""
+
+    content: str | tuple[int, ...] | tuple[dict[str, Any], ...]
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class RandomLengths:
+    """Lengths in tokens, each drawn uniformly from length × (1 ± range_ratio)."""
+
+    input_len: int
+    output_len: int
+    range_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.input_len, self.output_len) < 1:
+            raise BenchError("random lengths must be at least 1")
+        if not 0 <= self.range_ratio < 1:
+            raise BenchError(f"the range ratio is {self.range_ratio}; it must be at least 0 and below 1")
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+        """(input, output) for `count` requests."""
+        inputs = self._draw(self.input_len, count, rng)
+        return list(zip(inputs, self._draw(self.output_len, count, rng), strict=True))
+
+    def _draw(self, length: int, count: int, rng: np.random.Generator) -> list[int]:
+        low = max(1, math.floor(length * (1 - self.range_ratio)))
+        high = math.ceil(length * (1 + self.range_ratio))
+        return [int(n) for n in rng.integers(low, high + 1, count)]
+
+
+def random_tokens(
+    count: int, lengths: RandomLengths, vocab_size: int, rng: np.random.Generator
+) -> list[Prompt]:
+    """Prompts of token ids below `vocab_size`: exact lengths, and nothing in common."""
+    return [
+        Prompt(tuple(int(token) for token in rng.integers(0, vocab_size, inputs)), outputs)
+        for inputs, outputs in lengths.draw(count, rng)
+    ]
+
+
+def random_words(count: int, lengths: RandomLengths, rng: np.random.Generator) -> list[Prompt]:
+    """Prompts of as many common words as tokens are wanted: about the length, for routes that take texts."""
+    return [
+        Prompt(" ".join(rng.choice(_WORDS, inputs)), outputs) for inputs, outputs in lengths.draw(count, rng)
+    ]
+
+
+def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Generator) -> list[Prompt]:
+    """First questions of ShareGPT conversations, `count` of them in random order. Answers are to be
+    `output_len` tokens, or as long as the recorded one at four characters a token."""
+    try:
+        conversations = json.loads(path.read_text())
+        turns = [entry.get("conversations") or entry.get("conversation") or [] for entry in conversations]
+        pairs = [(str(t[0]["value"]), str(t[1]["value"])) for t in turns if len(t) >= 2]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BenchError(f"{path} is not a file of ShareGPT conversations: {error!r}") from error
+    usable = [(question, answer) for question, answer in pairs if question and answer]
+    chosen = _choose(len(usable), count, path, rng)
+    return [
+        Prompt(usable[at][0], output_len or math.ceil(len(usable[at][1]) / CHARACTERS_PER_TOKEN))
+        for at in chosen
+    ]
+
+
+def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> list[Prompt]:
+    """`count` lines in random order, each {"prompt": text or token ids} or {"messages": [...]}, with
+    "output_tokens" where the answer is not to have `output_len`."""
+    prompts = [_from_line(entry, output_len, where) for where, entry in read_lines(path)]
+    return [prompts[at] for at in _choose(len(prompts), count, path, rng)]
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """The values of a file with one JSON value a line, each with where it stands."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise BenchError(f"cannot read {path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except ValueError as error:
+                raise BenchError(f"{path}:{number} is not JSON: {error}") from error
+
+
+def _from_line(entry: Any, output_len: int, where: str) -> Prompt:
+    match entry:
+        case {"messages": [_, *_] as messages} if all(isinstance(m, dict) for m in messages):
+            content: Any = tuple(messages)
+        case {"prompt": str(text)} if text:
+            content = text
+        case {"prompt": [_, *_] as ids} if all(type(token) is int for token in ids):
+            content = tuple(ids)
+        case _:
+            raise BenchError(
+                f'{where} needs "prompt" (a text or token ids) or "messages" (a list of objects)'
+            )
+    wanted = entry.get("output_tokens", output_len)
+    if type(wanted) is not int or wanted < 1:
+        raise BenchError(f"{where}: output_tokens must be a whole number from 1, got {wanted!r}")
+    return Prompt(content, wanted)
+
+
+def _choose(there: int, count: int, path: Path, rng: np.random.Generator) -> list[int]:
+    """Which entries to take. Repeating some would measure the server's prefix cache, so that is refused."""
+    if there < count:
+        raise BenchError(f"{path} has {there} usable prompts: ask for at most that many with --num-prompts")
+    return [int(at) for at in rng.permutation(there)[:count]]

@@ -1,0 +1,177 @@
+"""Speculation in the engine: which shapes to ask for, which guesses to verify, and learning from the outcome.
+
+The engine asks `shapes` before drafting, `choose` once the trees are there, and tells `drafted`, `verified`
+and `stepped` what happened. What is decided is decided in policy/; this holds what they decide upon.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+from streamserve.policy.acceptance import Acceptance
+from streamserve.policy.goodput import PLAIN, WIDTHS, Shape, best_shape, select
+from streamserve.policy.refine import RefinedCost
+from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.messages import SpeculationReport
+
+PROBE_EVERY = 64
+"""Plain steps after which one request is drafted for, so that what was learned stays true."""
+PROBE = Shape(2, 1)
+FIRST_HITS = (0.7, 0.08, 0.04, 0.02)
+"""How often a node's first, second, … guess is right, as long as nothing is known."""
+MEMORY = 400.0
+"""Verified guesses after which older ones fade from what shapes are chosen by."""
+CATCH_UP = 32
+"""A draft that first had to read more tokens than this says nothing about the cost of drafting."""
+
+
+@dataclass
+class Counters:
+    """What speculation did so far, as in SpeculationReport."""
+
+    drafts: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    expected: float = 0.0
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DEPTH)
+    draft_seconds: float = 0.0
+    select_seconds: float = 0.0
+
+
+class Limit(NamedTuple):
+    """How deep a request's tree may be, and how many nodes there is room for."""
+
+    depth: int
+    nodes: int
+
+
+class Speculation:
+    """The state of one engine's speculation. `prior` is the cost of a step in seconds by rows and KV tokens,
+    from a profile or a guess; only ratios matter until steps were timed."""
+
+    def __init__(self, policy: SpeculationPolicy, prior: Callable[[int, int], float]) -> None:
+        self.policy = policy
+        self.counters = Counters()
+        self.acceptance = Acceptance()
+        self._step_cost = RefinedCost(prior)
+        self._pass_cost = RefinedCost(lambda rows, kv: self._step_cost(rows, kv) / 8)
+        self._tried = [20.0] * len(WIDTHS)
+        self._hits = [20.0 * share for share in FIRST_HITS]
+        self._plain_steps = 0
+        self._drafted: dict[int, TokenTree] = {}
+
+    def shapes(self, wanting: Sequence[Limit], others: int, kv_tokens: int, nodes: int) -> list[Shape]:
+        """A shape for each of the decoding requests, within their limits and `nodes` each, in a step of
+        `others` rows besides that reads `kv_tokens`; PLAIN where nothing is to be drafted."""
+        if self.policy.kind == "off" or not wanting:
+            return [PLAIN] * len(wanting)
+        shape = self.policy.shape
+        if self.policy.kind == "goodput":
+            count = len(wanting)
+            shape = best_shape(
+                count,
+                others,
+                self._covers(),
+                lambda rows: self._step_cost(rows, kv_tokens),
+                lambda shape: shape.depth * self._pass_cost(count * shape.width, 0),
+                MOST_DEPTH,
+                max(nodes, 0),
+            )
+        if shape.depth:
+            self._plain_steps = 0
+            return [_fit(shape, limit) for limit in wanting]
+        self._plain_steps += 1
+        if self._plain_steps % PROBE_EVERY:
+            return [PLAIN] * len(wanting)
+        number = self._plain_steps // PROBE_EVERY % len(wanting)
+        return [_fit(PROBE, limit) if i == number else PLAIN for i, limit in enumerate(wanting)]
+
+    def drafted(self, shapes: Sequence[Shape], catch_up: int, seconds: float) -> None:
+        """Take in that drafting these shapes took `seconds`, `catch_up` tokens read before."""
+        self.counters.draft_seconds += seconds
+        depth = max((shape.depth for shape in shapes), default=0)
+        if depth and catch_up <= CATCH_UP + len(shapes):
+            rows = sum(shape.width for shape in shapes if shape.depth)
+            self._pass_cost.observe(rows, 0, seconds / depth)
+
+    def choose(
+        self, trees: Mapping[int, TokenTree], sampled: Mapping[int, bool], plain: int, decoding: int,
+        kv_tokens: int, spent: float, budget: int,
+    ) -> dict[int, TokenTree]:  # fmt: skip
+        """The part of each request's tree that is worth verifying. `plain` rows are in the step without any,
+        `decoding` of them of decoding requests; `spent` seconds went into drafting."""
+        counters = self.counters
+        counters.drafts += len(trees)
+        counters.drafted += sum(len(tree) - 1 for tree in trees.values())
+        calibrated = {id: self.acceptance.calibrate(tree, sampled[id]) for id, tree in trees.items()}
+        self._drafted = calibrated
+        if self.policy.kind != "goodput":
+            return calibrated
+        cost = self._step_cost
+        kept = select(
+            list(calibrated.values()), plain, decoding, spent, lambda rows: cost(rows, kv_tokens), budget
+        )
+        if self._plain_steps:  # a probe is verified whatever it costs
+            kept = [list(range(len(tree))) for tree in calibrated.values()]
+        pairs = zip(calibrated.items(), kept, strict=True)
+        return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
+
+    def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
+        """Take in what the target chose for a request whose `tree` was verified: `tokens`, the last of them
+        beyond the accepted path. Guesses that were drafted but not verified are judged by them too: who
+        looked at verified ones alone would think better of siblings than they are."""
+        counters, accepted = self.counters, len(tokens) - 1
+        counters.verified += len(tree) - 1
+        counters.accepted += accepted
+        counters.expected += sum(tree.accept[1:])
+        for depth in range(min(accepted, MOST_DEPTH)):
+            counters.accepted_at[depth] += 1
+        drafted = self._drafted.get(id, tree)
+        self.acceptance.learn(drafted, tokens, sampled)
+        self._learn_covers(drafted, tokens)
+
+    def stepped(self, rows: int, kv_tokens: int, seconds: float) -> None:
+        """Take in that a step of so many rows took `seconds` in the executor."""
+        self._step_cost.observe(rows, kv_tokens, seconds)
+
+    def report(self) -> SpeculationReport:
+        """The counters now."""
+        return SpeculationReport(**asdict(self.counters))
+
+    def _covers(self) -> list[float]:
+        """The chance that the next token is among a node's best 1, 2, … guesses."""
+        covers, total = [], 0.0
+        for hits, tried in zip(self._hits, self._tried, strict=True):
+            total += hits / tried
+            covers.append(min(total, 0.999))
+        return covers
+
+    def _learn_covers(self, tree: TokenTree, tokens: Sequence[int]) -> None:
+        path = tree.follow(tokens)
+        reached = set(path)
+        for parent in path[: len(tokens)]:
+            children = [node for node in range(parent + 1, len(tree)) if tree.parents[node] == parent]
+            for rank, node in enumerate(children[: len(WIDTHS)]):
+                if self._tried[rank] > MEMORY:
+                    self._tried[rank] /= 2
+                    self._hits[rank] /= 2
+                self._tried[rank] += 1
+                self._hits[rank] += node in reached
+
+
+def _fit(shape: Shape, limit: Limit) -> Shape:
+    """The shape, cut to what a request may have."""
+    depth = min(shape.depth, limit.depth)
+    if depth * shape.width <= limit.nodes:
+        return Shape(depth, shape.width)
+    if limit.nodes >= shape.width:
+        return Shape(limit.nodes // shape.width, shape.width)
+    return Shape(1, limit.nodes) if limit.nodes else PLAIN
+
+
+def guessed_cost(rows: int, kv_tokens: int) -> float:
+    """Where there is no profile: relative costs of a machine that can compute some 64 rows in the time it
+    takes to read the weights. Steps correct it from the first one on."""
+    return 0.01 * max(1.0, 0.9 + rows / 64) + 1e-7 * kv_tokens

@@ -1,0 +1,60 @@
+"""Processors for a worker's threads: each worker of this user gets some of its own, while there are enough.
+
+Who has which is told by locks on files, one a processor, that end with their process. A worker that finds too
+few left runs wherever the system puts it.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamserve.execution.native.build import cache_folder
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Processors that no other worker of this user has, until `release` or the end of the process."""
+
+    numbers: tuple[int, ...]
+    handles: tuple[int, ...]
+
+    def release(self) -> None:
+        """Let others have them."""
+        _close(self.handles)
+
+
+def claim(count: int, folder: Path | None = None) -> Cores | None:
+    """`count` of the processors that this process may use; None if so many are not to be had."""
+    folder = folder or cache_folder().parent / "cores"
+    numbers: list[int] = []
+    handles: list[int] = []
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in sorted(os.sched_getaffinity(0)):
+            handle = _lock(folder / str(number)) if len(numbers) < count else None
+            if handle is not None:
+                numbers.append(number)
+                handles.append(handle)
+    except OSError:
+        pass  # a folder that cannot be written: as if there were none left
+    if len(numbers) < count:
+        _close(handles)
+        return None
+    return Cores(tuple(numbers), tuple(handles))
+
+
+def _lock(path: Path) -> int | None:
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _close(handles: Iterable[int]) -> None:
+    for handle in handles:
+        os.close(handle)

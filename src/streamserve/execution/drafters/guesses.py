@@ -1,0 +1,154 @@
+"""From a draft model's logits to its best guesses, as the target would sample were it of the same opinion.
+
+Greedy requests: the likeliest tokens, with their softmax value as feature. Sampled ones: the tokens with the
+highest perturbed score, log p / T + G under the noise that the target will use (execution/noise.py). Their
+own probability says almost nothing there; the feature is the gap to the best other one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamserve.execution.noise import gumbel
+from streamserve.execution.rejection import DRAFTING, draw, uniforms
+from streamserve.execution.sampling import survivors
+from streamserve.protocol.sampling import SamplingParams
+
+CANDIDATES = 32
+"""Tokens of a row that are looked at under noise: others have too little probability to matter."""
+
+FIRST_DRAW, LATER_DRAW = 0.7, 0.3
+"""Features of drawn guesses."""
+
+Guess = tuple[int, float]
+"""A token and its feature in (0, 1)."""
+
+
+def best_guesses(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    choices: Sequence[int],
+    outputs: Sequence[int],
+    count: int,
+) -> list[list[Guess]]:
+    """For each row of `logits` [rows, vocabulary] up to `count` guesses, the best first; row i is about
+    output number `outputs[i]` of `choices[i]`."""
+    scores = logits.float()
+    for row, one in enumerate(params):
+        for token, bias in one.logit_bias.items():
+            scores[row, token] += bias
+    found: list[list[Guess]] = [[] for _ in params]
+    greedy = [row for row, one in enumerate(params) if one.greedy]
+    if greedy:
+        part = scores if len(greedy) == len(params) else scores[greedy]
+        for row, guesses in zip(greedy, _likeliest(part, count), strict=True):
+            found[row] = guesses
+    drawn = [row for row, one in enumerate(params) if not one.greedy]
+    if drawn:
+        noisy = _perturbed(
+            scores if len(drawn) == len(params) else scores[drawn],
+            [params[row] for row in drawn],
+            [choices[row] for row in drawn],
+            [outputs[row] for row in drawn],
+            count,
+        )
+        for row, guesses in zip(drawn, noisy, strict=True):
+            found[row] = guesses
+    return found
+
+
+def drawn_guesses(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    choices: Sequence[int],
+    outputs: Sequence[int],
+    count: int,
+) -> list[tuple[list[Guess], NDArray[np.float32]]]:
+    """For each row `count` independent draws of its processed distribution, and that distribution. The
+    feature tells a first draw from the others and nothing else, as rejection demands."""
+    scores = logits.float().double().numpy()
+    found = []
+    for row, one in enumerate(params):
+        shares = _distribution(scores[row], one)
+        numbers = uniforms(one.seed or 0, choices[row], outputs[row], DRAFTING, count)
+        tokens = [draw(shares, number) for number in numbers]
+        guesses = [(token, FIRST_DRAW if rank == 0 else LATER_DRAW) for rank, token in enumerate(tokens)]
+        found.append((guesses, shares.astype(np.float32)))
+    return found
+
+
+def _distribution(scores: NDArray[np.float64], params: SamplingParams) -> NDArray[np.float64]:
+    """What a request's tokens are drawn from, but for what depends on its earlier tokens."""
+    scaled = scores / params.temperature
+    for token, bias in params.logit_bias.items():
+        scaled[token] += bias / params.temperature
+    ids = survivors(scaled, params)
+    shares = np.zeros(len(scaled))
+    shares[ids] = np.exp(scaled[ids] - scaled.max())
+    # The very numbers that the test divides by: what float32 cannot hold was not drawn from either.
+    rounded: NDArray[np.float64] = (shares / shares.sum()).astype(np.float32).astype(np.float64)
+    return rounded
+
+
+def _likeliest(scores: Tensor, count: int) -> list[list[Guess]]:
+    if count == 1:
+        top, ids = scores.max(-1, keepdim=True)
+    else:
+        top, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    shares = (top - scores.logsumexp(-1, keepdim=True)).exp()
+    return [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), shares.tolist(), strict=True)]
+
+
+def _perturbed(
+    scores: Tensor,
+    params: Sequence[SamplingParams],
+    choices: Sequence[int],
+    outputs: Sequence[int],
+    count: int,
+) -> list[list[Guess]]:
+    temperature = torch.tensor([one.temperature for one in params]).unsqueeze(1)
+    scaled = scores / temperature
+    total = scaled.logsumexp(-1, keepdim=True)
+    top, ids = scaled.topk(min(CANDIDATES, scores.shape[-1]), dim=-1)
+    logs, tokens = (top - total).double().numpy(), ids.numpy()
+    allowed = _allowed(logs, params)
+    rows, size = logs.shape
+    noise = gumbel(
+        np.repeat(np.array([one.seed or 0 for one in params], dtype=np.uint64), size),
+        np.repeat(np.array(choices, dtype=np.uint64), size),
+        np.repeat(np.array(outputs, dtype=np.uint64), size),
+        tokens.ravel(),
+    ).reshape(rows, size)
+    perturbed = np.where(allowed, logs + noise, -np.inf)
+    order = np.argsort(-perturbed, axis=1)[:, : count + 1]
+    ranked = np.take_along_axis(perturbed, order, axis=1)
+    chosen = np.take_along_axis(tokens, order, axis=1)
+    return [_with_gaps(a, b, count) for a, b in zip(chosen.tolist(), ranked.tolist(), strict=True)]
+
+
+def _with_gaps(tokens: list[int], scores: list[float], count: int) -> list[Guess]:
+    """The feature is the logistic of the gap to the best other score: above one half for the best alone."""
+    guesses: list[Guess] = []
+    for rank, (token, score) in enumerate(zip(tokens[:count], scores, strict=False)):
+        if score == -np.inf:
+            break
+        other = scores[1 if rank == 0 else 0] if len(scores) > 1 else -np.inf
+        guesses.append((token, 1.0 / (1.0 + float(np.exp(min(other - score, 700.0))))))
+    return guesses
+
+
+def _allowed(logs: NDArray[np.float64], params: Sequence[SamplingParams]) -> NDArray[np.bool_]:
+    """Which candidates min_p, top_k and top_p leave; `logs` [rows, candidates] fall along a row."""
+    allowed = np.ones(logs.shape, dtype=bool)
+    for row, one in enumerate(params):
+        if one.min_p > 0.0:
+            allowed[row] &= logs[row] >= logs[row, 0] + np.log(one.min_p)
+        if one.top_k > 0:
+            allowed[row, one.top_k :] = False
+        if one.top_p < 1.0:
+            before = np.concatenate(([0.0], np.cumsum(np.exp(logs[row]))[:-1]))
+            allowed[row] &= before < one.top_p
+    return allowed

@@ -1,0 +1,182 @@
+"""Guesses of a model: a small one with KV of its own, or the first layers of the target on the target's KV.
+
+pass 0   every request's tokens that the model has not read yet, the last one included: level 1 of its tree
+pass l   level l of all trees, whose children are level l + 1
+
+A chain's pass has one row a request. A wider tree's pass has all its nodes so far, for the slots behind
+the committed tokens hold them in node order, as in verification. Nothing of the guesses is kept: accepted
+ones are read again in the next request's first pass, which costs a small model next to nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamserve.engine.plan import DraftRequest, Span
+from streamserve.execution.attention import AttentionBackend
+from streamserve.execution.drafters.guesses import Guess, best_guesses, drawn_guesses
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.layout import lay_out
+from streamserve.execution.model import Model
+from streamserve.policy.tree import TokenTree
+
+MOST_ROWS = 1024
+"""Tokens that one pass over unread text takes."""
+HOPELESS = 0.02
+"""A path that the model itself thinks less likely than this is not followed."""
+
+
+@dataclass
+class _Growing:
+    """A tree on its way; `level` are the nodes whose children are guessed next."""
+
+    request: DraftRequest
+    length: int
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    scores: list[float] = field(default_factory=lambda: [1.0])
+    accept: list[float] = field(default_factory=lambda: [1.0])
+    level: list[int] = field(default_factory=lambda: [0])
+    depth: int = 0
+    draws: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+    @property
+    def wants_more(self) -> bool:
+        full = len(self.tokens) > self.request.nodes
+        return bool(self.level) and self.depth < self.request.depth and not full
+
+    def tree(self) -> TokenTree:
+        return TokenTree(
+            tuple(self.tokens), tuple(self.parents), tuple(self.scores), tuple(self.accept), self.draws
+        )
+
+    def grow(self, guesses: Sequence[Sequence[Guess]]) -> None:
+        """Add the likeliest children of the level's nodes, whose guesses these are, as the next level."""
+        candidates = [
+            (self.accept[node] * feature, rank, node, token, feature)
+            for node, children in zip(self.level, guesses, strict=True)
+            for rank, (token, feature) in enumerate(children)
+        ]
+        candidates = [one for one in candidates if one[0] >= HOPELESS]
+        candidates.sort(key=lambda one: (-one[0], one[1], one[2]))
+        room = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
+        # Children of one parent in order of rank: who learns from a tree takes the first for the best.
+        self.level = []
+        for path, _, parent, token, feature in candidates[:room]:
+            self.level.append(len(self.tokens))
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.scores.append(feature)
+            self.accept.append(min(path, self.accept[parent]))
+        self.depth += 1
+
+
+class ModelDrafter:
+    """engine.plan.Drafter on `model`, whose KV lives in `cache`, the blocks' plane number `plane`."""
+
+    def __init__(
+        self, model: Model, cache: KVCache, attention: AttentionBackend, plane: int, drawing: bool = False
+    ) -> None:
+        """`drawing`: guesses of sampled requests are drawn at random, for verification by rejection."""
+        self.plane = plane
+        self._drawing = drawing
+        self._model = model
+        self._cache = cache
+        self._attention = attention
+        self._tokens: dict[int, list[int]] = {}
+        self._trees: dict[int, TokenTree] = {}
+
+    @torch.inference_mode()
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Guess at once: on one device there is nobody to wait for."""
+        trees = [self._start(request) for request in requests]
+        hidden = self._read(trees)
+        growing = trees
+        while growing:
+            self._extend(growing, self._model.logits(hidden))
+            growing = [tree for tree in growing if tree.wants_more]
+            if growing:
+                hidden = self._pass(growing)
+        self._trees = {tree.request.id: tree.tree() for tree in trees}
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        trees, self._trees = self._trees, {}
+        return trees
+
+    def release(self, ids: Sequence[int]) -> None:
+        for id in ids:
+            self._tokens.pop(id, None)
+
+    def _start(self, request: DraftRequest) -> _Growing:
+        tokens = self._tokens.setdefault(request.id, [])
+        del tokens[request.keep :]
+        tokens += request.new_tokens
+        return _Growing(request, len(tokens), [tokens[-1]])
+
+    def _read(self, trees: Sequence[_Growing]) -> Tensor:
+        """Read all committed tokens that have no KV here yet; the hidden states of each sequence's last."""
+        spans = []
+        for tree in trees:
+            start = min(tree.request.computed, tree.length - 1)
+            tokens = self._tokens[tree.request.id]
+            while tree.length - start > MOST_ROWS:
+                piece = tokens[start : start + MOST_ROWS]
+                self._forward([Span(tree.request.id, start, piece, tree.request.blocks)])
+                start += MOST_ROWS
+            spans.append(Span(tree.request.id, start, tokens[start:], tree.request.blocks))
+        hidden, offsets = self._forward(spans)
+        return hidden[[offset + len(span.tokens) - 1 for offset, span in zip(offsets, spans, strict=True)]]
+
+    def _pass(self, trees: Sequence[_Growing]) -> Tensor:
+        """Hidden states of the trees' levels, tree by tree."""
+        spans = [self._span(tree) for tree in trees]
+        hidden, offsets = self._forward(spans)
+        rows = []
+        for tree, span, offset in zip(trees, spans, offsets, strict=True):
+            # The root is the first of a tree's rows; a chain's row is its last node alone.
+            rows += [offset + node for node in tree.level] if span.tree else [offset]
+        return hidden if len(rows) == len(hidden) else hidden[rows]
+
+    def _span(self, tree: _Growing) -> Span:
+        request, node = tree.request, tree.level[-1]
+        if request.width == 1:
+            return Span(request.id, tree.length - 1 + tree.depth, [tree.tokens[node]], request.blocks)
+        return Span(request.id, tree.length - 1, [tree.tokens[0]], request.blocks, tree=tree.tree())
+
+    def _forward(self, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:
+        """Hidden states of all rows, and where each span's begin."""
+        layout = lay_out(spans, self._cache.block_size)
+        self._attention.plan(layout)
+        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
+        hidden = self._model.forward(tokens, positions, self._attention)
+        return hidden, [part.offset for part in layout.parts]
+
+    def _extend(self, trees: Sequence[_Growing], logits: Tensor) -> None:
+        """Grow each tree by the guesses behind its level, whose rows of logits stand tree by tree."""
+        rows = [(tree, node) for tree in trees for node in tree.level]
+        params = [tree.request.params for tree, _ in rows]
+        choices = [tree.request.choice for tree, _ in rows]
+        outputs = [tree.request.output + tree.depth for tree, _ in rows]
+        width = max(tree.request.width for tree in trees)
+        guesses = best_guesses(logits, params, choices, outputs, width)
+        if self._drawing:
+            drawn = [row for row, one in enumerate(params) if not one.greedy]
+            draws = drawn_guesses(
+                logits[drawn],
+                [params[row] for row in drawn],
+                [choices[row] for row in drawn],
+                [outputs[row] for row in drawn],
+                width,
+            )
+            for row, (own, shares) in zip(drawn, draws, strict=True):
+                tree, node = rows[row]
+                guesses[row], tree.draws[node] = own, shares
+        start = 0
+        for tree in trees:
+            end = start + len(tree.level)
+            tree.grow(guesses[start:end])
+            start = end

@@ -1,0 +1,76 @@
+"""Guesses without a model: where the last tokens occurred before, what followed then may follow again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streamserve.engine.plan import DraftRequest
+from streamserve.policy.tree import TokenTree
+
+LONGEST, SHORTEST = 4, 2
+"""Lengths of the n-grams looked up, the longest first."""
+
+
+@dataclass
+class _History:
+    """A sequence's tokens, and for each n-gram in them the place behind its latest occurrence."""
+
+    epoch: int
+    tokens: list[int] = field(default_factory=list)
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            end = len(self.tokens)
+            for size in range(SHORTEST, min(LONGEST, end) + 1):
+                self.places[tuple(self.tokens[end - size :])] = end
+            self.tokens.append(token)
+
+    def find(self) -> tuple[int, int]:
+        """The place behind the longest n-gram that the text ends with, and its length; 0 if there is none."""
+        for size in range(min(LONGEST, len(self.tokens)), SHORTEST - 1, -1):
+            place = self.places.get(tuple(self.tokens[-size:]))
+            if place is not None:
+                return place, size
+        return 0, 0
+
+
+class NGramDrafter:
+    """Prompt lookup decoding (engine.plan.Drafter): chains copied from the request's own text."""
+
+    plane = None
+
+    def __init__(self) -> None:
+        self._histories: dict[int, _History] = {}
+        self._requests: Sequence[DraftRequest] = ()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._requests = requests
+        for request in requests:
+            history = self._histories.get(request.id)
+            if history is None or history.epoch != request.epoch or len(history.tokens) != request.keep:
+                kept = history.tokens[: request.keep] if history else []
+                history = self._histories[request.id] = _History(request.epoch)
+                history.extend(kept)
+            history.extend(request.new_tokens)
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        trees = {}
+        for request in self._requests:
+            history = self._histories[request.id]
+            place, size = history.find()
+            guesses = history.tokens[place : place + min(request.depth, request.nodes)] if size else []
+            if guesses:
+                trees[request.id] = _chain(history.tokens[-1], guesses, (size + 1) / (LONGEST + 2))
+        self._requests = ()
+        return trees
+
+    def release(self, ids: Sequence[int]) -> None:
+        for id in ids:
+            self._histories.pop(id, None)
+
+
+def _chain(root: int, guesses: Sequence[int], score: float) -> TokenTree:
+    """A chain whose nodes all have the same score: a longer match is likelier to go on."""
+    size = 1 + len(guesses)
+    accept = tuple(score**depth for depth in range(size))
+    return TokenTree((root, *guesses), tuple(range(-1, size - 1)), (1.0, *[score] * len(guesses)), accept)

@@ -1,0 +1,141 @@
+"""Which tokens a request's grammar allows next: after its outputs, and after a path of guesses behind them.
+
+committed outputs ── path ──▶ where the mask is wanted
+The matcher follows a path by consuming tokens and leaves it by taking them back, so walking a tree costs one
+token a node, in any order, and what it has committed to moves only by `commit`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
+
+Mask = NDArray[np.uint8]
+"""One bit a token, 1 where it is allowed; bit 0 of byte 0 is token 0. Tokens behind its end are not."""
+
+KEPT = 64
+"""Compiled grammars that are kept for requests to come."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled, or whose parser came to a limit."""
+
+
+class Grammars:
+    """Compiles grammars over `vocabulary`, which is made when the first one is needed."""
+
+    def __init__(self, vocabulary: Callable[[], LLTokenizer], eos_token_ids: Sequence[int]) -> None:
+        self._make_vocabulary = vocabulary
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def begin(self, grammar: Grammar, outputs: Sequence[int]) -> "Matcher":
+        """A matcher that stands behind `outputs`. Raises GrammarError if it cannot be had."""
+        matcher = Matcher(self._prototype(grammar).deep_copy(), self._eos_token_ids, self._size)
+        matcher.commit(outputs)
+        if matcher.error:
+            raise GrammarError(matcher.error)
+        return matcher
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        return self._make_vocabulary()
+
+    @property
+    def _size(self) -> int:
+        return self._vocabulary.vocab_size
+
+    def _prototype(self, grammar: Grammar) -> LLMatcher:
+        found = self._compiled.pop(grammar, None) or self._compile(grammar)
+        self._compiled[grammar] = found
+        if len(self._compiled) > KEPT:
+            self._compiled.popitem(last=False)
+        return found
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if not self._eos_token_ids:
+            raise GrammarError("this model has no end-of-text token, which a grammar needs")
+        try:
+            check_grammar(grammar)
+            matcher = LLMatcher(self._vocabulary, to_llguidance(grammar), log_level=0)
+        except Exception as error:  # whatever a grammar does, only its own request may end
+            raise GrammarError(f"the grammar {error}") from error
+        if matcher.is_error():
+            raise GrammarError(f"the grammar cannot be compiled: {matcher.get_error()}")
+        return matcher
+
+
+class Matcher:
+    """How far a request has come in its grammar. `error` says why it cannot go on, if it can't."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._path: list[int] = []
+        self.error = ""
+
+    def allowed(self, path: Sequence[int]) -> Mask | None:
+        """What may follow the committed tokens and `path`; None if the grammar does not allow `path` itself.
+
+        Where the text may end, the end-of-text tokens are among it. Behind one of them, and when the parser
+        has failed, they are all there is.
+        """
+        if self.error:
+            return self._only_end
+        text = self._text(path)
+        if not self._move_to(text) or (len(text) < len(path) and not self._matcher.is_accepting()):
+            return None
+        if len(text) < len(path) or self._matcher.is_stopped():
+            self._note_error()
+            return self._only_end
+        ends = self._only_end
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(ends)]
+        self._note_error()
+        if self.error:
+            return ends
+        return mask | ends if self._matcher.is_accepting() else mask & ~ends
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Move on by `tokens`: they will not be taken back. The end of the text moves nothing."""
+        if not self.error and not self._move_to(self._text(tokens)):
+            self.error = "the output is not what its grammar allows"
+        self._path = []
+
+    def ends(self, token: int) -> bool:
+        """Whether `token` ends the text."""
+        return token in self._eos_token_ids
+
+    def _text(self, tokens: Sequence[int]) -> Sequence[int]:
+        """`tokens` up to the end of the text, if they hold it."""
+        ends = (place for place, token in enumerate(tokens) if token in self._eos_token_ids)
+        return tokens[: next(ends, len(tokens))]
+
+    def _move_to(self, path: Sequence[int]) -> bool:
+        """Stand behind `path`. Returns False, standing somewhere on it, if the grammar does not allow it."""
+        common = 0
+        while common < min(len(path), len(self._path)) and path[common] == self._path[common]:
+            common += 1
+        if common < len(self._path):
+            self._matcher.rollback(len(self._path) - common)
+            del self._path[common:]
+        rest = list(path[common:])
+        taken = self._matcher.try_consume_tokens(rest) if rest else 0
+        self._path += rest[:taken]
+        self._note_error()
+        return taken == len(rest)
+
+    def _note_error(self) -> None:
+        if self._matcher.is_error():
+            self.error = f"the grammar's parser gave up: {self._matcher.get_error()}"
+
+    @cached_property
+    def _only_end(self) -> Mask:
+        bits = np.zeros((self._vocab_size + 31) // 32 * 32, np.uint8)
+        bits[list(self._eos_token_ids)] = 1
+        return np.packbits(bits, bitorder="little")

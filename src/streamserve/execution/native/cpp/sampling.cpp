@@ -1,0 +1,282 @@
+#include "sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+namespace streamserve {
+
+namespace {
+
+// execution/noise.py: no noise is outside of these.
+constexpr double LOWEST = -3.63, HIGHEST = 36.74;
+constexpr double INFINITE = std::numeric_limits<double>::infinity();
+constexpr int LANES = 32;  // tokens whose random numbers are made together
+constexpr int GROUP = 64;
+
+template <class T>
+T largest(const T* values, int count) {
+    T best[LANES];
+    std::fill(best, best + LANES, -std::numeric_limits<T>::infinity());
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) {
+            best[lane] = values[i + lane] > best[lane] ? values[i + lane] : best[lane];
+        }
+    }
+    for (; i < count; i++) best[0] = values[i] > best[0] ? values[i] : best[0];
+    return *std::max_element(best, best + LANES);
+}
+
+// The first place of the largest value.
+template <class T>
+int first_best(const T* values, int count) {
+    const T* found = std::find(values, values + count, largest(values, count));
+    return found == values + count ? 0 : int(found - values);
+}
+
+// e^x for x ≤ 0, to about one unit in the last place, in a form that compilers turn into vectors.
+inline double exponential(double x) {
+    constexpr double LOG2_E = 1.4426950408889634, SHIFT = 0x1.8p52;
+    constexpr double LN2_HIGH = 0x1.62e42fefa3800p-1, LN2_LOW = 0x1.ef35793c76730p-45;
+    double clipped = x > -700.0 ? x : -700.0;
+    double shifted = clipped * LOG2_E + SHIFT, power = shifted - SHIFT;
+    double r = (clipped - power * LN2_HIGH) - power * LN2_LOW;
+    double sum = 1.0 / 6227020800.0;
+    for (double factorial : {479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0,
+                             24.0, 6.0, 2.0, 1.0, 1.0}) {
+        sum = sum * r + 1.0 / factorial;
+    }
+    uint64_t bits;
+    std::memcpy(&bits, &shifted, 8);
+    bits = (bits + 1023) << 52;  // what the shift added is above the 12 bits that stay
+    double scale;
+    std::memcpy(&scale, &bits, 8);
+    return x > -700.0 ? sum * scale : 0.0;
+}
+
+// The words of Philox4x32-10 (execution/noise.py) that a token's noise is made of: w1·2³² + w0.
+void random_words(const Draw& draw, const int32_t* ids, int count, uint64_t* words) {
+    constexpr uint64_t LOW = 0xffffffff;
+    uint64_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        c0[lane] = draw.choice;
+        c1[lane] = draw.index;
+        c2[lane] = uint32_t(ids[lane < count ? lane : 0]);
+        c3[lane] = 0;
+    }
+    uint64_t k0 = draw.seed & LOW, k1 = draw.seed >> 32;
+    for (int round = 0; round < 10; round++) {
+        for (int lane = 0; lane < LANES; lane++) {
+            uint64_t p0 = (c0[lane] & LOW) * 0xD2511F53u, p1 = (c2[lane] & LOW) * 0xCD9E8D57u;
+            c0[lane] = (p1 >> 32) ^ c1[lane] ^ k0;
+            c1[lane] = p1 & LOW;
+            c2[lane] = (p0 >> 32) ^ c3[lane] ^ k1;
+            c3[lane] = p0 & LOW;
+        }
+        k0 = (k0 + 0x9E3779B9u) & LOW;
+        k1 = (k1 + 0xBB67AE85u) & LOW;
+    }
+    for (int lane = 0; lane < LANES; lane++) words[lane] = c1[lane] << 32 | c0[lane];
+}
+
+inline double uniform(uint64_t words) {
+    double u = (double(int64_t(words >> 11)) + 0.5) * 0x1p-53;
+    return u < 1.0 - 0x1p-53 ? u : 1.0 - 0x1p-53;
+}
+
+double gumbel(uint64_t words) { return -std::log(-std::log(uniform(words))); }
+
+// Not below the noise, without a logarithm: -log(-log u) ≤ -log(1 - u), and the logarithm to base 2 of
+// m·2ᵉ is at least e + m - 1. A little more makes up for rounding.
+inline double noise_bound(uint64_t words) {
+    double rest = 1.0 - uniform(words);
+    int64_t bits;
+    std::memcpy(&bits, &rest, 8);
+    return (1023.0 - double(bits) * 0x1p-52) * 0.6931471805599454 + 1e-9;
+}
+
+// The id whose score and noise together are highest, the lowest of equals.
+int draw_one(const Draw& draw, const double* scores, const int32_t* ids, int count) {
+    double best = -INFINITE;
+    int token = ids[0];
+    auto consider = [&](double score, int id, uint64_t words) {
+        double sum = score + gumbel(words);
+        if (sum > best || (sum == best && id < token)) best = sum, token = id;
+    };
+    uint64_t words[LANES];
+    double bounds[LANES];
+    int start = first_best(scores, count);  // what is likely to win makes it quick to see who cannot
+    random_words(draw, ids + start, 1, words);
+    consider(scores[start], ids[start], words[0]);
+    for (int first = 0; first < count; first += LANES) {
+        int lanes = std::min(LANES, count - first);
+        random_words(draw, ids + first, lanes, words);
+        for (int lane = 0; lane < LANES; lane++) bounds[lane] = noise_bound(words[lane]);
+        for (int lane = 0; lane < lanes; lane++) {
+            double score = scores[first + lane];
+            if (score + bounds[lane] >= best) consider(score, ids[first + lane], words[lane]);
+        }
+    }
+    return token;
+}
+
+// One thread's memory for a row.
+class Row {
+  public:
+    static size_t bytes(int vocabulary) { return (sizeof(double) * 3 + sizeof(int32_t) * 2) * size_t(vocabulary); }
+
+    Row(const Draw& draw, int vocabulary, char* memory) : draw_(draw), vocabulary_(vocabulary) {
+        scores_ = reinterpret_cast<double*>(memory);
+        kept_ = scores_ + vocabulary;
+        work_ = kept_ + vocabulary;
+        ids_ = reinterpret_cast<int32_t*>(work_ + vocabulary);
+        order_ = ids_ + vocabulary;
+    }
+
+    int sample(const float* logits) {
+        for (int i = 0; i < vocabulary_; i++) {
+            scores_[i] = (draw_.scores ? draw_.scores[i] : double(logits[i])) / draw_.temperature;
+        }
+        double best = largest(scores_, vocabulary_);
+        if (!std::isfinite(best)) return first_best(scores_, vocabulary_);
+        bool nucleus = draw_.top_p < 1.0;
+        double floor = nucleus ? -std::numeric_limits<double>::max() : best - (HIGHEST - LOWEST);
+        if (draw_.min_score > -INFINITE) floor = std::max(floor, best + draw_.min_score);
+        gather(floor);
+        if (draw_.top_k > 0 && draw_.top_k < count_) keep_highest(draw_.top_k);
+        if (nucleus) keep_nucleus(best);
+        return draw_one(draw_, kept_, ids_, count_);
+    }
+
+  private:
+    void gather(double floor) {
+        count_ = 0;
+        for (int i = 0; i < vocabulary_; i++) {
+            kept_[count_] = scores_[i];
+            ids_[count_] = i;
+            count_ += scores_[i] >= floor;
+        }
+    }
+
+    // Of equal scores the lower ids stay. `count` is less than there are.
+    void keep_highest(int count) {
+        double least = at_least(count);
+        int candidates = 0;
+        for (int i = 0; i < count_; i++) {
+            work_[candidates] = kept_[i];
+            candidates += kept_[i] >= least;
+        }
+        std::nth_element(work_, work_ + count - 1, work_ + candidates, std::greater<>());
+        double last = work_[count - 1];
+        int equals = count;
+        for (int i = 0; i < count_; i++) equals -= kept_[i] > last;
+        int size = 0;
+        for (int i = 0; i < count_; i++) {
+            if (kept_[i] < last || (kept_[i] == last && equals-- <= 0)) continue;
+            kept_[size] = kept_[i];
+            ids_[size++] = ids_[i];
+        }
+        count_ = size;
+    }
+
+    // Something that at least `count` scores reach: so many groups have a best one that does.
+    double at_least(int count) {
+        int groups = count_ / GROUP;
+        if (groups <= count) return -INFINITE;
+        for (int i = 0; i < groups; i++) work_[i] = largest(kept_ + i * GROUP, GROUP);
+        std::nth_element(work_, work_ + count - 1, work_ + groups, std::greater<>());
+        return work_[count - 1];
+    }
+
+    // The fewest most likely whose probabilities together reach top_p, of equals the lower ids.
+    void keep_nucleus(double best) {
+        double sums[LANES] = {};
+        for (int i = 0; i < count_; i++) work_[i] = exponential(kept_[i] - best);
+        int i = 0;
+        for (; i + LANES <= count_; i += LANES) {
+            for (int lane = 0; lane < LANES; lane++) sums[lane] += work_[i + lane];
+        }
+        for (; i < count_; i++) sums[0] += work_[i];
+        double sum = 0.0;
+        for (double part : sums) sum += part;
+        for (i = 0; i < count_; i++) work_[i] /= sum;
+        Place last = nucleus_end();
+        double floor = best - (HIGHEST - LOWEST);
+        int size = 0;
+        for (i = 0; i < count_; i++) {
+            kept_[size] = kept_[i];
+            ids_[size] = ids_[i];
+            bool inside = work_[i] > last.value || (work_[i] == last.value && i <= last.place);
+            size += inside && kept_[i] >= floor;
+        }
+        count_ = size;
+    }
+
+    struct Place {
+        double value;
+        int place;
+    };
+
+    // The last one of the nucleus, most likely first. Not all are sorted: probabilities fall into slots by
+    // exponent and five more bits, and only the slot in which top_p is reached is looked at more closely.
+    Place nucleus_end() {
+        double sums[SLOTS] = {};
+        for (int i = 0; i < count_; i++) sums[slot(work_[i])] += work_[i];
+        int found = 0;
+        double reached = 0.0;
+        while (found < SLOTS && reached + sums[found] < draw_.top_p) reached += sums[found++];
+        int size = 0;
+        for (int i = 0; i < count_; i++) {
+            order_[size] = i;
+            size += slot(work_[i]) == found;
+        }
+        auto better = [this](int a, int b) { return work_[a] > work_[b] || (work_[a] == work_[b] && a < b); };
+        std::sort(order_, order_ + size, better);
+        for (int i = 0; i < size; i++) {
+            reached += work_[order_[i]];
+            if (reached >= draw_.top_p || i + 1 == size) return {work_[order_[i]], order_[i]};
+        }
+        return {0.0, count_};  // rounding keeps top_p out of reach: all
+    }
+
+    // Higher probabilities, up to 1, have lower slots.
+    static int slot(double probability) {
+        uint64_t bits;
+        std::memcpy(&bits, &probability, 8);
+        int64_t below = (int64_t(1023) << 5) - int64_t(bits >> 47);
+        return below < SLOTS - 1 ? int(below) : SLOTS - 1;
+    }
+
+    static constexpr int SLOTS = 2048;
+
+    const Draw& draw_;
+    int vocabulary_, count_ = 0;
+    double* scores_;  // [vocabulary]
+    double* kept_;    // the scores of ids_, which ascend
+    double* work_;
+    int32_t* ids_;
+    int32_t* order_;  // places in the others
+};
+
+}  // namespace
+
+void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens) {
+    pool.run([&](int thread) {
+        for (int number; (number = pool.claim()) < count;) {
+            const Draw& draw = draws[number];
+            const float* row = logits + size_t(draw.row) * size_t(vocabulary);
+            if (draw.temperature == 0.0) {
+                tokens[number] =
+                    draw.scores ? first_best(draw.scores, vocabulary) : first_best(row, vocabulary);
+            } else {
+                tokens[number] =
+                    Row(draw, vocabulary, pool.scratch(thread, Row::bytes(vocabulary))).sample(row);
+            }
+        }
+    });
+}
+
+}  // namespace streamserve

@@ -1,0 +1,22 @@
+// Choosing tokens after rows of logits: what execution/sampling.py does with numpy, step by step in float64.
+#pragma once
+
+#include "pool.h"
+
+namespace streamserve {
+
+// One choice. `scores` are the row's logits with everything applied that comes before the temperature, or
+// null: then they are row `row` of the logits as they are. Temperature 0 takes the best score.
+struct Draw {
+    const double* scores;
+    uint64_t seed;
+    double temperature, top_p;
+    double min_score;  // the logarithm of min_p: how far below the best a score may be
+    int32_t row, top_k;
+    uint32_t choice, index;
+};
+
+// For each draw on `logits` [.., vocabulary] its token. Threads share out the draws.
+void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens);
+
+}  // namespace streamserve

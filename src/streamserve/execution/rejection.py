@@ -1,0 +1,67 @@
+"""Verification by rejection of trees whose guesses were drawn at random: same distribution, not same text.
+
+The draft drew the children of a node independently from its distribution q. The target, whose distribution
+there is p, tests them in turn: a child x is accepted with probability min(1, p(x) / q(x)); after a rejection
+p becomes norm(max(0, p - q)). If none is accepted, the token is drawn from what p is then. (Leviathan et al.
+2023; for siblings Miao et al. 2024, "multi-step speculative sampling".)
+
+Which of a node's children are tested must not depend on what they are: a drafter's features of drawn guesses
+say only where in the tree they stand.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamserve.execution.noise import philox, uniform
+from streamserve.execution.verify import Walk
+
+Probabilities = NDArray[np.float64]
+
+DRAFTING, TESTING = 2, 1
+"""The last word of the Philox counter: 0 is the noise of sampling (execution/noise.py)."""
+
+
+def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> Probabilities:
+    """`count` numbers in (0, 1) for one output index: a pure function of the arguments."""
+    words = [np.full(count, word, dtype=np.uint64) for word in (choice & 0xFFFFFFFF, output, 0, purpose)]
+    words[2] = np.arange(count, dtype=np.uint64)
+    key = np.full(count, seed & 0xFFFFFFFF, np.uint64), np.full(count, seed >> 32, np.uint64)
+    w0, w1, _, _ = philox((words[0], words[1], words[2], words[3]), key)
+    return uniform(w0, w1)
+
+
+def draw(probabilities: Probabilities, number: float) -> int:
+    """The token at `number` in (0, 1) of the cumulated distribution."""
+    cumulated = np.cumsum(probabilities)
+    place = np.searchsorted(cumulated, number * cumulated[-1], side="right")
+    return int(min(place, np.flatnonzero(probabilities)[-1]))
+
+
+def verify_drawn(
+    walk: Walk, target: Callable[[], Probabilities], seed: int, choice: int, output: int
+) -> None:
+    """Complete `walk` over a tree that carries `draws`. `target()` is the distribution [vocabulary] at the
+    walk's last node, after the walk's tokens so far; the first of them is output number `output`."""
+    while not walk.done:
+        node = walk.path[-1]
+        children = [n for n in range(node + 1, len(walk.tree)) if walk.tree.parents[n] == node]
+        numbers = uniforms(seed, choice, output + len(walk.tokens), TESTING, len(children) + 1)
+        p = target()
+        for child, number in zip(children, numbers, strict=False):
+            q, token = walk.tree.draws[node], walk.tree.tokens[child]
+            if number * q[token] < p[token]:
+                walk.tokens.append(token)
+                walk.path.append(child)
+                break
+            p = residual(p, q)
+        else:
+            walk.tokens.append(draw(p, numbers[-1]))
+
+
+def residual(p: Probabilities, q: NDArray[np.floating]) -> Probabilities:
+    """norm(max(0, p - q)); p itself where nothing is left, which rounding alone can bring about."""
+    left = np.maximum(p - q, 0.0)
+    total = left.sum()
+    return left / total if total > 0.0 else p

@@ -1,0 +1,128 @@
+"""What a step costs: a curve over its query rows and the KV it starts from, as measured by a profile.
+
+seconds  │            ╱      tokens      query rows of the step, over all its sequences
+         │        ___╱       kv_bytes    KV that these sequences hold before the step
+         │ ______╱           pairs       extra cost of long spans, see `further_pairs`
+         └──────────── tokens
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step: `seconds[i][j]` for `tokens[i]` rows and `kv_bytes[j]`, linear between the points.
+
+    The grid is of sequences with a row or a few each. A sequence with many costs `pair_seconds` more for
+    each of its `further_pairs`. Beyond the grid the curve goes on as steeply as it ended, and at least by
+    `token_seconds` a token and `byte_seconds` a byte, since measured curves are staircases. It never falls.
+
+    Raises ValueError unless both axes ascend, costs are positive and never fall along either, and the
+    slopes are not negative.
+    """
+
+    tokens: tuple[int, ...]
+    kv_bytes: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    pair_seconds: float = 0.0
+    token_seconds: float = 0.0
+    byte_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, axis, least in (("tokens", self.tokens, 1), ("kv_bytes", self.kv_bytes, 0)):
+            if not axis or axis[0] < least or (np.diff(axis) <= 0).any():
+                raise ValueError(f"{name} must ascend from {least} or more, not {axis}")
+        if [len(row) for row in self.seconds] != [len(self.kv_bytes)] * len(self.tokens):
+            raise ValueError("seconds must have a row for each of tokens and an entry for each of kv_bytes")
+        grid = np.array(self.seconds)
+        if not (np.isfinite(grid).all() and (grid > 0).all()):
+            raise ValueError("seconds must be positive and finite")
+        for name in ("pair_seconds", "token_seconds", "byte_seconds"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be finite and not negative")
+        if (np.diff(grid, axis=0) < 0).any() or (np.diff(grid, axis=1) < 0).any():
+            raise ValueError("seconds must not fall with tokens or with kv_bytes")
+
+    def __call__(self, tokens: float, kv_bytes: float = 0, pairs: float = 0) -> float:
+        """Seconds of a step. No tokens cost nothing."""
+        if tokens <= 0:
+            return 0.0
+        i, right = _place(self.tokens, tokens)
+        j, upper = _place(self.kv_bytes, kv_bytes)
+        low = _between(self.seconds[i][j], self.seconds[i + (right > 0)][j], right)
+        if upper > 0:
+            high = _between(self.seconds[i][j + 1], self.seconds[i + (right > 0)][j + 1], right)
+            low = _between(low, high, upper)
+        if tokens > self.tokens[-1]:
+            low += _along(self._beyond_tokens, j, upper) * (tokens - self.tokens[-1])
+        if kv_bytes > self.kv_bytes[-1]:
+            low += _along(self._beyond_kv, i, right) * (kv_bytes - self.kv_bytes[-1])
+        return low + self.pair_seconds * pairs
+
+    def in_tokens(self, kv_token_bytes: int) -> Callable[[int, int], float]:
+        """The curve over KV tokens of `kv_token_bytes` each instead of bytes: what a simulation takes."""
+        return lambda rows, kv_tokens: self(rows, kv_tokens * kv_token_bytes)
+
+    @cached_property
+    def _beyond_tokens(self) -> tuple[float, ...]:
+        """Seconds of each further token behind the grid, by kv_bytes; never less where more KV is held."""
+        return _last_slopes(self.tokens, np.array(self.seconds).T, self.token_seconds)
+
+    @cached_property
+    def _beyond_kv(self) -> tuple[float, ...]:
+        """Seconds of each further byte behind the grid, by tokens; never less for more of them."""
+        return _last_slopes(self.kv_bytes, np.array(self.seconds), self.byte_seconds)
+
+
+def fit(
+    tokens: Sequence[int],
+    kv_bytes: Sequence[int],
+    seconds: npt.ArrayLike,
+    token_seconds: float = 0.0,
+    byte_seconds: float = 0.0,
+) -> StepCost:
+    """The curve through measured `seconds` [tokens, kv_bytes], `pair_seconds` not known yet. Where a larger
+    step was measured cheaper, the smaller one is as cheap: what disturbs a measurement only adds time."""
+    grid = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1, ::-1], axis=0)
+    grid = np.minimum.accumulate(grid, axis=1)[::-1, ::-1]
+    rows = tuple(tuple(row) for row in grid.tolist())
+    return StepCost(
+        tuple(tokens), tuple(kv_bytes), rows, token_seconds=token_seconds, byte_seconds=byte_seconds
+    )
+
+
+def further_pairs(rows: int, start: int) -> int:
+    """Of a sequence with `rows` query rows behind `start` tokens: pairs of a row and a token that it sees,
+    without the first row's `start` tokens and each row's own, which every curve holds."""
+    return (rows - 1) * start + rows * (rows - 1) // 2
+
+
+def _place(axis: tuple[int, ...], at: float) -> tuple[int, float]:
+    """The last grid point not behind `at`, and how far towards the next one it lies: 0 up to, not with, 1.
+    What is outside the grid lies on its border."""
+    i = bisect_right(axis, at) - 1
+    if i < 0 or i + 1 == len(axis):
+        return max(i, 0), 0.0
+    return i, (at - axis[i]) / (axis[i + 1] - axis[i])
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """Linear from `low` to `high`, and exactly `low` at the start."""
+    return low + (high - low) * share
+
+
+def _along(values: tuple[float, ...], i: int, share: float) -> float:
+    return _between(values[i], values[i + (share > 0)], share)
+
+
+def _last_slopes(axis: tuple[int, ...], lines: npt.NDArray[np.float64], least: float) -> tuple[float, ...]:
+    """For each of `lines` over `axis` the slope to go on with behind its end, made to ascend."""
+    last = (lines[:, -1] - lines[:, -2]) / (axis[-1] - axis[-2]) if len(axis) > 1 else np.zeros(len(lines))
+    slopes: list[float] = np.maximum.accumulate(np.maximum(last, least)).tolist()
+    return tuple(slopes)

@@ -1,0 +1,124 @@
+"""`streamserve profile`: measure a model and its draft on this machine, keep that, show it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from streamserve.control.shell import WORKER_ENVIRONMENT
+from streamserve.execution.profile import Profile, users_profiles
+from streamserve.settings import Settings
+
+
+def run(settings: Settings) -> None:
+    """Measure, write and print. Raises CheckpointError for a model that cannot be served, OSError if the
+    profile cannot be kept."""
+    for name, value in WORKER_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # before torch comes in: as in a worker
+    screen, kept = Console(), users_profiles()
+    for profile in _measure(settings):
+        path = kept.write(profile)
+        show(profile, screen)
+        screen.print(f"kept in {path}", soft_wrap=True, highlight=False)
+        if plot(profile, path.with_suffix(".png")):
+            screen.print(f"plot in {path.with_suffix('.png')}", soft_wrap=True, highlight=False)
+        else:
+            screen.print("no plot: matplotlib is not installed")
+
+
+def _measure(settings: Settings) -> list[Profile]:
+    """Of the model, and of its draft model if it has one, with a progress bar; on cores of our own if they
+    are to be had, as in a worker."""
+    from streamserve.execution.cores import claim
+    from streamserve.execution.drafters.choice import choose_draft
+    from streamserve.execution.load import load
+    from streamserve.execution.profile_measure import FULL, measure
+
+    with Progress(console=Console(stderr=True)) as bars:
+        bar = bars.add_task(f"loading {settings.name}", total=None)
+        alone = msgspec.structs.replace(settings.model, draft="none")
+        cores = claim(alone.threads or len(os.sched_getaffinity(0)))
+        numbers = cores.numbers if cores else ()
+        target = load(alone, cores=numbers)
+        models = [(settings.name, target)]
+        draft = choose_draft(settings.model.draft, Path(alone.path), target.model.spec)
+        if draft.spec:
+            limit = min(target.model_info.max_model_len, draft.spec.max_position_embeddings)
+            dtype = target.model_info.dtype
+            own = msgspec.structs.replace(alone, path=str(draft.folder), dtype=dtype, max_model_len=limit)
+            models.append((f"draft of {settings.name}", load(own, cores=numbers)))
+        if target.team is not None and numbers:
+            os.sched_setaffinity(0, numbers[:1])  # ours, beside those of the kernels' threads
+        bars.update(bar, description="measuring")
+        profiles = measure(models, FULL, lambda done, total: bars.update(bar, completed=done, total=total))
+        bars.update(bar, completed=1, total=1)
+    return profiles
+
+
+def show(profile: Profile, screen: Console) -> None:
+    """The profile as a table: milliseconds of a step, and the share of its floor."""
+    for line in _heading(profile):
+        screen.print(line, soft_wrap=True, highlight=False)
+    contexts = [held // profile.kv_token_bytes for held in profile.cost.kv_bytes]
+    table = Table()
+    table.add_column("rows", justify="right")
+    for context in contexts:
+        table.add_column(f"{context}", justify="right")
+    table.add_column("× one row", justify="right")
+    for rows, seconds, floors in zip(profile.cost.tokens, profile.cost.seconds, profile.floor, strict=True):
+        cells = [f"{1e3 * t:.2f} ({low / t:.0%})" for t, low in zip(seconds, floors, strict=True)]
+        table.add_row(str(rows), *cells, f"{seconds[0] / profile.cost.seconds[0][0]:.2f}")
+    screen.print(table)
+
+
+def _heading(profile: Profile) -> list[str]:
+    subject, machine = profile.subject, profile.subject.machine
+    weights, kv = profile.weight_bytes / 1e6, profile.kv_token_bytes / 1e3
+    return [
+        "",
+        f"{profile.model} in {subject.dtype}, {subject.backend}; medians of {profile.rounds} rounds",
+        f"{machine.processor}, {machine.threads} threads on {machine.cores} cores",
+        f"{profile.bandwidth / 1e9:.1f} GB/s of memory, {profile.matrix_rate / 1e9:.0f} GFLOP/s of matrices",
+        f"{weights:.1f} MB of weights a step, {kv:.1f} kB of KV a token",
+        "ms a step (share of its floor), by query rows and tokens of context held:",
+    ]
+
+
+def plot(profile: Profile, path: Path) -> bool:
+    """Draw step time and floor over rows, a line for each context; False if there is no matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+    except ImportError:
+        return False
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    tokens = profile.cost.tokens
+    for column, held in enumerate(profile.cost.kv_bytes):
+        (line,) = axes.plot(
+            tokens,
+            _milliseconds(profile.cost.seconds, column),
+            marker=".",
+            label=f"{held // profile.kv_token_bytes} tokens held",
+        )
+        axes.plot(tokens, _milliseconds(profile.floor, column), color=line.get_color(), linestyle=":")
+    axes.set(xscale="log", yscale="log", xlabel="query rows", ylabel="ms a step (dotted: floor)")
+    axes.set_xticks(tokens, [str(rows) for rows in tokens])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.3)
+    axes.set_title(f"{profile.model}, {profile.subject.dtype}, {profile.subject.backend}", fontsize=9)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def _milliseconds(grid: Sequence[Sequence[float]], column: int) -> list[float]:
+    return [1e3 * line[column] for line in grid]

@@ -1,0 +1,178 @@
+"""Which texts an output may be: as requests say it, checked, and as the llguidance library reads it.
+
+The library's parsers recurse: chains of a few thousand rules or references overflow the stack, and the
+process is gone. So depth is bounded here, before it sees anything, on the server's side and in the worker.
+"""
+
+import json
+import re
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+
+GrammarKind = Literal["json", "regex", "choice", "lark"]
+
+MAX_GRAMMAR_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 128
+MAX_GROUPS = 500
+MAX_OPERATORS = 2000
+MAX_CHOICES = 1000
+BLANKS = r"( |\n {0,16})?"
+"""Between two parts of a JSON text: a space, or a line break and some indentation. Models that may write any
+blanks sometimes write nothing else."""
+
+_DIRECTIVE = re.compile(r"%\s*(json|lark)\b")
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The form of an output. `text` is, by `kind`: a JSON Schema; a regular expression in Rust's syntax; a
+    JSON list of strings; a grammar in llguidance's dialect of Lark, whose first rule is `start`.
+
+    `after`: the text, or the special token, behind which the form begins; what comes before is free (a
+    model's reasoning). `opening`: what that free part must begin with; without it the form begins at once.
+    """
+
+    kind: GrammarKind
+    text: str
+    after: str | int = ""
+    opening: str | int = ""
+
+
+def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
+    """Raise ValueError, naming the limit, for a grammar that is too large or too deep to be compiled."""
+    size = len(grammar.text.encode("utf-8", "surrogatepass"))
+    if size > max_bytes:
+        raise ValueError(f"has {size} bytes; at most {max_bytes} are taken")
+    if "\0" in grammar.text:
+        raise ValueError("holds a zero character")
+    if grammar.kind == "json":
+        _check_schema(_loads(grammar.text))
+    elif grammar.kind == "choice":
+        _check_choices(_loads(grammar.text))
+    elif grammar.kind == "regex":
+        operators = sum(grammar.text.count(sign) for sign in "([{*+?|")
+        if operators > MAX_OPERATORS:
+            raise ValueError(f"has {operators} operators (( [ {{ * + ? |); at most {MAX_OPERATORS} are taken")
+    elif grammar.kind == "lark":
+        groups = sum(grammar.text.count(sign) for sign in ":([{~")
+        if groups > MAX_GROUPS:
+            raise ValueError(f"has {groups} rules and groups (: ( [ {{ ~); at most {MAX_GROUPS} are taken")
+        if found := _DIRECTIVE.search(grammar.text):
+            raise ValueError(f"uses %{found[1]}, which is not taken inside of a grammar")
+
+
+def to_llguidance(grammar: Grammar) -> str:
+    """The library's own JSON form of a grammar that `check_grammar` let pass."""
+    body: dict[str, Any]
+    if grammar.kind == "json":
+        body = {"json_schema": _with_blanks(_loads(grammar.text))}
+    elif grammar.kind == "regex":
+        body = {"lark_grammar": f"start: /{_in_slashes(grammar.text)}/"}
+    elif grammar.kind == "choice":
+        body = {"lark_grammar": "start: " + " | ".join(map(_quoted, _loads(grammar.text)))}
+    else:
+        body = {"lark_grammar": grammar.text}
+    if grammar.after == "":
+        return json.dumps({"grammars": [body]})
+    return json.dumps(
+        {"grammars": [{"lark_grammar": _head(grammar.after, grammar.opening)}, {"name": "body", **body}]}
+    )
+
+
+def _head(after: str | int, opening: str | int) -> str:
+    """Free text up to `after`, perhaps blank lines, then the body."""
+    begin = "" if opening == "" else f"BLANKS {_mark(opening)} "
+    end = f"TEXT {_mark(after)}" if isinstance(after, int) else "until"
+    rules = [
+        f"start: {'thought?' if opening != '' else 'thought'} BLANKS @body",
+        f"thought: {begin}{end}",
+        "BLANKS: /[ \\r\\n\\t]{0,4}/",
+        "TEXT: /(.|\\n)*/",
+    ]
+    if isinstance(after, str):
+        rules.append(f"until[lazy]: TEXT {_mark(after)}")
+    return "\n".join(rules)
+
+
+def _mark(mark: str | int) -> str:
+    return f"<[{mark}]>" if isinstance(mark, int) else _quoted(mark)
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+
+
+def _quoted(text: str) -> str:
+    """A string of Lark, whose escapes are JSON's."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _in_slashes(regex: str) -> str:
+    """`regex` as it may stand between slashes, on one line."""
+    names = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
+    return re.sub(r"\\[^\n\r]|[/\n\r]", lambda found: names.get(found[0], found[0]), regex)
+
+
+def _with_blanks(schema: Any) -> Any:
+    """`schema` with blanks bounded, unless its author said something about them."""
+    if not isinstance(schema, dict):
+        return {"allOf": [schema]}
+    return {"x-guidance": {"whitespace_pattern": BLANKS}, **schema}
+
+
+def _check_choices(choices: Any) -> None:
+    if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
+        raise ValueError("must be a list of strings, not empty")
+    if len(choices) > MAX_CHOICES:
+        raise ValueError(f"has {len(choices)} choices; at most {MAX_CHOICES} are taken")
+
+
+def _check_schema(schema: Any) -> None:
+    if schema is False or not isinstance(schema, dict | bool):
+        raise ValueError("must be a JSON Schema that something can match: an object")
+    if isinstance(schema, dict) and not isinstance(schema.get("x-guidance", {}), dict):
+        raise ValueError("has an x-guidance that is no object")
+    try:
+        height = _height(schema, schema, {})
+    except RecursionError as error:
+        raise ValueError(f"is deeper than {MAX_SCHEMA_DEPTH} levels, references followed") from error
+    if height > MAX_SCHEMA_DEPTH:
+        raise ValueError(
+            f"is {height} levels deep, references followed; at most {MAX_SCHEMA_DEPTH} are taken"
+        )
+
+
+def _height(node: Any, schema: Any, heights: dict[int, int]) -> int:
+    """Levels of `node` and below, references followed; a circle ends where it closes."""
+    if not isinstance(node, dict | list):
+        return 0
+    if id(node) not in heights:
+        heights[id(node)] = 0
+        below = list(node.values()) if isinstance(node, dict) else node
+        if isinstance(node, dict) and node is not schema and isinstance(node.get("$id"), str):
+            raise ValueError("has a $id inside; references are followed within one schema only")
+        if isinstance(node, dict) and isinstance(node.get("$ref"), str):
+            below = [*below, _target(node["$ref"], schema)]
+        heights[id(node)] = 1 + max((_height(one, schema, heights) for one in below), default=0)
+    return heights[id(node)]
+
+
+def _target(reference: str, schema: Any) -> Any:
+    """What a `$ref` points to."""
+    head, _, path = reference.partition("#")
+    if head or (path and not path.startswith("/")):
+        raise ValueError(f"refers to {reference!r}; references must begin with #/")
+    found = schema
+    for part in path.split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(name)] if isinstance(found, list) else found[name]
+        except (LookupError, ValueError, TypeError) as error:
+            raise ValueError(f"refers to {reference!r}, which is not in it") from error
+    return found

@@ -1,0 +1,147 @@
+"""Grammars at the door: a tokenizer's vocabulary as llguidance needs it, and a trial compilation in time."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
+from streamserve.text.tokenizer import Tokenizer
+
+KEPT = 256
+"""Grammars whose compilation is remembered to have worked."""
+
+_TRIVIAL = Grammar(kind="regex", text="a")
+
+Compile = Callable[[Grammar], str]
+"""What is wrong with a grammar; empty if nothing is."""
+
+
+class _Tokens:
+    """A tokenizer in the shape that LLTokenizer takes. It is asked for the tokens of what a grammar leaves no
+    choice about, in the middle of a text: they must stand for just these bytes, and never be special."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> None:
+        tokens = range(min(size, tokenizer.vocab_size))
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(token) for token in tokens]
+        special = {token for token in tokens if tokenizer.is_special(token)}
+        self.special_token_ids = sorted(special.union(eos_token_ids))
+        ordinary = [token for token in tokens if token not in special.union(eos_token_ids)]
+        self._by_bytes = {self.tokens[token]: token for token in reversed(ordinary) if self.tokens[token]}
+        self._longest = max(map(len, self._by_bytes), default=1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        written = text if isinstance(text, bytes) else text.encode()
+        ids = self._tokenizer.encode(written.decode(), add_special_tokens=False)
+        known = all(token < len(self.tokens) and token not in self.special_token_ids for token in ids)
+        if known and b"".join(self.tokens[token] for token in ids) == written:
+            return ids
+        return self._longest_first(written)
+
+    def _longest_first(self, written: bytes) -> list[int]:
+        """Where the tokenizer adds blanks to a text, or sees a special token in it."""
+        ids, place = [], 0
+        while place < len(written):
+            sizes = range(min(self._longest, len(written) - place), 0, -1)
+            size = next((size for size in sizes if written[place : place + size] in self._by_bytes), 0)
+            if not size:  # a byte that has no token: the grammar ends here
+                break
+            ids.append(self._by_bytes[written[place : place + size]])
+            place += size
+        return ids
+
+
+def vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """The bytes of all tokens of a model with a table of `size`, which may be larger than the tokenizer's.
+    Any of `eos_token_ids`, of which there must be one, ends a text."""
+    tokens = _Tokens(tokenizer, size, eos_token_ids)
+    return LLTokenizer(tokens, n_vocab=size, eos_token=list(eos_token_ids))  # type: ignore[arg-type]
+
+
+def as_lark(text: str) -> str:
+    """A grammar in Lark or llama.cpp's GBNF (`root ::= …`), as Lark. Raises ValueError if it is neither."""
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"cannot be read: {error}") from error
+
+
+class GrammarCheck:
+    """Compiles grammars once, before a request is let in, so that what is wrong with one is said in time.
+
+    One after the other in a thread: a grammar that takes long delays others, and nobody else.
+    """
+
+    def __init__(self, compile: Compile, max_bytes: int, seconds: float) -> None:
+        self._compile = compile
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._good: OrderedDict[Grammar, None] = OrderedDict()
+        self._warm = False
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="grammar")
+
+    async def __call__(self, grammar: Grammar, field: str) -> None:
+        """Raise RequestError about `field` if `grammar` is too large, too slow, or cannot be compiled."""
+        if grammar in self._good:
+            self._good.move_to_end(grammar)
+            return
+        try:
+            check_grammar(grammar, self._max_bytes)
+        except ValueError as error:
+            raise RequestError(f"{field} {error}", field=field) from error
+        problem = await self._compiled(grammar, field)
+        if problem:
+            raise RequestError(f"{field} cannot be compiled: {problem}", field=field)
+        self._good[grammar] = None
+        if len(self._good) > KEPT:
+            self._good.popitem(last=False)
+
+    async def _compiled(self, grammar: Grammar, field: str) -> str:
+        if not self._warm:  # the vocabulary is made with the first grammar: that is not this one's fault
+            await asyncio.wrap_future(self._thread.submit(self._compile, _TRIVIAL))
+            self._warm = True
+        compiling = self._thread.submit(self._compile, grammar)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(compiling), self._seconds)
+        except TimeoutError:
+            if compiling.running():
+                text = f"{field} takes more than {self._seconds:g} s to compile, the limit (grammar_timeout)"
+                raise RequestError(text, field=field) from None
+            raise RequestError(
+                "too many grammars are being compiled", field=field, status=503, retry_after=self._seconds
+            ) from None
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        if "_thread" in self.__dict__:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def compiler(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> Compile:
+    """Compiles as a worker of this model will."""
+    tokens: list[LLTokenizer] = []
+
+    def compile(grammar: Grammar) -> str:
+        if not eos_token_ids:
+            return "this model has no end-of-text token, which a grammar needs"
+        if not tokens:
+            tokens.append(vocabulary(tokenizer, size, eos_token_ids))
+        matcher = LLMatcher(tokens[0], to_llguidance(grammar), log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return " ".join(matcher.get_error().split())[:500]
+
+    return compile

@@ -1,0 +1,48 @@
+"""A chat reply as it comes: what the model thinks, what it says, and which tools it calls."""
+
+from dataclasses import dataclass, field
+
+from streamserve.text.reasoning import ThoughtReader
+from streamserve.text.tools.reader import CallDelta, CallReader
+
+
+@dataclass
+class Part:
+    """What a piece of text brought."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls)
+
+
+class MessageReader:
+    """Reads one message: first the thought, then in what follows it the calls. Without both, all is said."""
+
+    def __init__(self, thoughts: ThoughtReader | None = None, calls: CallReader | None = None) -> None:
+        self._thoughts = thoughts
+        self._calls = calls
+
+    @property
+    def called(self) -> bool:
+        """Whether a tool was called."""
+        return self._calls is not None and self._calls.calls > 0
+
+    def read(self, text: str, final: bool) -> Part:
+        """Read on; `final` is the last piece, with what was held back before."""
+        reasoning, said = "", text
+        if self._thoughts is not None:
+            thought = self._thoughts.feed(text)
+            reasoning, said = thought.reasoning, thought.content
+            if final:
+                rest = self._thoughts.finish()
+                reasoning, said = reasoning + rest.reasoning, said + rest.content
+        if self._calls is None:
+            return Part(reasoning, said)
+        found = self._calls.feed(said)
+        if final:
+            rest_found = self._calls.finish()
+            return Part(reasoning, found.content + rest_found.content, found.calls + rest_found.calls)
+        return Part(reasoning, found.content, found.calls)

@@ -1,0 +1,99 @@
+"""One tool call as a JSON object, read sign by sign: its name, and its arguments as they come."""
+
+import json
+
+_BLANKS = " \t\r\n"
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonCall:
+    """Reads `{"name": …, "arguments": …}`, further keys ignored, in any order. If the `name` is given, the
+    object holds the arguments themselves.
+
+    `text` is all that was read. `arguments` is what is known of them so far: the JSON text as it was written;
+    if it is a string, as some models have it, what the string holds.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.text = ""
+        self.name = name
+        self._bare = name is not None
+        self.arguments = ""
+        self.done = False
+        self.broken = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._key: str | None = None
+        self._token = ""
+
+    def feed(self, text: str) -> int:
+        """Read on, up to the end of the object or to what cannot be part of it. Returns how many signs."""
+        for count, sign in enumerate(text):
+            if self.done or self.broken:
+                return count
+            self.text += sign
+            self._read(sign)
+        return len(text)
+
+    def _read(self, sign: str) -> None:
+        if self._in_string:
+            self._token += sign
+            self._read_in_string(sign)
+            self._stream(sign)
+        elif self._depth == 0:
+            self._depth = 1
+            self.broken = sign != "{"
+            self._stream(sign)
+        elif self._bare:
+            self._in_string = sign == '"'
+            self._depth += (sign in "{[") - (sign in "}]")
+            self.done = self._depth == 0
+            self._stream(sign)
+        elif self._depth == 1 and sign in ",}":
+            self._end_value()
+            self.done = sign == "}"
+        elif self._depth == 1 and sign == ":" and self._key is None:
+            self._end_key()
+        elif sign not in _BLANKS or self._depth > 1:
+            self._token += sign
+            self._in_string = sign == '"'
+            self._depth += (sign in "{[") - (sign in "}]")
+            self._stream(sign)
+
+    def _read_in_string(self, sign: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif sign == "\\":
+            self._escaped = True
+        elif sign == '"':
+            self._in_string = False
+
+    def _stream(self, sign: str) -> None:
+        """Arguments that are a string can be read at its end only."""
+        if self._bare or (self._key in _ARGUMENTS and not self._token.startswith('"')):
+            self.arguments += sign
+
+    def _end_key(self) -> None:
+        key = _loaded(self._token)
+        self._token = ""
+        self._key = key if isinstance(key, str) else None
+        self.broken = self._key is None
+
+    def _end_value(self) -> None:
+        value, key = _loaded(self._token), self._key
+        if key == "name":
+            self.name = value if isinstance(value, str) else None
+            self.broken = self.name is None
+        elif key in _ARGUMENTS and isinstance(value, str):
+            self.arguments += value
+        elif key is None and self._token:
+            self.broken = True
+        self._key, self._token = None, ""
+
+
+def _loaded(token: str) -> object:
+    try:
+        return json.loads(token)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,28 @@
+"""A line for the log now and then: what the engine did lately, and how near that was to what is possible."""
+
+from streamserve.protocol.messages import Report
+
+SECONDS = 60.0
+
+
+class Pace:
+    """Compares a worker's reports over a minute each."""
+
+    def __init__(self, report: Report, now: float) -> None:
+        self._last = report
+        self._since = now
+
+    def line(self, report: Report, now: float) -> str | None:
+        """What came since the last line, if a minute has passed and there was work in it."""
+        if now - self._since < SECONDS:
+            return None
+        last, self._last, self._since = self._last, report, now
+        steps, busy = report.steps - last.steps, report.step_seconds - last.step_seconds
+        if not steps or busy <= 0:
+            return None
+        generated = report.generation_tokens - last.generation_tokens
+        prompt = report.prompt_tokens - last.prompt_tokens
+        text = f"{steps} steps in {busy:.1f} s: {generated / busy:.0f} tokens/s, {prompt} tokens of prompts"
+        if report.step_floor_seconds is None or last.step_floor_seconds is None:
+            return text
+        return f"{text}, {(report.step_floor_seconds - last.step_floor_seconds) / busy:.0%} of the floor"

@@ -1,0 +1,154 @@
+"""With keys set, nobody comes in without one, but to the two routes that balancers ask."""
+
+import base64
+import io
+import logging
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Route
+
+from streamserve.api.app import create_app
+from streamserve.api.auth import OPEN
+from streamserve.api.settings import ApiSettings
+from streamserve.protocol.keys import digest
+from streamserve.protocol.logs import TextFormatter
+from tests.api.serving import ScriptedGenerator, Served, scripted
+
+KEY, OTHER, ADMIN = "a-key-of-the-test", "another-key", "the-admin-key"
+SETTINGS = ApiSettings(api_keys=(digest(KEY), digest(OTHER)), admin_keys=(digest(ADMIN),))
+
+
+@pytest.fixture(scope="module")
+def locked(generator: ScriptedGenerator) -> Iterator[Served]:
+    with scripted(generator, SETTINGS) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def flat(routes: list[BaseRoute]) -> Iterator[BaseRoute]:
+    """Routes and those of routers inside, however deep the framework keeps them."""
+    for route in routes:
+        router = getattr(route, "original_router", route)
+        inner = getattr(router, "routes", None)
+        if inner:
+            yield from flat(inner)
+        else:
+            yield route
+
+
+def all_routes(generator: ScriptedGenerator) -> set[tuple[str, str]]:
+    """Method and path of every route: those that the spec shows, and those that the application has."""
+    app = create_app(generator)
+    found = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
+    for route in flat(app.routes):
+        if isinstance(route, Route | APIRoute):
+            found |= {(method, route.path) for method in route.methods or ()}
+    return found
+
+
+def test_every_route_but_two_wants_a_key(locked: Served, generator: ScriptedGenerator) -> None:
+    routes, asked = all_routes(generator), len(generator.submitted)
+    assert {("POST", "/v1/completions"), ("GET", "/metrics"), ("GET", "/")} <= routes
+    assert {("POST", "/admin/drain"), ("POST", "/admin/resume")} <= routes
+    assert {path for _, path in routes} >= OPEN
+    for method, path in sorted(routes):
+        for headers in ({}, bearer("wrong"), bearer(SETTINGS.api_keys[0]), {"Authorization": f"Basic {KEY}"}):
+            reply = locked.http.request(method, path.replace("{name:path}", "scripted"), headers=headers)
+            if path in OPEN:
+                assert reply.status_code == 200, (method, path)
+            else:
+                assert reply.status_code == 401, (method, path, headers)
+                assert reply.headers["WWW-Authenticate"] in ("Bearer", "Basic")
+    assert len(generator.submitted) == asked
+
+
+def test_routes_that_do_not_exist_want_a_key_too(locked: Served) -> None:
+    assert locked.http.get("/v1/nothing").status_code == 401
+    assert locked.http.get("/health/").status_code == 401
+    assert locked.http.options("/v1/completions").status_code == 401
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER])
+def test_each_of_several_keys_opens(locked: Served, key: str) -> None:
+    client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0)
+    assert client.completions.create(model="scripted", prompt="hi").choices[0].text == "hello"
+
+
+def test_the_client_sees_an_authentication_error(locked: Served) -> None:
+    client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError) as refused:
+        client.completions.create(model="scripted", prompt="hi")
+    assert refused.value.code == "invalid_api_key"
+
+
+def test_admin_routes_take_only_the_admin_key(locked: Served) -> None:
+    assert locked.http.post("/admin/resume", headers=bearer(KEY)).status_code == 401
+    assert locked.http.post("/admin/resume", headers=bearer(ADMIN)).status_code == 200
+    assert locked.http.get("/v1/models", headers=bearer(ADMIN)).status_code == 401
+
+
+def test_admin_routes_are_closed_without_an_admin_key(generator: ScriptedGenerator) -> None:
+    with scripted(generator) as server:
+        reply = server.http.post("/admin/drain", headers=bearer(KEY))
+        assert reply.status_code == 403
+        assert "--admin-key-file" in reply.json()["error"]["message"]
+        assert server.http.get("/health").status_code == 200
+    with scripted(generator, ApiSettings(api_keys=(digest(KEY),))) as server:
+        assert server.http.post("/admin/drain").status_code == 401
+        assert server.http.post("/admin/drain", headers=bearer(KEY)).status_code == 403
+
+
+def basic(password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"me:{password}".encode()).decode()}
+
+
+def test_a_browser_may_show_the_key_as_a_password_for_pages_alone(locked: Served) -> None:
+    assert locked.http.get("/").headers["WWW-Authenticate"] == "Basic"
+    assert locked.http.get("/", headers=basic(KEY)).status_code == 200
+    assert locked.http.get("/", headers=basic("wrong")).status_code == 401
+    assert locked.http.get("/v1/models", headers=basic(KEY)).status_code == 401
+    assert locked.http.post("/admin/drain", headers=basic(ADMIN)).status_code == 401
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "bearer\t" + KEY, f"Token {KEY}", KEY, "Basic !!"])
+def test_what_is_no_credential(locked: Served, value: str) -> None:
+    assert locked.http.get("/", headers={"Authorization": value}).status_code == 401
+
+
+def test_keys_that_are_no_text(locked: Served) -> None:
+    headers = [(b"Authorization", b"Bearer \xff\xfe")]
+    request = httpx.Request("GET", f"{locked.url}/v1/models", headers=headers)
+    assert locked.http.send(request).status_code == 401
+
+
+def test_keys_are_not_in_the_logs(generator: ScriptedGenerator) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(TextFormatter())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    access = logging.getLogger("streamserve.access")
+    access_level = access.level
+    access.setLevel(logging.INFO)
+    try:
+        with scripted(generator, SETTINGS) as server:
+            server.http.get(f"/v1/models?api_key={KEY}", headers=bearer(KEY))
+            server.http.get("/v1/models", headers=bearer("nearly-" + KEY))
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        access.setLevel(access_level)
+    lines = written.getvalue().splitlines()
+    ours = [line for line in lines if not any(client in line for client in ("httpx", "httpcore"))]
+    assert any("GET /v1/models 200" in line for line in ours)
+    assert any("GET /v1/models 401" in line for line in ours)
+    assert not any(KEY in line for line in ours)

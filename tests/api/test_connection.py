@@ -1,0 +1,176 @@
+"""Clients that send slowly, send too much, or do not read: each costs a bounded time and a bounded memory."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator, Iterator
+
+import httpx
+import pytest
+
+from streamserve.api.connection import Timeouts
+from streamserve.api.generator import Item
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import Delta, Usage
+from tests.api.serving import ScriptedGenerator, Served, scripted, until
+
+READ, WRITE = 0.4, 0.4
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+BODY = json.dumps({"prompt": "hi"}).encode()
+
+
+@pytest.fixture(scope="module")
+def impatient(generator: ScriptedGenerator) -> Iterator[Served]:
+    with scripted(generator, timeouts=Timeouts(READ, WRITE)) as server:
+        yield server
+
+
+def connected(server: Served) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0))
+    client.settimeout(10)
+    return client
+
+
+def rest(client: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    got = b""
+    try:
+        while piece := client.recv(65536):
+            got += piece
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def dripped(client: socket.socket, data: bytes) -> bytes:
+    """Send a byte at a time, long enough apart that the whole never arrives in time; returns the reply."""
+    try:
+        for number in range(len(data)):
+            client.sendall(data[number : number + 1])
+            time.sleep(0.03)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return rest(client)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "slowly"),
+    [
+        (b"", HEAD),
+        (b"POST /v1", b"/completions-and-more HTTP/1.1\r\nHost: localhost\r\n"),
+        (HEAD, b"X-Slow: " + b"a" * 100),
+        (HEAD + b"Content-Length: 1000\r\n\r\n", BODY + b" " * 50),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n" * 20),
+        (HEAD + b"Content-Length: 100\r\n\r\n", b""),
+        (b"", b""),
+    ],
+)
+def test_a_request_that_does_not_arrive_in_time(impatient: Served, at_once: bytes, slowly: bytes) -> None:
+    start = time.monotonic()
+    with connected(impatient) as client:
+        client.sendall(at_once)
+        reply = dripped(client, slowly)
+    assert time.monotonic() - start < 5 * READ
+    head, _, body = reply.partition(b"\r\n\r\n")
+    if reply or not slowly:  # a reset may overtake the reply to who still sends
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert "read_timeout" in json.loads(body)["error"]["message"]
+
+
+def test_a_second_request_is_held_to_the_same(impatient: Served) -> None:
+    whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    with connected(impatient) as client:
+        client.sendall(whole)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        client.sendall(HEAD)
+        assert b"HTTP/1.1 408 " in rest(client)
+
+
+def test_thinking_time_is_the_clients_own(generator: ScriptedGenerator) -> None:
+    """The clock for sending stops when the request has come, however long its answer takes, and requests that
+    were sent ahead wait for their turn."""
+
+    async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        await asyncio.sleep(3 * READ)
+        yield Delta(0, "late", (72,), finish="stop")
+        yield Usage(len(prompt), 1)
+
+    whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    last = whole.replace(b"Host:", b"Connection: close\r\nHost:")
+    with scripted(generator.but(script=slow), timeouts=Timeouts(READ, WRITE)) as server:
+        with connected(server) as client:
+            client.sendall(whole + last)
+            assert rest(client).count(b"HTTP/1.1 200 ") == 2
+        with connected(server) as client:  # half-closed: nothing more will come, but all has
+            client.sendall(last)
+            client.shutdown(socket.SHUT_WR)
+            assert not rest(client)
+
+
+def test_headers_without_end(impatient: Served) -> None:
+    with connected(impatient) as client:
+        try:
+            client.sendall(HEAD)
+            for number in range(200):
+                client.sendall(b"X-%d: " % number + b"a" * 1000 + b"\r\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        reply = rest(client)
+    assert not reply or reply.startswith(b"HTTP/1.1 431 ")
+    with connected(impatient) as client:
+        client.sendall(HEAD + b"X-Long: " + b"a" * (66 << 10))
+        assert rest(client).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_does_not_read_is_dropped_and_holds_little(generator: ScriptedGenerator, stream: bool) -> None:
+    """The server stops taking from the engine when the connection's buffers are full, and after a while ends
+    the request."""
+    taken, ended = [], []
+
+    async def endless(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        try:
+            while stream or len(taken) < 40:
+                taken.append(1)
+                yield Delta(0, "x" * (1000 if stream else 1_000_000), (72,))
+                await asyncio.sleep(0)
+            yield Delta(0, "", (), finish="stop")
+            yield Usage(len(prompt), len(taken))
+        finally:
+            ended.append(len(taken))
+
+    body = json.dumps({"prompt": "hi", "stream": stream}).encode()
+    with (
+        scripted(generator.but(script=endless), timeouts=Timeouts(30.0, WRITE)) as server,
+        connected(server) as client,
+    ):
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: bool(ended), seconds=20)
+        if stream:
+            assert ended[0] < 20_000  # tens of megabytes: what the sockets of this machine buffer
+            assert server.metric("requests_total", finish_reason="abort") == 1
+        time.sleep(2 * WRITE)
+        assert len(rest(client)) < 40_000_000  # the rest was thrown away with the connection
+        assert server.http.get("/ping").status_code == 200
+
+
+def test_who_reads_slowly_but_reads_is_served(generator: ScriptedGenerator) -> None:
+    async def long(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        for _ in range(200):
+            yield Delta(0, "x" * 50_000, (72,))
+        yield Delta(0, "", (), finish="stop")
+        yield Usage(len(prompt), 200)
+
+    body = json.dumps({"prompt": "hi", "stream": True}).encode()
+    with (
+        scripted(generator.but(script=long), timeouts=Timeouts(30.0, 1.0)) as server,
+        connected(server) as client,
+    ):
+        client.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        got = b""
+        while piece := client.recv(1 << 20):
+            got += piece
+            time.sleep(0.1 if len(got) < 5 << 20 else 0)
+        assert got.count(b"x" * 50_000) == 200
+        assert b"data: [DONE]" in got

@@ -1,0 +1,73 @@
+"""Leaving service: no new requests, open ones go on, and balancers are told."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from streamserve.api.drain import Drain
+from streamserve.api.generator import Item
+from streamserve.api.settings import ApiSettings
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.keys import digest
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import Delta, Usage
+from tests.api.serving import ScriptedGenerator, scripted, until
+
+ADMIN = {"Authorization": "Bearer the-admin-key"}
+SETTINGS = ApiSettings(admin_keys=(digest("the-admin-key"),))
+
+
+async def test_it_is_idle_when_the_last_request_ends() -> None:
+    drain = Drain()
+    await drain.idle()
+    with drain.request(), drain.request():
+        waiting = asyncio.ensure_future(drain.idle())
+        drain.begin(20.0)
+        with pytest.raises(RequestError) as refused, drain.request():
+            pass
+        assert refused.value.status == 503
+        assert 19 < (refused.value.retry_after or 0) <= 20
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert drain.open == 2
+    await asyncio.wait_for(waiting, 1)
+    drain.end()
+    with drain.request():
+        pass
+
+
+def test_an_operator_takes_a_server_out_of_service_and_back(generator: ScriptedGenerator) -> None:
+    release = threading.Event()
+
+    async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        await asyncio.to_thread(release.wait)
+        yield Delta(0, "done", (72,), finish="stop")
+        yield Usage(len(prompt), 1)
+
+    held = generator.but(script=waits, submitted=[])
+    with scripted(held, SETTINGS) as server:
+        texts: list[str] = []
+
+        def ask() -> None:
+            texts.append(server.post("/v1/completions", prompt="hi").json()["choices"][0]["text"])
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: bool(held.submitted))
+        state = server.http.post("/admin/drain", headers=ADMIN).json()
+        assert state == {"draining": True, "open_requests": 1}
+        health = server.http.get("/health")
+        assert (health.status_code, health.json()["detail"]) == (503, "draining")
+        assert server.http.get("/ping").status_code == 200
+        for stream in (False, True):
+            refused = server.post("/v1/completions", prompt="hi", stream=stream)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+            assert "draining" in refused.json()["error"]["message"]
+        release.set()
+        asking.join()
+        assert texts == ["done"]
+        assert server.http.post("/admin/resume", headers=ADMIN).json()["draining"] is False
+        assert server.http.get("/health").status_code == 200
+        assert server.post("/v1/completions", prompt="hi").status_code == 200

@@ -1,0 +1,123 @@
+"""Requests that ask for more than there is, and all of them together."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator
+
+import msgspec
+import pytest
+
+from streamserve.api.generator import Item
+from streamserve.api.limits import BODIES, MAX_DEPTH, check_depth, check_scores
+from streamserve.api.settings import ApiSettings
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import Delta, Usage
+from tests.api.serving import ScriptedGenerator, Served, scripted, until
+
+COMPLETIONS = "/v1/completions"
+
+
+def nested(levels: int) -> object:
+    made: object = 1
+    for level in range(levels):
+        made = [made, 2] if level % 2 else {"a": 0, "b": made}
+    return made
+
+
+def test_depth_has_a_limit() -> None:
+    check_depth(nested(MAX_DEPTH))
+    with pytest.raises(RequestError, match=f"at most {MAX_DEPTH} levels"):
+        check_depth(nested(MAX_DEPTH + 1))
+
+
+def test_depth_is_checked_in_every_field(hello: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"x": nested(80)}}
+    reply = hello.http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    assert "nested too deeply" in reply.json()["error"]["message"]
+
+
+def test_choices_of_all_prompts_together_have_a_limit(hello: Served) -> None:
+    reply = hello.post(COMPLETIONS, prompt=["a"] * 9, n=128)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "n")
+    assert "n is 128 for 9 prompts: at most 1024" in error["message"]
+    assert hello.post(COMPLETIONS, prompt=["a"] * 8, n=128).status_code == 200
+
+
+def test_a_whole_reply_holds_so_many_log_probabilities() -> None:
+    many = SamplingParams(n=4, logprobs=64, max_tokens=None)
+    check_scores([many], 8000)
+    check_scores([SamplingParams(n=128, max_tokens=None)] * 8, 1 << 20)
+    with pytest.raises(RequestError, match="2097152 is the limit") as refused:
+        check_scores([many], 8192)
+    assert refused.value.field == "logprobs"
+    with pytest.raises(RequestError):
+        check_scores([many, many], 8000)
+
+
+def test_a_stream_may_have_as_many_as_it_likes(generator: ScriptedGenerator) -> None:
+    wide = generator.but(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
+    with scripted(wide) as server:
+        body = {"prompt": "hi", "n": 4, "logprobs": 64, "max_tokens": 100_000}
+        assert server.post(COMPLETIONS, **body).json()["error"]["param"] == "logprobs"
+        assert server.post(COMPLETIONS, **body, stream=True).status_code == 200
+
+
+def test_bodies_of_all_requests_together_have_a_limit(generator: ScriptedGenerator) -> None:
+    """Requests hold their bodies while they run; one more than the limit has to wait outside."""
+    release = threading.Event()
+
+    async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        await asyncio.to_thread(release.wait)
+        yield Delta(0, "x", (72,), finish="stop")
+        yield Usage(len(prompt), 1)
+
+    size = 100_000
+    content = json.dumps({"prompt": "hi"}).encode() + b" " * (size - 200)
+    held = generator.but(script=waits, submitted=[])
+    with scripted(held, ApiSettings(max_body_bytes=size)) as server:
+        statuses: list[int] = []
+        threads = [
+            threading.Thread(
+                target=lambda: statuses.append(server.http.post(COMPLETIONS, content=content).status_code)
+            )
+            for _ in range(BODIES)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(held.submitted) == BODIES)
+        refused = server.http.post(COMPLETIONS, content=content)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert f"more than {BODIES * size} bytes" in refused.json()["error"]["message"]
+        release.set()
+        for thread in threads:
+            thread.join()
+        assert statuses == [200] * BODIES
+        assert server.http.post(COMPLETIONS, content=content).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_have_a_deadline(generator: ScriptedGenerator, stream: bool) -> None:
+    closed = []
+
+    async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        try:
+            if params.n > 1:
+                yield Delta(0, "begun", (72,))
+            await asyncio.sleep(60)
+            yield Delta(0, "late", (72,))
+        finally:
+            closed.append(True)
+
+    message = "the request took longer than 0.2 seconds, which is the limit (request_timeout)"
+    with scripted(generator.but(script=slow), ApiSettings(request_timeout=0.2)) as server:
+        reply = server.post(COMPLETIONS, prompt="hi", stream=stream)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (504, message)
+        reply = server.post(COMPLETIONS, prompt=["hi", "ho"], n=2, stream=stream)
+        assert message in reply.text
+        assert reply.status_code == (200 if stream else 504)
+        assert len(closed) == 3
+        assert server.metric("requests_total", finish_reason="abort") > 0

@@ -1,0 +1,169 @@
+"""Metrics by our names and by vLLM's, and the dashboard that draws them."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from streamserve.api.generator import Item
+from streamserve.api.metrics import NAMES_OF_VLLM, OURS, THEIRS
+from streamserve.protocol.messages import Report
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import Delta, Usage
+from tests.api.serving import ScriptedGenerator, Served, scripted, until
+
+BOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+
+REPORT = Report(
+    running=3, waiting=4, blocks_total=10, blocks_live=5, steps=6, prompt_tokens=7, generation_tokens=8,
+    prefix_queries=9, prefix_hits=2, preemptions=1, copies_on_write=0, step_seconds=0.5,
+)  # fmt: skip
+
+
+def samples(server: Served) -> dict[str, float]:
+    """Every sample by its name and labels, once checked to be what Prometheus can parse."""
+    found = {}
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            found[sample.name + (str(labels) if labels else "")] = sample.value
+    return found
+
+
+def test_where_the_time_of_a_request_went(generator: ScriptedGenerator) -> None:
+    """0.1 s in the queue, 0.2 s to compute the prompt, three more tokens 0.1 s apart."""
+
+    async def timed(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        await asyncio.sleep(0.3)
+        for number in range(4):
+            yield Delta(0, "x", (72,), finish="length" if number == 3 else None)
+            if number < 3:
+                await asyncio.sleep(0.1)
+        yield Usage(len(prompt), 4, queued_seconds=0.1)
+
+    with scripted(generator.but(script=timed)) as server:
+        assert server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=4).status_code == 200
+        sums = {
+            "request_queue_time_seconds": (0.1, 0.1),
+            "request_prefill_time_seconds": (0.2, 0.3),
+            "request_decode_time_seconds": (0.3, 0.5),
+            "request_time_per_output_token_seconds": (0.1, 0.15),
+            "time_to_first_token_seconds": (0.3, 0.4),
+            "inter_token_latency_seconds": (0.3, 0.5),
+            "e2e_request_latency_seconds": (0.6, 0.9),
+            "request_prompt_tokens": (3, 3),
+            "request_generation_tokens": (4, 4),
+        }
+        for name, (low, high) in sums.items():
+            assert low <= server.metric(f"{name}_sum") <= high, name
+            assert server.metric(f"{name}_count") == (3 if name.startswith("inter") else 1), name
+
+
+def test_several_tokens_at_once_count_as_several(generator: ScriptedGenerator) -> None:
+    async def leaps(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        yield Delta(0, "x", (72,))
+        yield Delta(0, "xyz", (72, 73, 74), finish="stop")
+        yield Usage(len(prompt), 4)
+
+    with scripted(generator.but(script=leaps)) as server:
+        server.post("/v1/completions", prompt="hi")
+        assert server.metric("inter_token_latency_seconds_count") == 3
+
+
+def test_what_vllm_has_is_there_by_its_name_with_the_same_value(generator: ScriptedGenerator) -> None:
+    with scripted(generator.but(latest=REPORT)) as server:
+        server.post("/v1/completions", prompt=[5, 6, 7], n=2)
+        found = samples(server)
+        theirs = {name for name in found if name.startswith(THEIRS)}
+        assert theirs == {
+            name.replace(OURS, THEIRS)
+            for name in found
+            if name.startswith(tuple(OURS + known for known in NAMES_OF_VLLM))
+        }
+        assert {
+            "vllm:num_requests_running": 3,
+            "vllm:num_requests_waiting": 4,
+            "vllm:kv_cache_usage_perc": 0.5,
+            "vllm:prefix_cache_queries_total": 9,
+            "vllm:prefix_cache_hits_total": 2,
+            "vllm:num_preemptions_total": 1,
+            "vllm:prompt_tokens_total": 3,
+            "vllm:generation_tokens_total": 4,
+            "vllm:request_success_total{'finished_reason': 'stop'}": 2,
+            "vllm:time_to_first_token_seconds_count": 1,
+            "vllm:inter_token_latency_seconds_count": 2,
+            "vllm:e2e_request_latency_seconds_count": 1,
+            "vllm:request_queue_time_seconds_count": 1,
+            "vllm:request_prefill_time_seconds_count": 1,
+            "vllm:request_decode_time_seconds_count": 1,
+        }.items() <= found.items()
+        for name in theirs:
+            assert found[name] == found[name.replace(THEIRS, OURS)], name
+
+
+def test_every_known_name_of_vllm_is_exposed(generator: ScriptedGenerator) -> None:
+    with scripted(generator.but(latest=REPORT)) as server:
+        server.post("/v1/completions", prompt="hi")
+        families = {f.name for f in text_string_to_metric_families(server.http.get("/metrics").text)}
+        assert {THEIRS + name for name in NAMES_OF_VLLM} <= families
+
+
+def test_the_queue_of_the_real_engine_is_timed(server: Served) -> None:
+    before = server.metric("request_queue_time_seconds_count")
+    server.post("/v1/completions", prompt="the quick", max_tokens=3)
+    assert server.metric("request_queue_time_seconds_count") == before + 1
+    total = server.metric("e2e_request_latency_seconds_sum")
+    parts = sum(server.metric(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode"))
+    assert 0 < parts <= total
+    until(lambda: server.working() == 0)
+
+
+def board() -> dict[str, object]:
+    found: dict[str, object] = json.loads(BOARD.read_text())
+    return found
+
+
+def test_every_metric_of_the_dashboard_exists(generator: ScriptedGenerator) -> None:
+    with scripted(generator.but(latest=REPORT)) as server:
+        server.post("/v1/completions", prompt="hi")
+        there = {name.partition("{")[0] for name in samples(server)}
+        named = set(re.findall(r"streamserve:\w+", BOARD.read_text()))
+        assert len(named) > 15
+        assert named - there <= {"streamserve:step_floor_seconds_total"}
+
+
+def test_the_dashboard_is_one_that_grafana_can_import() -> None:
+    made = board()
+    panels = made["panels"]
+    assert isinstance(panels, list)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        place = panel["gridPos"]
+        assert 0 <= place["x"] < place["x"] + place["w"] <= 24
+        assert panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert all('{model_name=~"$model"' in target["expr"] for target in panel["targets"])
+    for first in panels:
+        for second in panels:
+            assert first is second or not overlap(first["gridPos"], second["gridPos"])
+
+
+def overlap(a: dict[str, int], b: dict[str, int]) -> bool:
+    return (
+        a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"]
+        and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
+    )  # fmt: skip
+
+
+def test_failures_are_no_successes(generator: ScriptedGenerator) -> None:
+    async def fails(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        yield Delta(0, "x", (72,))
+        raise ValueError("a fault")
+
+    with scripted(generator.but(script=fails)) as server:
+        server.post("/v1/completions", prompt="hi")
+        assert server.metric("requests_total", finish_reason="error") == 1
+        assert server.metric("request_success_total", finished_reason="error") == 0

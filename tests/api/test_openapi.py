@@ -1,0 +1,121 @@
+"""The API's description: every route with schemas of what it takes and answers, and a page of it."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from streamserve.api.openapi import described
+from streamserve.api.schemas import ChatRequest
+from tests.api.serving import Served
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "hi", "logprobs": 1, "echo": True, "return_token_ids": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}),
+    ("/v1/responses", {"input": "hi"}),
+    ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [70]}),
+]
+PAGES = ["/v1/models", "/v1/models/tiny", "/health", "/version", "/load"]
+
+
+@pytest.fixture(scope="module")
+def description(server: Served) -> Any:
+    return server.http.get("/openapi.json").json()
+
+
+def schema_of(description: Any, content: Any) -> dict[str, Any]:
+    """A content's schema with what it refers to."""
+    return {**content["application/json"]["schema"], "components": description["components"]}
+
+
+def test_every_route_tells_what_it_takes_and_answers(description: Any) -> None:
+    """References lead somewhere, and examples are what their schema says."""
+    for path, operations in description["paths"].items():
+        for operation in operations.values():
+            assert operation["summary"], path
+            assert "422" not in operation["responses"], path
+            assert {"200", "405"} <= set(operation["responses"]), path
+            if "requestBody" in operation:
+                content = operation["requestBody"]["content"]
+                example = content["application/json"]["examples"]["request"]["value"]
+                jsonschema.validate(example, schema_of(description, content))
+                assert {"400", "413", "429", "503"} <= set(operation["responses"]), path
+
+
+def test_the_examples_work(server: Served, description: Any) -> None:
+    for path, operations in description["paths"].items():
+        if "requestBody" in operations.get("post", {}):
+            example = operations["post"]["requestBody"]["content"]["application/json"]["examples"]["request"]
+            assert server.post(path, **example["value"]).status_code == 200, path
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_replies_are_as_described(server: Served, description: Any, path: str, body: dict[str, Any]) -> None:
+    operation = description["paths"][path]["post"]
+    jsonschema.validate(body, schema_of(description, operation["requestBody"]["content"]))
+    for sent, status in ((body, 200), ({**body, "mood": "glad"}, 400), ({**body, "model": "gpt-4"}, 404)):
+        response = server.post(path, **sent)
+        assert response.status_code == status
+        schema = schema_of(description, operation["responses"][str(status)]["content"])
+        jsonschema.validate(response.json(), schema)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_are_as_described(server: Served, description: Any, path: str) -> None:
+    known = description["paths"].get(path) or description["paths"]["/v1/models/{name}"]
+    schema = schema_of(description, known["get"]["responses"]["200"]["content"])
+    jsonschema.validate(server.http.get(path).json(), schema)
+
+
+@pytest.mark.parametrize(
+    ("body", "valid"),
+    [
+        ({"messages": [{}], "temperature": None, "stream": None}, True),
+        ({"messages": [{}], "audio": None, "modalities": ["text"]}, True),
+        ({"messages": [{}], "modalities": ["audio"]}, False),
+        ({"messages": None}, False),
+        ({"messages": [{}], "n": 0}, False),
+        ({"messages": [{}], "mood": "glad"}, False),
+        ({"messages": [{}], "stream_options": {"include_usage": None}}, False),
+    ],
+)
+def test_schemas_say_what_is_taken(description: Any, body: dict[str, Any], valid: bool) -> None:
+    """A null is a field left out, and fields that cannot be obeyed take what asks nothing."""
+    schema = {"$ref": "#/components/schemas/ChatRequest", "components": description["components"]}
+    assert jsonschema.Draft202012Validator(schema).is_valid(body) == valid
+
+
+def test_errors_are_described_where_they_can_occur(description: Any) -> None:
+    assert set(description["paths"]["/health"]["get"]["responses"]) == {"200", "403", "405", "500", "503"}
+    assert description["paths"]["/health"]["get"]["security"] == []
+    assert description["security"] == [{"key": []}, {}]
+
+
+def test_answers_that_are_no_json(description: Any) -> None:
+    answers = {
+        path: description["paths"][path]["get"]["responses"]["200"] for path in ("/ping", "/metrics", "/docs")
+    }
+    assert "content" not in answers["/ping"]
+    assert list(answers["/metrics"]["content"]) == ["text/plain"]
+    assert list(answers["/docs"]["content"]) == ["text/html"]
+
+
+def test_every_field_of_a_request_is_explained() -> None:
+    schemas = described("", ChatRequest)["x-components"]
+    unexplained = [
+        name for name, field in schemas["ChatRequest"]["properties"].items() if "description" not in field
+    ]
+    assert set(unexplained) <= {"stream_options", "safety_identifier", "prompt_cache_key", "metadata"}
+
+
+def test_the_page_shows_every_route_and_field(server: Served, description: Any) -> None:
+    """Without a script or a file from elsewhere."""
+    response = server.http.get("/docs")
+    assert response.headers["content-type"].startswith("text/html")
+    for path in description["paths"]:
+        assert f"{path}</code>" in response.text
+    for field in ("max_completion_tokens", "return_token_strs", "previous_response_id"):
+        assert f"<code>{field}</code>" in response.text
+    assert "<script" not in response.text
+    assert "https://" not in response.text

@@ -1,0 +1,260 @@
+"""Tools as OpenAI's client uses them: rendered by the template, called by the model or by force, streamed."""
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from streamserve.api.generator import Generator, Item
+from streamserve.api.settings import ApiSettings
+from streamserve.async_llm import AsyncLLM
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings import resolve
+from streamserve.text.output import Delta, Usage
+from streamserve.text.tokenizer import Tokenizer
+from tests.api.serving import Script, ScriptedGenerator, Served, scripted, served
+from tests.checkpoints import make_checkpoint
+from tests.text.folders import byte_level_folder
+
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool.function | tojson }}\n{% endfor %}"
+    "Write <tool_call>{{ '{' }}name, arguments{{ '}' }}</tool_call> to call.<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}"
+    "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Paris", "Rome"]}},
+}
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+TIME: Any = {"type": "function", "function": {"name": "get_time", "description": "Now."}}
+MESSAGES: Any = [{"role": "user", "content": "Weather?"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A random model with a template for tools and thoughts."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("tools"), max_position_embeddings=4096)
+    _set_template(folder, TEMPLATE.replace("{% if tools %}", "{#</think>#}{% if tools %}"))
+
+    async def start() -> Generator:
+        llm = AsyncLLM(resolve(str(folder), {"threads": 1, "num_blocks": 1024}))
+        await llm.start()
+        return llm
+
+    with served(start, ApiSettings(reasoning_parser="none")) as running:
+        yield running
+
+
+def _set_template(folder: Path, template: str) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+
+
+def says(*pieces: str, finish: Any = "stop") -> Script:
+    """A model that says these pieces."""
+
+    async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        for choice in range(params.n):
+            for piece in pieces:
+                yield Delta(choice, piece, (72,))
+            yield Delta(choice, tokens=(3,), finish=finish)
+        yield Usage(len(prompt), len(pieces) + 1)
+
+    return script
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
+    folder = byte_level_folder(tmp_path_factory.mktemp("talker"), chat_template=TEMPLATE)
+    generator = ScriptedGenerator(Tokenizer.from_folder(folder))
+    return generator.but(model=msgspec.structs.replace(generator.model, max_model_len=4096))
+
+
+def create(server: Served, **fields: Any) -> Any:
+    wanted = {
+        "model": server.llm.served_names[0],
+        "messages": MESSAGES,
+        "max_tokens": 600,
+        "seed": 1,
+        **fields,
+    }
+    return server.client.chat.completions.create(**wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_named_function_is_called(server: Served, seed: int) -> None:
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    reply = create(server, tools=[TIME, WEATHER], tool_choice=choice, seed=seed, n=2)
+    for one in reply.choices:
+        (call,) = one.message.tool_calls
+        assert (call.type, call.function.name) == ("function", "get_weather")
+        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+        assert one.message.content is None
+        assert one.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_call_is_made_where_one_is_required(server: Served, parallel: bool) -> None:
+    counts = []
+    for seed in range(4):
+        reply = create(
+            server, tools=[TIME, WEATHER], tool_choice="required", parallel_tool_calls=parallel, seed=seed,
+            max_tokens=3000,
+        )  # fmt: skip
+        calls = reply.choices[0].message.tool_calls
+        counts.append(len(calls))
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name in ("get_weather", "get_time")
+            jsonschema.validate(
+                arguments, PARAMETERS if call.function.name == "get_weather" else {"maxProperties": 0}
+            )
+    assert (max(counts) > 1) == parallel
+
+
+def test_a_stream_of_a_call_makes_up_the_whole(server: Served) -> None:
+    wanted = {"tools": [WEATHER, TIME], "tool_choice": "required", "parallel_tool_calls": False}
+    whole = create(server, **wanted).choices[0].message.tool_calls[0].function
+    events = [event.choices[0] for event in create(server, **wanted, stream=True)]
+    deltas = [call for event in events for call in event.delta.tool_calls or []]
+    assert deltas[0].function.name == whole.name
+    assert deltas[0].id
+    assert all(delta.index == 0 and delta.id is None for delta in deltas[1:])
+    assert len(deltas) > 2
+    assert "".join(delta.function.arguments for delta in deltas) == whole.arguments
+    assert [event.finish_reason for event in events if event.finish_reason] == ["tool_calls"]
+    assert not any(event.delta.content for event in events)
+
+
+def test_the_template_shows_the_tools_to_the_model(server: Served) -> None:
+    def size(**fields: Any) -> int:
+        return create(server, max_tokens=1, **fields).usage.prompt_tokens  # type: ignore[no-any-return]
+
+    without = size()
+    assert size(tools=[TIME]) > without
+    assert size(tools=[TIME, WEATHER]) > size(tools=[TIME])
+    assert size(tools=[TIME], tool_choice="none") == without
+
+
+def test_what_the_model_writes_is_parsed(talker: ScriptedGenerator) -> None:
+    with scripted(talker.but(script=says("Let me see.\n", CALL[:30], CALL[30:]))) as server:
+        reply = create(server, tools=[WEATHER])
+        message = reply.choices[0].message
+        assert message.content == "Let me see."
+        assert message.tool_calls[0].function.arguments == '{"city": "Rome", "days": 2}'
+        assert reply.choices[0].finish_reason == "tool_calls"
+        deltas = [event.choices[0].delta for event in create(server, tools=[WEATHER], stream=True, n=2)]
+        assert sum(len(delta.tool_calls or []) for delta in deltas) == 4
+        for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": [TIME]}):
+            message = create(server, **fields).choices[0].message
+            assert (message.content, message.tool_calls) == ("Let me see.\n" + CALL, None)
+
+
+def test_a_call_cut_short_says_so(talker: ScriptedGenerator) -> None:
+    with scripted(talker.but(script=says(CALL[:60], finish="length"))) as server:
+        choice = create(server, tools=[WEATHER]).choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "R'
+
+
+def test_a_reply_with_calls_is_sent_back_with_their_results(talker: ScriptedGenerator) -> None:
+    with scripted(talker.but(script=says("<think>Hm</think>", CALL))) as server:
+        message = create(server, tools=[WEATHER]).choices[0].message
+        call = message.tool_calls[0]
+        messages = [
+            *MESSAGES,
+            message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "sunny"}]},
+        ]
+        create(server, messages=messages, tools=[WEATHER])
+        prompt = talker.tokenizer.decode(server.llm.submitted[-1].prompt, skip_special_tokens=False)
+    assert "<think>Hm</think>" in prompt
+    assert (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}</tool_call>' in prompt
+    )
+    assert "<|im_start|>tool\nsunny" in prompt
+
+
+def test_thoughts_come_apart_from_the_answer(talker: ScriptedGenerator) -> None:
+    with scripted(talker.but(script=says("<th", "ink>\nSo ", "what?\n</thi", "nk>\n\nYes", "."))) as server:
+        message = create(server).choices[0].message
+        assert (message.reasoning_content, message.reasoning, message.content) == ("So what?",) * 2 + (
+            "Yes.",
+        )
+        deltas = [event.choices[0].delta for event in create(server, stream=True)]
+        thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
+        assert "".join(thoughts) == "So what?"
+        assert thoughts == [getattr(delta, "reasoning", None) or "" for delta in deltas]
+        assert "".join(delta.content or "" for delta in deltas) == "Yes."
+        quiet = create(server, extra_body={"include_reasoning": False}).choices[0].message
+        assert (quiet.content, getattr(quiet, "reasoning_content", None)) == ("Yes.", None)
+        closed = create(server, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        assert closed.choices[0].message.content.startswith("<think>")  # it was told not to think
+
+
+def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
+    with scripted(talker) as server:
+        for kwargs, after in (({}, "</think>"), ({"enable_thinking": False}, "")):
+            create(server, extra_body={"guided_regex": "a", "chat_template_kwargs": kwargs})
+            grammar = server.llm.submitted[-1].params.grammar
+            assert (grammar.text, grammar.after) == ("a", after)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [{"type": "retrieval"}]}, "tools", "tools[0] must have the type function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "1 to 64 letters"),
+        ({"tools": [TIME, TIME]}, "tools", "two tools called get_time"),
+        ({"tools": [TIME] * 129}, "tools", "at most 128 are taken"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools",
+            "must be a JSON schema of type object",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tools": [TIME], "tool_choice": "get_time"}, "tool_choice", "must be one of none, auto, required"),
+        (
+            {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "there is no tool called 'g'",
+        ),
+        ({"tools": [TIME], "guided_regex": "a"}, "guided_regex", "cannot be combined with tools"),
+        (
+            {
+                "messages": [
+                    *MESSAGES,
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+                ]
+            },
+            "messages",
+            "messages[1].tool_calls[0].function.arguments is not JSON",
+        ),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id is required"),
+    ],
+)
+def test_refusals(server: Served, fields: dict[str, Any], param: str, message: str) -> None:
+    response = server.post("/v1/chat/completions", **{"messages": MESSAGES, **fields})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert message in response.json()["error"]["message"]
+
+
+def test_a_model_without_a_way_to_call_says_so(hello: Served) -> None:
+    response = hello.post("/v1/chat/completions", messages=MESSAGES, tools=[TIME])
+    assert response.status_code == 400
+    assert "--tool-parser" in response.json()["error"]["message"]

@@ -1,0 +1,50 @@
+"""Routes that other servers have and this one does not: refused with what to do instead."""
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from tests.api.serving import Served
+from tests.api.test_refusals import refused
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "message"),
+    [
+        ("POST", "/v1/embeddings", "ask a server of an embedding model"),
+        ("POST", "/v1/audio/speech", "generates text only"),
+        ("POST", "/v1/images/generations", "generates text only"),
+        ("POST", "/v1/moderations", "generates text only"),
+        ("GET", "/v1/files", "send the whole conversation"),
+        ("GET", "/v1/responses/resp_1", "keeps nothing between requests"),
+        ("DELETE", "/v1/responses/resp_1", "keeps nothing between requests"),
+        ("POST", "/v1/responses/resp_1/cancel", "keeps nothing between requests"),
+        ("POST", "/v1/batches", "send the requests themselves"),
+        ("POST", "/v1/score", "echo"),
+    ],
+)
+def test_what_is_not_served_says_so(hello: Served, method: str, path: str, message: str) -> None:
+    error = refused(hello.http.request(method, path, json={} if method == "POST" else None), 404)
+    assert error["message"].startswith(f"{path} is not supported: ")
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.embeddings.create(model="scripted", input="a"),
+        lambda client: client.moderations.create(input="a"),
+        lambda client: client.responses.retrieve("resp_1"),
+        lambda client: client.audio.speech.create(model="scripted", voice="alloy", input="a"),
+    ],
+)
+def test_the_client_raises_its_own_error(hello: Served, call: Callable[[openai.OpenAI], Any]) -> None:
+    with pytest.raises(openai.NotFoundError, match="is not supported: this server"):
+        call(hello.client)
+
+
+def test_the_route_that_is_served_is_not_covered(hello: Served) -> None:
+    assert hello.post("/v1/responses", input="hi").status_code == 200
+    assert refused(hello.http.get("/v1/responses"), 405)["message"] == "/v1/responses does not take GET"

@@ -1,0 +1,52 @@
+"""Small servers that answer as scripted: what no well-kept server does on demand."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@contextmanager
+def answering(handler: Handler) -> Iterator[str]:
+    """A server whose every POST is answered by `handler`; gives its URL."""
+    ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def main() -> None:
+        app, stop = web.Application(), asyncio.Event()
+        app.router.add_post("/{path:.*}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        ready.set_result((f"http://127.0.0.1:{port}", asyncio.get_running_loop(), stop))
+        await stop.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    url, loop, stop = ready.result(timeout=10)
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(timeout=10)
+
+
+def streaming(*parts: bytes | float) -> Handler:
+    """A handler that sends bytes and sleeps seconds, in order."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        for part in parts:
+            await (reply.write(part) if isinstance(part, bytes) else asyncio.sleep(part))
+        return reply
+
+    return handle

@@ -1,0 +1,262 @@
+"""Speculation changes when tokens come, never which: every drafter, shape and interruption, against none."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamserve.engine.engine import Engine
+from streamserve.engine.speculation import Speculation
+from streamserve.execution.load import load
+from streamserve.policy.speculation import parse_policy
+from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.messages import Guessed, Submit, Token
+from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+
+OUTPUTS = 64
+LONGEST = 200
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a speculating engine is set up."""
+
+    draft: str = "model"
+    policy: str = "fixed:4"
+    chunk: int = 512
+    blocks: int = 1024
+    preempt_every: int = 0
+    backend: Backend = "auto"
+    dtype: str = "float32"
+
+
+CASES = {
+    "chain": Case(),
+    "tree": Case(policy="fixed-tree:3x3"),
+    "goodput": Case(policy="goodput"),
+    "self": Case(draft="self:1"),
+    "self-tree": Case(draft="self:1", policy="fixed-tree:2x3"),
+    "ngram": Case(draft="ngram"),
+    "reference": Case(backend="reference", policy="fixed-tree:2x2"),
+    "odd-chunks": Case(chunk=7, policy="fixed-tree:2x4"),
+    "preempted": Case(chunk=64, preempt_every=5, policy="fixed:6"),
+    "tiny-cache": Case(blocks=24, policy="fixed-tree:2x3"),
+    "bfloat16": Case(dtype="bfloat16", policy="fixed-tree:2x3"),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target that repeats itself now and then, and a draft that is the target with disturbed weights."""
+    target = make_checkpoint(tmp_path_factory.mktemp("target"), max_position_embeddings=1024)
+    draft = make_checkpoint(tmp_path_factory.mktemp("draft"), max_position_embeddings=1024)
+    _disturb(draft, 0.03)
+    return target, draft
+
+
+def _disturb(folder: Path, share: float) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path, generator = folder / "model.safetensors", torch.Generator().manual_seed(5)
+    tensors = {
+        name: tensor + share * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        if tensor.ndim == 2
+        else tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def make_engine(pair: tuple[Path, Path], case: Case, mode: SpeculationMode = "coupled") -> Engine:
+    target, draft = pair
+    loaded = load(
+        ModelConfig(
+            path=str(target), dtype=case.dtype, backend=case.backend, threads=1, num_blocks=case.blocks,
+            max_model_len=LONGEST + OUTPUTS, max_num_seqs=32, max_chunk=case.chunk,
+            preempt_every=case.preempt_every, speculation_mode=mode,
+            draft=str(draft) if case.draft == "model" else case.draft,
+        )
+    )  # fmt: skip
+    speculation = Speculation(parse_policy(case.policy), lambda rows, kv_tokens: 1.0 + rows / 64)
+    ticks = iter(range(10**9))
+    return Engine(
+        loaded.engine_config, loaded.model_info, loaded.executor, lambda: float(next(ticks)),
+        loaded.drafter, speculation,
+    )  # fmt: skip
+
+
+def make_requests(rng: random.Random, count: int, vocabulary: int) -> list[Submit]:
+    """Greedy and seeded requests with all that depends on the path: penalties, bias, minimum length."""
+    requests = []
+    for number in range(count):
+        phrase = [rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 12))]
+        prompt = (phrase * LONGEST)[: rng.randint(1, LONGEST)]
+        prompt += [rng.randrange(4, vocabulary) for _ in range(max(0, min(4, LONGEST - len(prompt))))]
+        greedy = number % 2 == 0
+        params = SamplingParams(
+            temperature=0.0 if greedy else rng.choice((0.5, 0.8, 1.0, 1.3)),
+            top_p=rng.choice((1.0, 0.9)),
+            top_k=rng.choice((0, 20)),
+            min_p=rng.choice((0.0, 0.05)),
+            frequency_penalty=rng.choice((0.0, 0.0, 0.4)),
+            presence_penalty=rng.choice((0.0, 0.0, 0.3)),
+            repetition_penalty=rng.choice((1.0, 1.0, 1.1)),
+            logit_bias={rng.randrange(vocabulary): 2.0} if rng.random() < 0.2 else {},
+            seed=rng.getrandbits(63),
+            max_tokens=OUTPUTS,
+            min_tokens=rng.choice((0, 20)),
+            stop_token_ids=tuple(rng.sample(range(vocabulary), 2)) if rng.random() < 0.2 else (),
+            ignore_eos=rng.random() < 0.8,
+            logprobs=2 if rng.random() < 0.2 else None,
+        )
+        requests.append(Submit(str(number), 0, prompt, params, {0: []}, float(number)))
+    return requests
+
+
+def run(engine: Engine, requests: list[Submit], concurrency: int) -> dict[str, list[Token]]:
+    texts: dict[str, list[Token]] = {request.request: [] for request in requests}
+    waiting, active = list(requests), set()
+    while waiting or engine.has_work:
+        while waiting and len(active) < concurrency:
+            request = waiting.pop(0)
+            engine.handle(request)
+            active.add(request.request)
+        for event in engine.step():
+            if isinstance(event, Token):
+                texts[event.request].append(event)
+                if event.finish:
+                    active.discard(event.request)
+    assert engine.report().blocks_live == 0
+    return texts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_is_that_of_plain_decoding(
+    pair: tuple[Path, Path], name: str, scale: Scale, record: Callable[..., None]
+) -> None:
+    case, rng = CASES[name], random.Random(scale.seed)
+    plain = make_engine(pair, Case(draft="none", backend=case.backend, dtype=case.dtype))
+    guessing = make_engine(pair, case)
+    requests = make_requests(rng, scale.pick(10, 60), plain.model.vocab_size)
+    expected = run(plain, requests, 1 if case.dtype == "float32" else 8)
+    texts = run(guessing, requests, rng.choice((3, 8, 16)))
+    for request in requests:
+        one, other = expected[request.request], texts[request.request]
+        assert [token.token for token in one] == [token.token for token in other], request
+        assert [token.finish for token in one] == [token.finish for token in other]
+        for a, b in zip(one, other, strict=True):
+            assert a.logprob is None or abs(a.logprob - b.logprob) < (
+                1e-4 if case.dtype == "float32" else 1e-9
+            )
+    counters, report = guessing.speculation.counters, guessing.report()
+    assert counters.accepted > 0
+    assert counters.verified >= counters.accepted
+    if case.preempt_every or case.blocks < 100:
+        assert report.preemptions > 0
+    tokens = sum(map(len, texts.values()))
+    record(requests=len(requests), tokens=tokens, steps=report.steps, drafted=counters.drafted,
+           verified=counters.verified, accepted=counters.accepted, preemptions=report.preemptions,
+           seed=scale.seed)  # fmt: skip
+    guessing.executor.close()
+
+
+def test_a_draft_of_the_same_opinion_is_right_every_time(pair: tuple[Path, Path]) -> None:
+    """With the target as its own draft all guesses are accepted: greedy, and sampled under the shared noise.
+    (top_k, because a draft looks at its likeliest tokens only.)"""
+    target, _ = pair
+    engine = make_engine((target, target), Case(policy="fixed:5"))
+    for temperature in (0.0, 1.0):
+        requests = [
+            Submit(str(n), 0, [5 + n, 9], SamplingParams(
+                temperature=temperature, top_k=20, seed=n, max_tokens=60, ignore_eos=True), {0: []}, 0.0)
+            for n in range(4)
+        ]  # fmt: skip
+        before = (engine.speculation.counters.verified, engine.speculation.counters.accepted)
+        run(engine, requests, 4)
+        verified = engine.speculation.counters.verified - before[0]
+        accepted = engine.speculation.counters.accepted - before[1]
+        assert verified > 100
+        # Those beyond the last token asked for are not counted as wrong.
+        assert accepted >= verified - 4 * 5
+
+
+def test_forked_choices_speculate_each_for_itself(pair: tuple[Path, Path]) -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=40, ignore_eos=True)
+    request = Submit("r", 0, [7, 8, 9, 10, 11] * 5, params, {0: [], 1: [], 2: []}, 0.0)
+    texts = []
+    for case in (Case(draft="none"), Case(policy="fixed:4")):
+        engine, outputs = make_engine(pair, case), {0: [], 1: [], 2: []}
+        engine.handle(request)
+        while engine.has_work:
+            for event in engine.step():
+                if isinstance(event, Token):
+                    outputs[event.choice].append(event.token)
+        texts.append(outputs)
+        assert engine.report().blocks_live == 0
+        assert engine.report().copies_on_write > 0
+    assert texts[0] == texts[1]
+    assert engine.speculation.counters.accepted > 0
+
+
+@pytest.mark.parametrize("policy", ["fixed:4", "fixed-tree:2x3", "goodput"])
+def test_rejection_keeps_greedy_text_and_accepts_drawn_guesses(
+    pair: tuple[Path, Path], policy: str, scale: Scale
+) -> None:
+    """The distribution is held to the target's in tests/execution/test_rejection.py."""
+    plain = make_engine(pair, Case(draft="none"))
+    engine = make_engine(pair, Case(policy=policy), mode="rejection")
+    requests = make_requests(random.Random(scale.seed), scale.pick(8, 40), plain.model.vocab_size)
+    expected, texts = run(plain, requests, 4), run(engine, requests, 4)
+    for request in requests:
+        name, greedy = request.request, request.params.greedy
+        assert not greedy or [t.token for t in expected[name]] == [t.token for t in texts[name]]
+        assert texts[name], "sampled requests end as well"
+    again = run(make_engine(pair, Case(policy=policy), mode="rejection"), requests, 4)
+    if policy != "goodput":  # which may verify other nodes as it learns other costs
+        assert [t.token for one in again.values() for t in one] == [
+            t.token for one in texts.values() for t in one
+        ]
+    assert engine.speculation.counters.accepted > 0
+
+
+def test_a_request_may_bound_or_refuse_speculation(pair: tuple[Path, Path]) -> None:
+    engine = make_engine(pair, Case(policy="fixed:6"))
+    for limits, most in (
+        (SpeculationLimits(enabled=False), 0),
+        (SpeculationLimits(max_depth=2), 2),
+        (SpeculationLimits(max_nodes=1), 1),
+    ):
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, speculation=limits)
+        engine.handle(Submit("r", 0, [5, 6, 7], params, {0: []}, 0.0))
+        guessed = []
+        while engine.has_work:
+            guessed += [event.guessed for event in engine.step() if isinstance(event, Guessed)]
+        assert max(guessed, default=0) == most
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("self:0", "1 to 1 of the 2 layers"),
+        ("self:2", "1 to 1 of the 2 layers"),
+        ("vocabulary", "vocabulary of 330 tokens"),
+        ("tokens", "names its tokens otherwise"),
+    ],
+)
+def test_a_draft_that_does_not_fit_is_refused_by_name(
+    pair: tuple[Path, Path], tmp_path: Path, draft: str, words: str
+) -> None:
+    if draft == "vocabulary":
+        draft = str(make_checkpoint(tmp_path, vocab_size=330))
+    elif draft == "tokens":
+        draft = str(make_checkpoint(tmp_path))
+        text = (tmp_path / "tokenizer.json").read_text()
+        (tmp_path / "tokenizer.json").write_text(text.replace("<|im_start|>", "<|begin_of|>"))
+    with pytest.raises(CheckpointError, match=words):
+        make_engine(pair, Case(draft=draft))

@@ -1,0 +1,195 @@
+"""Every answer is what its schema says, and the same text whatever else the server does."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import torch
+
+from streamserve.engine.engine import Engine
+from streamserve.engine.speculation import Speculation
+from streamserve.execution.load import load
+from streamserve.policy.speculation import parse_policy
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.messages import Finished, Submit, Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.grammar import vocabulary
+from streamserve.text.tokenizer import Tokenizer
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+from tests.schemas import random_schema
+
+EMBEDDED = Path(__file__).parents[2] / "src" / "streamserve" / "embedded" / "target"
+OUTPUTS = 700
+PROMPT = "the quick brown fox"
+
+Texts = dict[str, list[int]]
+
+
+@pytest.fixture(scope="module", params=["random", "embedded"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    if request.param == "embedded":
+        return EMBEDDED
+    return make_checkpoint(tmp_path_factory.mktemp("random"), max_position_embeddings=1024)
+
+
+def make_engine(folder: Path, policy: str = "off", **settings: Any) -> Engine:
+    sizes = {"num_blocks": 1024, "max_model_len": OUTPUTS + 32, "max_num_seqs": 16}
+    config = ModelConfig(path=str(folder), threads=1, **{**sizes, **settings})
+    loaded = load(config, lambda size, eos: vocabulary(Tokenizer.from_folder(folder), size, eos))
+    speculation = Speculation(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64)
+    ticks = iter(range(10**9))
+    return Engine(
+        loaded.engine_config, loaded.model_info, loaded.executor, lambda: float(next(ticks)),
+        loaded.drafter, speculation,
+    )  # fmt: skip
+
+
+def make_requests(folder: Path, seed: int, count: int) -> tuple[list[Submit], list[dict[str, Any]]]:
+    """Seeded requests with random schemas, greedy ones among them; every third has further wishes."""
+    rng, tokenizer = random.Random(seed), Tokenizer.from_folder(folder)
+    schemas = [random_schema(rng) for _ in range(count)]
+    requests = []
+    for number, schema in enumerate(schemas):
+        params = SamplingParams(
+            temperature=0.0 if number % 4 == 0 else 1.0,
+            seed=number,
+            max_tokens=OUTPUTS,
+            grammar=Grammar(kind="json", text=json.dumps(schema)),
+        )
+        if number % 3 == 0:
+            changes = rng.choice(
+                [{"ignore_eos": True}, {"min_tokens": 30}, {"top_p": 0.9}, {"frequency_penalty": 0.5}]
+            )
+            params = msgspec.structs.replace(params, **changes)
+        prompt = tokenizer.encode(PROMPT[: rng.randint(1, len(PROMPT))])
+        requests.append(Submit(f"s{number}", 0, prompt, params, {0: []}, float(number)))
+    return requests, schemas
+
+
+def company(count: int, vocabulary: int) -> list[Submit]:
+    """Requests without a grammar."""
+    rng = random.Random(count)
+    prompts = [[rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 60))] for _ in range(count)]
+    params = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
+    return [Submit(f"p{n}", 0, prompt, params, {0: []}, n / 2) for n, prompt in enumerate(prompts)]
+
+
+def run(engine: Engine, requests: list[Submit]) -> tuple[Texts, dict[str, str | None]]:
+    """Each choice's tokens, and why it ended."""
+    texts: Texts = {}
+    ends: dict[str, str | None] = {}
+    for request in requests:
+        engine.handle(request)
+    while engine.has_work:
+        for event in engine.step():
+            assert not isinstance(event, Finished), event
+            if isinstance(event, Token):
+                texts.setdefault(event.request, []).append(event.token)
+                ends[event.request] = event.finish
+    assert engine.report().blocks_live == 0
+    return texts, ends
+
+
+def test_every_answer_is_valid_and_the_same_alone_and_in_company(
+    folder: Path, scale: Scale, record: Callable[..., None]
+) -> None:
+    count = scale.pick(10, 300)
+    requests, schemas = make_requests(folder, scale.seed, count)
+    tokenizer = Tokenizer.from_folder(folder)
+    together = make_engine(folder, max_chunk=7)
+    plain = company(count, 320)
+    texts, ends = run(together, sorted([*requests, *plain], key=lambda request: request.arrival))
+    for request, schema in zip(requests, schemas, strict=True):
+        assert ends[request.request] == "stop"
+        answer = tokenizer.decode(texts[request.request])
+        jsonschema.validate(json.loads(answer), schema)
+    alone = make_engine(folder)
+    for request in (*requests[: count // 2], *plain[: count // 2]):
+        assert run(alone, [request])[0][request.request] == texts[request.request]
+    record(answers=count, tokens=sum(map(len, texts.values())), seed=scale.seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("preempted", {"preempt_every": 3}),
+        ("chain", {"draft": "ngram", "policy": "fixed:4"}),
+        ("tree", {"draft": "self:1", "policy": "fixed-tree:2x3"}),
+        ("preempted-tree", {"draft": "self:1", "policy": "fixed-tree:2x3", "preempt_every": 4}),
+    ],
+)
+def test_preemption_and_speculation_change_no_answer(
+    folder: Path, name: str, settings: dict[str, Any], scale: Scale, record: Callable[..., None]
+) -> None:
+    requests, _ = make_requests(folder, scale.seed + 1, scale.pick(6, 60))
+    expected, _ = run(make_engine(folder), requests)
+    engine = make_engine(folder, **settings)
+    texts, _ = run(engine, requests)
+    assert texts == expected
+    report, accepted = engine.report(), engine.speculation.counters.accepted
+    if "preempt_every" in settings:
+        assert report.preemptions > 0
+    if "draft" in settings:
+        assert accepted > 0
+    record(answers=len(texts), preemptions=report.preemptions, accepted=accepted)
+
+
+def test_a_resumed_answer_goes_on_where_it_was(folder: Path, scale: Scale) -> None:
+    """As after the loss of a worker: the state of the grammar comes from the outputs."""
+    requests, _ = make_requests(folder, scale.seed + 2, scale.pick(5, 60))
+    expected, _ = run(make_engine(folder), requests)
+    rng = random.Random(scale.seed)
+    resumed = make_engine(folder)
+    for request in requests:
+        whole = expected[request.request]
+        given = whole[: rng.randint(1, len(whole) - 1)]
+        again = msgspec.structs.replace(request, outputs={0: given}, attempt=1)
+        assert given + run(resumed, [again])[0][request.request] == whole
+
+
+def test_choices_follow_the_grammar_each_for_itself(folder: Path) -> None:
+    engine, tokenizer = make_engine(folder), Tokenizer.from_folder(folder)
+    grammar = Grammar(kind="regex", text="[a-z]{3}-[0-9]{4}")
+    params = SamplingParams(n=4, seed=5, max_tokens=40, grammar=grammar, temperature=1.5)
+    request = Submit("n", 0, [5, 6, 7], params, {choice: [] for choice in range(4)}, 0.0)
+    engine.handle(request)
+    texts: dict[int, list[int]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Token) and event.finish is None:
+                texts.setdefault(event.choice, []).append(event.token)
+    answers = [tokenizer.decode(tokens) for tokens in texts.values()]
+    assert len(set(answers)) > 1
+    for answer in answers:
+        assert len(answer) == 8
+        assert answer[3] == "-"
+
+
+@pytest.mark.parametrize(
+    "broken", [Grammar(kind="regex", text="(("), Grammar(kind="lark", text="start: nowhere")]
+)
+def test_a_grammar_that_cannot_be_followed_ends_its_own_request_only(folder: Path, broken: Grammar) -> None:
+    engine = make_engine(folder)
+    plain = company(2, 320)
+    bad = Submit("bad", 0, [5], SamplingParams(n=2, seed=1, grammar=broken), {0: [], 1: []}, 0.0)
+    for request in (bad, *plain):
+        engine.handle(request)
+    errors, tokens = [], 0
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Finished):
+                assert event.request == "bad"
+                errors.append(event.error)
+            tokens += isinstance(event, Token)
+    assert len(errors) == 2
+    assert all("cannot be compiled" in error for error in errors)
+    assert tokens == 120
+    assert engine.report().blocks_live == 0

@@ -1,0 +1,249 @@
+"""Profiles are measured within the model's limits, kept by machine and model, and never in a server's way."""
+
+import logging
+import math
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.execution.load import Loaded, load
+from streamserve.execution.profile import MAX_BYTES, Kept, Machine, Profile, Subject, users_profiles
+from streamserve.execution.profile_floor import floor_of
+from streamserve.execution.profile_measure import (
+    Effort,
+    Series,
+    first_profile,
+    measure,
+    run_rounds,
+    subject_of,
+)
+from streamserve.execution.profile_steps import Point, Steps, grid_points, span_points
+from streamserve.policy.cost import fit
+from streamserve.protocol.config import EngineConfig, ModelConfig
+
+SMALL = Effort((1, 2, 8), (0, 20, 6144), span=4, matrix_rows=(2,), rounds=2, seconds=60.0)
+SUBJECT = Subject(Machine("Some CPU @ 2.0GHz", 4, 2), "0123456789abcdef01", "bfloat16", "native-01234567")
+
+
+def profile_of(subject: Subject = SUBJECT, **fields: object) -> Profile:
+    values = {
+        "subject": subject,
+        "model": "some model",
+        "measured": "2026-01-01T00:00:00+00:00",
+        "quick": False,
+        "rounds": 3,
+        "bandwidth": 1e10,
+        "matrix_rate": 1e12,
+        "weight_bytes": 1000,
+        "kv_token_bytes": 64,
+        "cost": fit((1, 2), (0, 640), [[0.1, 0.2], [0.15, 0.3]]),
+        "floor": ((0.1, 0.1), (0.1, 0.1)),
+    }
+    return Profile(**{**values, **fields})
+
+
+@pytest.fixture(params=["auto", "reference"])
+def loaded(request: pytest.FixtureRequest, shared_checkpoint: Callable[..., Path]) -> Loaded:
+    path = str(shared_checkpoint())
+    return load(
+        ModelConfig(path=path, threads=1, num_blocks=4, max_model_len=50, backend=request.param, draft="none")
+    )
+
+
+def test_a_measured_profile_is_a_whole_grid_within_the_models_limits(loaded: Loaded) -> None:
+    reported = []
+    (profile,) = measure([("tiny", loaded)], SMALL, lambda done, total: reported.append((done, total)))
+    assert profile.cost.tokens == (1, 2, 8)
+    assert profile.kv_token_bytes == 2 * 2 * 2 * 16 * 4  # layers, k and v, heads, dim, bytes
+    assert profile.cost.kv_bytes == (0, 20 * 512, 49 * 512)
+    assert (profile.rounds, profile.quick, profile.model) == (2, False, "tiny")
+    assert profile.subject == subject_of(loaded)
+    assert min(profile.bandwidth, profile.matrix_rate) > 0
+    assert profile.cost.byte_seconds == 1 / profile.bandwidth
+    assert [len(line) for line in profile.floor] == [3, 3, 3]
+    assert [done for done, _ in reported] == list(range(1, reported[0][1] + 1))
+
+
+def test_no_step_beats_its_floor(loaded: Loaded) -> None:
+    """What a step did faster than the measurements of memory and matrices is itself a measurement."""
+    (profile,) = measure([("tiny", loaded)], SMALL)
+    points = grid_points(SMALL.rows, SMALL.contexts, loaded.engine_config, 1000)
+    plans = Steps(loaded, [point for line in points for point in line]).plans
+    floor = floor_of(loaded, profile)
+    for line, floors in zip(points, profile.floor, strict=True):
+        assert [floor(plans[point]) for point in line] == pytest.approx(floors)
+    for floors, seconds in zip(profile.floor, profile.cost.seconds, strict=True):
+        assert all(low <= cost * (1 + 1e-9) for low, cost in zip(floors, seconds, strict=True))
+
+
+def test_measuring_leaves_the_models_own_cache_alone(loaded: Loaded) -> None:
+    cache = loaded.executor._cache.data
+    cache.fill_(7.0)
+    measure([("tiny", loaded)], replace(SMALL, rounds=1))
+    assert (cache == 7.0).all()
+
+
+def test_models_are_measured_in_the_same_rounds(shared_checkpoint: Callable[..., Path]) -> None:
+    models = [
+        (str(seed), load(ModelConfig(path=str(shared_checkpoint(seed=seed)), threads=1, num_blocks=8)))
+        for seed in (0, 1)
+    ]
+    first, second = measure(models, replace(SMALL, rounds=1))
+    assert (first.model, second.model) == ("0", "1")
+    assert first.subject.fingerprint != second.subject.fingerprint
+
+
+def test_when_time_is_up_only_the_least_is_measured(loaded: Loaded) -> None:
+    (profile,) = measure([("tiny", loaded)], replace(SMALL, seconds=0.0))
+    assert profile.cost.tokens == (1, 2)
+    assert profile.rounds == 1
+    assert profile.cost(512) >= 510 * profile.cost.token_seconds > 0
+
+
+def test_rounds_are_interleaved_and_warmed_up_once() -> None:
+    calls: list[str] = []
+
+    def slow(name: str) -> Callable[[], None]:
+        def call() -> None:
+            calls.append(name)
+            while not calls:
+                pass
+
+        return call
+
+    series = [Series(slow("b"), 2), Series(slow("a"), 1)]
+    run_rounds(series, replace(SMALL, rounds=3), lambda: None)
+    order = [name for name, before in zip(calls, [None, *calls], strict=False) if name != before]
+    assert order == ["a", "b"] * 3
+    assert [len(one.seconds) for one in series] == [3, 3]
+
+
+@given(st.integers(1, 600), st.integers(0, 7000), st.integers(1, 64), st.integers(1, 64))
+def test_points_spread_evenly_and_count_their_blocks(
+    rows: int, context: int, sequences: int, size: int
+) -> None:
+    point = Point(rows, context, min(sequences, rows))
+    shares = point.shares()
+    assert [sum(column) for column in zip(*shares, strict=True)] == [rows, context]
+    assert all(max(column) - min(column) <= 1 for column in zip(*shares, strict=True))
+    assert point.blocks(size) == sum(math.ceil((r + c) / size) for r, c in shares)
+
+
+@given(
+    st.integers(2, 9000),
+    st.integers(1, 64),
+    st.integers(1, 1024),
+    st.sampled_from([1, 16]),
+    st.integers(1, 2000),
+)
+def test_points_keep_the_engines_limits(length: int, seqs: int, budget: int, size: int, room: int) -> None:
+    limits = EngineConfig(
+        num_blocks=1, block_size=size, max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=budget
+    )
+    lines = grid_points((1, 8, 64, 512), (0, 512, 6144), limits, room)
+    spans = span_points(32, 6144, limits, room)
+    assert lines[0][0] == Point(1, 0, 1)
+    assert len({tuple(point.context for point in line) for line in lines}) == 1
+    for point in [*(point for line in lines for point in line), *spans]:
+        assert point.sequences <= seqs
+        assert point.rows <= budget
+        assert point.blocks(size) <= room
+        assert all(rows + context <= length for rows, context in point.shares())
+
+
+def test_what_is_kept_is_found_again_by_whom_it_is_of(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "profiles")
+    assert kept.read(SUBJECT) is None
+    path = kept.write(profile_of())
+    assert path.name == "some-cpu-2-0ghz-4c-2t-0123456789abcdef-bfloat16-native-01234567.json"
+    assert kept.read(SUBJECT) == profile_of()
+    assert list(kept.folder.iterdir()) == [path]
+    assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
+    assert kept.read(msgspec.structs.replace(SUBJECT, dtype="float32")) is None
+
+
+def test_a_new_profile_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.write(profile_of(quick=True))
+    kept.write(profile_of(quick=False))
+    assert kept.read(SUBJECT) == profile_of(quick=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "truncated"),
+        (b'{"subject": 1}', "subject"),
+        (b" " * (MAX_BYTES + 1), "larger"),
+        (msgspec.json.encode(profile_of()).replace(b"[1,2]", b"[2,1]"), "must ascend"),
+    ],
+)
+def test_a_damaged_file_is_said_in_the_log_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, words: str
+) -> None:
+    kept = Kept(tmp_path)
+    kept.path(SUBJECT).write_bytes(content)
+    assert kept.read(SUBJECT) is None
+    assert words in caplog.text
+
+
+def test_a_file_of_something_else_is_not_used(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    other = msgspec.structs.replace(SUBJECT, fingerprint=SUBJECT.fingerprint[:16] + "other")
+    kept.write(profile_of(other))
+    assert kept.path(other) == kept.path(SUBJECT)
+    assert kept.read(SUBJECT) is None
+    kept.write(profile_of(format=99))
+    assert kept.read(SUBJECT) is None
+
+
+def test_the_first_start_measures_and_later_ones_read(
+    shared_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
+    kept = Kept(tmp_path / "profiles")
+    first = first_profile("tiny", loaded, kept)
+    assert first is not None
+    assert first.quick
+    assert "--no-profile" in caplog.text
+    caplog.clear()
+    assert first_profile("tiny", loaded, kept) == first
+    assert not caplog.text
+
+
+def test_no_profile_is_no_reason_not_to_serve(
+    shared_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
+    (tmp_path / "file").touch()
+    assert first_profile("tiny", loaded, Kept(tmp_path / "file" / "profiles")) is None
+    assert "no profile" in caplog.text
+
+
+def test_profiles_lie_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert users_profiles().folder == tmp_path / "streamserve" / "profiles"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert users_profiles().folder == tmp_path / ".cache" / "streamserve" / "profiles"
+
+
+def test_a_machine_is_known_by_its_processor_cores_and_threads(loaded: Loaded) -> None:
+    """And not by the cores that a worker happens to be pinned to."""
+    machine = subject_of(loaded).machine
+    assert machine.processor
+    assert (machine.cores, machine.threads) == (os.cpu_count(), 1)
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert subject_of(loaded).machine == machine
+    finally:
+        os.sched_setaffinity(0, allowed)

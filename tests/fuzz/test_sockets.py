@@ -1,0 +1,176 @@
+"""Bytes that no client library would send, over plain sockets: each ends with a 4xx or a closed connection,
+and the server goes on."""
+
+import json
+import random
+import socket
+import time
+from collections.abc import Callable
+from itertools import product
+
+import httpx
+
+from tests.api.serving import Served
+from tests.conftest import Scale
+from tests.fuzz.conftest import READ_SECONDS, answers, nothing_left
+
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+PATIENCE = 20.0
+"""Seconds after which a server that says nothing counts as hanging."""
+
+VALUES = {
+    "deep lists": b"[" * 100_000,
+    "deep lists that close": b"[" * 50_000 + b"]" * 50_000,
+    "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    "a number of 100,000 digits": b"9" * 100_000,
+    "a number beyond floats": b"1e400",
+    "a small number beyond floats": b"-1e-400000",
+    "NaN": b"NaN",
+    "infinity": b"-Infinity",
+    "a lone surrogate": b'"\\ud800"',
+    "surrogates the wrong way round": b'"\\udc00\\ud800"',
+    "bytes that are not UTF-8": b'"\xff\xfe\x80"',
+    "an encoded surrogate": b'"\xed\xa0\x80"',
+    "a zero byte": b'"\x00"',
+    "nothing": b"",
+    "half a string": b'"abc',
+}
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+NO_HTTP = [
+    b"\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    POST + b"Content-Length: -1\r\n\r\n",
+    POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+    POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    POST + b"X-Many: 1\r\n" * 20_000 + b"\r\n",
+    POST + b"X-Zero: a\x00b\r\n\r\n",
+    b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+]
+
+
+def connect(server: Served) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0))
+    client.settimeout(PATIENCE)
+    return client
+
+
+def request(route: str, body: bytes, *headers: bytes) -> bytes:
+    lines = [b"POST %s HTTP/1.1" % route.encode(), b"Host: localhost", *headers]
+    return b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"Connection: close", b"", body])
+
+
+def statuses(reply: bytes) -> list[int]:
+    """The statuses of the responses in `reply`, of which there may be several after a mangled request."""
+    return [int(line[9:12]) for line in reply.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+
+
+def exchange(server: Served, data: bytes, *, half_close: bool = False) -> bytes:
+    """Send `data` and read until the server closes. Fails if it neither answers nor closes in time."""
+    reply = b""
+    with connect(server) as client:
+        try:
+            client.sendall(data)
+            if half_close:
+                client.shutdown(socket.SHUT_WR)
+            while piece := client.recv(65536):
+                reply += piece
+        except TimeoutError:
+            raise
+        except OSError:  # closed while we were sending
+            pass
+    return reply
+
+
+def test_json_that_is_none_or_too_much(server: Served) -> None:
+    """As the whole body, as a field's value, and as the name of one; on every route that takes a body."""
+    with nothing_left(server):
+        for (name, bad), route in product(VALUES.items(), ROUTES):
+            bodies = (bad, b'{"prompt": %s}' % bad, b'{"seed": %s, "prompt": "a"}' % bad, b"{%s: 1}" % bad)
+            for body in bodies:
+                (status,) = statuses(exchange(server, request(route, body)))
+                assert status == 400, (name, route, body[:80], status)
+
+
+def test_random_bytes(server: Served, scale: Scale, record: Callable[..., None]) -> None:
+    """As requests of their own, as bodies, and as good requests with some bytes changed."""
+    source = random.Random(scale.seed)
+    good = request("/v1/completions", json.dumps({"prompt": "hi", "max_tokens": 2}).encode())
+    seen: dict[int, int] = {}
+    count = scale.pick(60, 3000)
+    with nothing_left(server):
+        for number in range(count):
+            noise = source.randbytes(source.choice([1, 10, 1000, 100_000]))
+            if number % 3 == 0:
+                data = noise
+            elif number % 3 == 1:
+                data = request(source.choice(ROUTES), noise)
+            else:
+                mangled = bytearray(good)
+                for _ in range(source.randint(1, 5)):
+                    mangled[source.randrange(len(mangled))] = source.randrange(256)
+                data = bytes(mangled)
+            for status in statuses(exchange(server, data, half_close=True)) or [0]:
+                assert status == 0 or 200 <= status < 500, (data[:300], status)
+                seen[status] = seen.get(status, 0) + 1
+    assert seen[400] > count / 3
+    record(requests=count, **{f"status_{status or 'closed'}": times for status, times in seen.items()})
+
+
+def test_http_that_is_none(server: Served) -> None:
+    with nothing_left(server):
+        for data in NO_HTTP:
+            for status in statuses(exchange(server, data, half_close=True)):
+                assert 400 <= status < 500, (data[:80], status)
+
+
+def test_a_client_that_has_sent_all_and_closed_its_half(server: Served) -> None:
+    """It is answered, or its connection is closed: HTTP allows both. Never is it left open."""
+    with nothing_left(server):
+        for stream in (False, True):
+            body = json.dumps({"prompt": "hi", "max_tokens": 3, "stream": stream}).encode()
+            reply = exchange(server, request("/v1/completions", body), half_close=True)
+            assert set(statuses(reply)) <= {200}
+
+
+def test_a_request_cut_off(server: Served) -> None:
+    """Half-closed at any byte of the request line, the headers and the body: no answer can be a good one."""
+    body = json.dumps({"prompt": "hi" * 20, "max_tokens": 3}).encode()
+    whole = request("/v1/completions", body)
+    with nothing_left(server):
+        for kept in range(1, len(whole)):
+            reply = exchange(server, whole[:kept], half_close=True)
+            assert all(400 <= status < 500 for status in statuses(reply)), kept
+
+
+def test_slow_senders_are_put_out_and_keep_no_one_waiting(server: Served, scale: Scale) -> None:
+    """Many that stop in the middle of a header, and a good client that is served meanwhile."""
+    with nothing_left(server):
+        slow = [connect(server) for _ in range(scale.pick(50, 400))]
+        for number, client in enumerate(slow):
+            client.sendall(POST[: 1 + number % (len(POST) - 1)])
+        asked = time.monotonic()
+        answers(server)
+        answered = time.monotonic()
+        for client in slow:
+            assert statuses(client.recv(65536)) == [408]
+            client.close()
+        assert answered < time.monotonic() - READ_SECONDS / 4  # it did not wait for their end
+        assert answered - asked < PATIENCE
+
+
+def test_clients_that_leave_at_any_moment(server: Served, scale: Scale) -> None:
+    """Reset after some of the request or some of the reply; nothing of theirs goes on."""
+    source = random.Random(scale.seed)
+    body = json.dumps({"prompt": "hi", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
+    data = request("/v1/completions", body)
+    with nothing_left(server):
+        for _ in range(scale.pick(40, 1000)):
+            client = connect(server)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.sendall(data[: source.choice([1, 50, len(data) - 1, len(data), len(data)])])
+            time.sleep(source.choice([0, 0.001, 0.02]))
+            client.close()

@@ -1,0 +1,90 @@
+"""`streamserve profile` as a user meets it, and the profile that a server makes of itself."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from streamserve.execution.profile import Profile, users_profiles
+from streamserve.profiling import plot
+from tests.checkpoints import make_checkpoint
+from tests.execution.test_profile import profile_of
+from tests.serving import serving
+
+SMALL = ("--backend", "reference", "--threads", "1", "--max-model-len", "64", "--max-num-batched-tokens=16")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where profiles are kept, for this process and those it starts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return users_profiles().folder
+
+
+def kept_in(folder: Path) -> list[Profile]:
+    return [msgspec.json.decode(path.read_bytes(), type=Profile) for path in sorted(folder.glob("*.json"))]
+
+
+def test_profile_measures_model_and_draft_and_keeps_both(tmp_path: Path, folder: Path) -> None:
+    target, draft = (
+        make_checkpoint(tmp_path / name, seed=seed) for seed, name in enumerate(("big", "small"))
+    )
+    command = [sys.executable, "-m", "streamserve", "profile", str(target), "--draft", str(draft), *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    profiles = {profile.model: profile for profile in kept_in(folder)}
+    assert set(profiles) == {str(target), f"draft of {target}"}
+    for profile in profiles.values():
+        assert profile.cost.tokens == (1, 2, 4, 6, 8, 12, 16)
+        assert [held // profile.kv_token_bytes for held in profile.cost.kv_bytes] == [0, 63]
+        assert not profile.quick
+        assert profile.subject.backend == "reference"
+        assert f"{profile.bandwidth / 1e9:.1f} GB/s of memory" in done.stdout
+        assert f"{1e3 * profile.cost(16):.2f}" in done.stdout
+    assert len(list(folder.glob("*.png"))) == 2
+
+
+def test_without_matplotlib_there_is_no_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert not plot(profile_of(), tmp_path / "plot.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_measures_its_model_once_and_then_tells_its_share(tmp_path: Path, folder: Path) -> None:
+    model = str(make_checkpoint(tmp_path / "model"))
+    with serving(model, "--profile", *SMALL) as served:
+        (profile,) = kept_in(folder)
+        assert profile.quick
+        body = {"model": model, "prompt": "hello", "max_tokens": 20}
+        assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=20).status_code == 200
+        time.sleep(1.2)  # two reports
+        metrics = httpx.get(f"{served.url}/metrics").text
+    figures = {
+        line.split("{")[0].removeprefix("streamserve:"): float(line.rsplit(" ", 1)[1])
+        for line in metrics.splitlines()
+        if line.startswith("streamserve:step")
+    }
+    assert 0 < figures["step_floor_seconds_total"] < figures["step_seconds_total"]
+    assert figures["step_floor_share"] == pytest.approx(
+        figures["step_floor_seconds_total"] / figures["step_seconds_total"]
+    )
+    with serving(model, "--profile", *SMALL):
+        assert kept_in(folder) == [profile]
+
+
+def test_no_profile_leaves_nothing_behind(tmp_path: Path, folder: Path) -> None:
+    with serving(str(make_checkpoint(tmp_path / "model")), "--no-profile", *SMALL) as served:
+        assert "step_floor" not in httpx.get(f"{served.url}/metrics").text
+    assert not folder.exists()
+
+
+def test_a_kept_profile_is_plain_json(folder: Path) -> None:
+    path = users_profiles().write(profile_of())
+    values = json.loads(path.read_text())
+    assert values["cost"]["tokens"] == [1, 2]
+    assert values["subject"]["machine"]["cores"] == 4

@@ -1,0 +1,85 @@
+"""A grammar is tried before its request is let in, within its limits."""
+
+import time
+
+import pytest
+
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.grammar import Grammar
+from streamserve.text.grammar import GrammarCheck, as_lark, compiler, vocabulary
+from streamserve.text.tokenizer import Tokenizer
+
+DIGITS = Grammar(kind="regex", text="[0-9]+")
+
+
+def check(compile: object, max_bytes: int = 1000, seconds: float = 5.0) -> GrammarCheck:
+    return GrammarCheck(compile, max_bytes, seconds)  # type: ignore[arg-type]
+
+
+async def refused(checking: GrammarCheck, grammar: Grammar) -> RequestError:
+    with pytest.raises(RequestError) as error:
+        await checking(grammar, "guided_regex")
+    assert error.value.field == "guided_regex"
+    return error.value
+
+
+@pytest.fixture(params=["bpe", "spm"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    found: Tokenizer = request.getfixturevalue(request.param)
+    return found
+
+
+async def test_a_grammar_is_compiled_once(tokenizer: Tokenizer) -> None:
+    compiled = []
+    compile = compiler(tokenizer, tokenizer.vocab_size, (1,))
+
+    def counted(grammar: Grammar) -> str:
+        compiled.append(grammar)
+        return compile(grammar)
+
+    checking = check(counted)
+    for _ in range(3):
+        await checking(DIGITS, "guided_regex")
+    assert compiled.count(DIGITS) == 1
+    checking.close()
+
+
+async def test_what_is_wrong_is_said_about_the_field(tokenizer: Tokenizer) -> None:
+    checking = check(compiler(tokenizer, tokenizer.vocab_size, (1,)))
+    error = await refused(checking, Grammar(kind="regex", text="(("))
+    assert error.status == 400
+    assert "cannot be compiled" in error.message
+    assert "unclosed group" in error.message
+    error = await refused(checking, Grammar(kind="regex", text="x" * 1001))
+    assert "at most 1000 are taken" in error.message
+    error = await refused(check(compiler(tokenizer, 10, ())), DIGITS)
+    assert "no end-of-text token" in error.message
+
+
+async def test_a_slow_grammar_is_refused_and_those_behind_it_may_come_again() -> None:
+    def slow(grammar: Grammar) -> str:
+        time.sleep(0.3)  # the first time for the vocabulary, which is not counted
+        return ""
+
+    checking = check(slow, seconds=0.05)
+    error = await refused(checking, DIGITS)
+    assert error.status == 400
+    assert "more than 0.05 s" in error.message
+    error = await refused(checking, Grammar(kind="regex", text="a"))
+    assert (error.status, error.retry_after) == (503, 0.05)
+    checking.close()
+
+
+def test_forced_text_has_the_tokens_of_just_its_bytes(tokenizer: Tokenizer) -> None:
+    tokens = vocabulary(tokenizer, tokenizer.vocab_size + 3, (1,))
+    for text in ('{"a"', "hello", " the", "1", "<|begin|>", "</s>", "ü"):
+        ids = tokens.tokenize_str(text)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+        assert not any(map(tokenizer.is_special, ids))
+
+
+def test_llama_cpps_grammars_are_read() -> None:
+    assert as_lark('start: "a"') == 'start: "a"'
+    assert "start:" in as_lark('root ::= "a" | "b"')
+    with pytest.raises(ValueError, match="cannot be read"):
+        as_lark("root ::= (((")

@@ -1,0 +1,87 @@
+"""What a model thinks is kept apart from what it answers, wherever the text is cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.text.message import MessageReader, Part
+from streamserve.text.reasoning import Thinking, ThoughtReader, find_thinking
+from streamserve.text.tools.formats import FORMATS
+from streamserve.text.tools.reader import CallReader
+
+CASES = [
+    ("qwen3", "user", "<think>\nHm, 2 < 3 </thin\n\n</think>\n\nYes. ", ("Hm, 2 < 3 </thin", "Yes. ")),
+    ("qwen3", "user", " Yes", ("", " Yes")),
+    ("qwen3", "user", "  <thi", ("", "  <thi")),
+    ("qwen3", "user", "<think>no end", ("no end", "")),
+    ("qwen3", "<think>\n", "Hm\n</think>Yes", ("Hm", "Yes")),
+    ("qwen3", "<think>\n\n</think>\n\n", "<think>is a word</think>", ("", "<think>is a word</think>")),
+    ("deepseek_r1", "user", "Hm</think>Yes", ("Hm", "Yes")),
+    ("deepseek_r1", "<think>\n", "<think>\nHm</think>\nYes </think>", ("Hm", "Yes </think>")),
+    ("deepseek_r1", "user", "\n", ("", "")),
+]
+
+
+def read(name: str, prompt: str, pieces: list[str]) -> tuple[str, str]:
+    thinking = find_thinking(name, None)
+    assert thinking is not None
+    reader = ThoughtReader(thinking, prompt)
+    parts = [*map(reader.feed, pieces), reader.finish()]
+    return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
+
+
+@pytest.mark.parametrize(("name", "prompt", "text", "told"), CASES)
+def test_a_whole_text(name: str, prompt: str, text: str, told: tuple[str, str]) -> None:
+    assert read(name, prompt, [text]) == told
+
+
+@given(st.sampled_from(CASES), st.data())
+def test_every_cut_gives_the_same(case: tuple[str, str, str, tuple[str, str]], data: st.DataObject) -> None:
+    name, prompt, text, told = case
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(name, prompt, pieces) == told
+
+
+@given(
+    st.sampled_from(["qwen3", "deepseek_r1"]),
+    st.sampled_from(["user", "<think>\n", "<think>\n\n</think>\n\n"]),
+    st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "x"])),
+)
+def test_whatever_comes_is_the_same_in_single_signs(name: str, prompt: str, parts: list[str]) -> None:
+    text = "".join(parts)
+    assert read(name, prompt, list(text)) == read(name, prompt, [text])
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "found"),
+    [
+        ("auto", "{{ '<think>' }}{{ '</think>' }}", Thinking(always=False)),
+        ("auto", "no thought", None),
+        ("auto", None, None),
+        ("none", "</think>", None),
+        ("qwen3", None, Thinking(always=False)),
+        ("deepseek_r1", None, Thinking(always=True)),
+    ],
+)
+def test_the_template_shows_that_a_model_thinks(
+    name: str, template: str | None, found: Thinking | None
+) -> None:
+    assert find_thinking(name, template) == found
+
+
+def test_calls_are_looked_for_behind_the_thought() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    reader = MessageReader(
+        ThoughtReader(Thinking(always=False), "user"), CallReader(FORMATS["hermes"], ("f",))
+    )
+    whole = Part()
+    for sign in f"<think>\n{call}?\n</think>\nWell. {call}":
+        part = reader.read(sign, False)
+        whole = Part(whole.reasoning + part.reasoning, whole.content + part.content, whole.calls + part.calls)
+    last = reader.read("", True)
+    assert not last
+    assert (whole.reasoning, whole.content) == (f"{call}?", "Well.")
+    assert [(one.name, one.arguments) for one in whole.calls if one.name] == [("f", "")]
+    assert "".join(one.arguments for one in whole.calls) == "{}"
+    assert reader.called

@@ -1,0 +1,157 @@
+"""Calls are found wherever a text is cut, told piece by piece, and what is no call is text."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
+from streamserve.text.tools.reader import CallDelta, CallReader
+
+TOOLS = ("get_weather", "f")
+ARGUMENTS = {"city": 'New "York"', "days": [1, {"deep": "}"}], "note": "<tool_call> [TOOL_CALLS] ü \\"}
+CALL = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, ensure_ascii=False)
+LLAMA = CALL.replace('"arguments"', '"parameters"')
+EMPTY = '{"arguments": {}, "name": "f"}'
+
+Told = tuple[str, list[tuple[str | None, str]]]
+
+
+def read(form: Format, pieces: list[str], parallel: bool = True, named: str | None = None) -> Told:
+    """What was said, and the calls' names and arguments; each call's first delta is its head."""
+    reader, content = CallReader(form, TOOLS, parallel, named), ""
+    deltas: list[CallDelta] = []
+    for said in [*map(reader.feed, pieces), reader.finish()]:
+        content += said.content
+        deltas += said.calls
+    heads = [delta for delta in deltas if delta.id is not None]
+    assert [head.index for head in heads] == list(range(len(heads)))
+    assert len({head.id for head in heads}) == len(heads)
+    for head in heads:
+        assert head == next(delta for delta in deltas if delta.index == head.index)
+    texts = ["".join(one.arguments for one in deltas if one.index == head.index) for head in heads]
+    return content, [(head.name, text) for head, text in zip(heads, texts, strict=True)]
+
+
+def call(name: str = "get_weather", arguments: object = ARGUMENTS) -> tuple[str, str]:
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+CASES: list[tuple[str, str, Told]] = [
+    ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", ("", [call()])),
+    (
+        "hermes",
+        f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>{EMPTY}</tool_call>\n",
+        ("Let me see.", [call(), call("f", {})]),
+    ),
+    ("hermes", f"<tool_call>{EMPTY}</tool_call>\nDone.", ("\nDone.", [call("f", {})])),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', ("", [call("f", {})])),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        ("", [call("f", {"a": 1})]),
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', ("", [("f", '{"a": 1')])),
+    ("hermes", '<tool_call>{"name": "g", "arguments": {}}</tool_call> ', None),  # type: ignore[list-item]
+    ("hermes", "if a < b: <tool_call> is how\n", None),  # type: ignore[list-item]
+    ("hermes", '<tool_call>{"name": "f', None),  # type: ignore[list-item]
+    ("hermes", " <tool", None),  # type: ignore[list-item]
+    ("llama3_json", LLAMA, ("", [call()])),
+    ("llama3_json", f"<|python_tag|>{LLAMA}; {EMPTY}", ("", [call(), call("f", {})])),
+    ("llama3_json", f"Wait. <|python_tag|>{LLAMA}", ("Wait.", [call()])),
+    ("llama3_json", '{"name": "Bob", "age": 3}', None),  # type: ignore[list-item]
+    ("llama3_json", '{"answer": 42}\n', None),  # type: ignore[list-item]
+    ("llama3_json", "Hello ; world", None),  # type: ignore[list-item]
+    ("mistral", f"[TOOL_CALLS] [{CALL}, {EMPTY}]", ("", [call(), call("f", {})])),
+    ("mistral", f"Ok [TOOL_CALLS][{CALL}]", ("Ok", [call()])),
+    (
+        "mistral",
+        f"[TOOL_CALLS]get_weather[ARGS]{call()[1]}[TOOL_CALLS]f{{}}",
+        ("", [call(), call("f", {})]),
+    ),
+    ("mistral", "[TOOL_CALLS]f is a tool", None),  # type: ignore[list-item]
+    ("mistral", "[1, 2, 3]", None),  # type: ignore[list-item]
+    ("mistral", '[TOOL_CALLS]g[ARGS]{"a": 1}', None),  # type: ignore[list-item]
+]
+"""A format, a text, and what it says; None: itself, and no call."""
+
+
+@pytest.mark.parametrize(("name", "text", "told"), CASES)
+def test_a_whole_text(name: str, text: str, told: Told | None) -> None:
+    assert read(FORMATS[name], [text]) == (told or (text, []))
+
+
+@given(st.sampled_from(CASES), st.data())
+def test_every_cut_gives_the_same(case: tuple[str, str, Told], data: st.DataObject) -> None:
+    name, text, _ = case
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(FORMATS[name], pieces) == read(FORMATS[name], [text])
+
+
+@given(
+    st.sampled_from([*FORMATS.values(), REQUIRED]),
+    st.lists(
+        st.sampled_from(
+            ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", CALL, EMPTY]
+        )
+        | st.sampled_from(
+            ["{", "}", '"name"', '"f"', ":", ",", "[", "]", ";", " ", "\n", "x", "f", "\\", '"']
+        )
+    ),
+)
+def test_whatever_comes_is_the_same_in_single_signs(form: Format, parts: list[str]) -> None:
+    text = "".join(parts)
+    whole = read(form, [text])
+    assert read(form, list(text)) == whole
+    if not whole[1] and form is not REQUIRED:
+        assert whole[0] == text
+
+
+@pytest.mark.parametrize(("name", "text", "told"), [case for case in CASES if case[2]])
+def test_arguments_come_as_they_are_written(name: str, text: str, told: Told) -> None:
+    reader = CallReader(FORMATS[name], TOOLS)
+    pieces = [delta for sign in text for delta in reader.feed(sign).calls if delta.id is None]
+    for index, (_, arguments) in enumerate(told[1]):
+        own = [piece.arguments for piece in pieces if piece.index == index]
+        assert "".join(own) == arguments
+        if len(arguments) > 10 and '"arguments": "' not in text:
+            assert max(map(len, own)) == 1
+
+
+def test_only_one_call_where_no_more_are_wanted() -> None:
+    text = f"<tool_call>{EMPTY}</tool_call><tool_call>{CALL}</tool_call>"
+    assert read(FORMATS["hermes"], [text], parallel=False) == ("", [call("f", {})])
+
+
+def test_calls_that_a_grammar_makes() -> None:
+    text = f"[{EMPTY},\n {LLAMA}]"
+    assert read(REQUIRED, list(text)) == ("", [call("f", {}), call()])
+    assert read(REQUIRED, list(call()[1]), named="get_weather") == ("", [call()])
+
+
+def test_ids_look_as_the_family_expects() -> None:
+    def ids(name: str, text: str) -> Iterator[str]:
+        return (delta.id for delta in CallReader(FORMATS[name], TOOLS).feed(text).calls if delta.id)
+
+    assert [len(one) for one in ids("mistral", f"[TOOL_CALLS][{CALL}]")] == [9]
+    assert all(one.startswith("call_") for one in ids("hermes", f"<tool_call>{CALL}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "found"),
+    [
+        ("auto", "{% if tools %}<tool_call>{% endif %}", "hermes"),
+        ("auto", "{{ tools }}[TOOL_CALLS]", "mistral"),
+        ("auto", "{{ tools }}<|start_header_id|>", "llama3_json"),
+        ("auto", "{{ tools }}", None),
+        ("auto", "<|start_header_id|>", None),
+        ("auto", None, None),
+        ("none", "{{ tools }}<tool_call>", None),
+        ("mistral", None, "mistral"),
+    ],
+)
+def test_the_template_shows_the_format(name: str, template: str | None, found: str | None) -> None:
+    assert find_format(name, template) is (FORMATS[found] if found else None)

@@ -1,0 +1,63 @@
+"""A worker as the system sees it: its threads, the processors they are on, its libraries and its memory."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamserve import LLM, SamplingParams
+from streamserve.execution.native.library import kernels
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("embedded", threads=2, num_blocks=256, max_model_len=512, profile=False) as llm:
+        greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        llm.generate([[number + 5] * 40 for number in range(8)], greedy, use_tqdm=False)
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def folder(llm) -> Path:
+    return Path("/proc") / str(llm._llm.process_id())
+
+
+def test_there_is_one_openmp_runtime_at_most(folder):
+    maps = (folder / "maps").read_text()
+    runtimes = set(re.findall(r"/\S*lib(?:gomp|iomp5?|omp)\b\S*", maps))
+    assert "libtorch" in maps
+    assert len(runtimes) <= 1, runtimes
+
+
+def test_the_threads_of_the_kernels_are_on_processors_of_their_own(folder):
+    if kernels() is None or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("nobody is pinned without kernels, or with a single processor")
+    allowed = [_processors(task / "status") for task in (folder / "task").iterdir()]
+    pinned = [next(iter(one)) for one in allowed if len(one) == 1]
+    assert len(set(pinned)) in (0, 2)  # none where other workers were there first
+    main = _processors(folder / "status")
+    others = [number for number in pinned if number not in main]
+    assert len(others) == (1 if pinned else 0)
+
+
+def test_memory_of_its_own_is_weights_cache_and_little_else(llm, folder, record):
+    found = re.search(r"RssAnon:\s+(\d+) kB", (folder / "status").read_text())
+    assert found
+    anonymous, ready = int(found[1]) * 1024, llm._llm.ready
+    limit = 1.15 * ready.model.weight_bytes + ready.kv_cache_bytes + 400 * MIB
+    record(anonymous_mib=anonymous // MIB, limit_mib=int(limit) // MIB)
+    assert anonymous <= limit
+
+
+def _processors(status: Path) -> set[int]:
+    found = re.search(r"Cpus_allowed_list:\s+(\S+)", status.read_text())
+    assert found
+    processors: set[int] = set()
+    for part in found[1].split(","):
+        first, _, last = part.partition("-")
+        processors |= set(range(int(first), int(last or first) + 1))
+    return processors
