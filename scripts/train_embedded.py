@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 import torch
 from embedded_training import card, corpus, fused, induction, tokenizer
 from embedded_training.evaluate import evaluate, show
-from embedded_training.export import export
+from embedded_training.export import export, restore
 from embedded_training.losses import DraftLoss, TargetLoss
 from embedded_training.model import DRAFT, TARGET, Llama
 from embedded_training.optim import Optimisers
@@ -39,6 +40,8 @@ examples:
   train a finished target on:   python scripts/train_embedded.py --stage target --minutes 240
                                 (a larger budget than before: the rate rises to where the longer schedule
                                 stands and falls to zero again), then --stage draft --fresh and --stage export
+  train the shipped target on:  python scripts/train_embedded.py --start src/streamserve/embedded --seed 2
+                                (new chats; its tokenizer and weights are taken over)
   measure only:                 python scripts/train_embedded.py --evaluate --count 100
 """
 
@@ -69,6 +72,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the corpus and weights (default: %(default)s)"
     )
+    parser.add_argument(
+        "--start", type=Path, help="begin with this exported pair's tokenizer and target, not from nothing"
+    )
     parser.add_argument("--fresh", action="store_true", help="drop the stage's checkpoint and start it anew")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "build" / "embedded", help="checkpoints and token files"
@@ -90,6 +96,8 @@ def _load(work: Path, name: str) -> Llama:
 def make_corpus(args: argparse.Namespace) -> bool:
     """The tokenizer and token files, unless they exist."""
     vocabulary = args.work / "tokenizer.json"
+    if args.start and not vocabulary.exists():
+        shutil.copyfile(args.start / "target" / "tokenizer.json", vocabulary)
     if not vocabulary.exists():
         print("training the tokenizer", flush=True)
         tokenizer.train(vocabulary)
@@ -110,7 +118,9 @@ def train(args: argparse.Namespace, name: str) -> bool:
     minutes = args.minutes if name == "target" else args.draft_minutes
     loss = TargetLoss(model) if name == "target" else DraftLoss(model, _load(args.work, "target"))
     rows = corpus.Rows(args.work / "train")
-    if not checkpoint.exists():
+    if not checkpoint.exists() and args.start and name == "target":
+        restore(model, args.start / name)
+    elif not checkpoint.exists():
         induction.plant(model, rows.take(48, 256, 0)[0][:, :-1])
     trainer = Trainer(model, Optimisers(model), rows, checkpoint, minutes)
     return trainer.run(loss)

@@ -14,8 +14,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.serving import is_loopback
+from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.serving import serving
 
@@ -42,6 +44,14 @@ def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> N
         assert all(line.startswith("data: ") for line in events)
         assert events[-1] == "data: [DONE]"
         assert len(events) > 3
+        until(lambda: accepted_guesses(served.url) > 0)
+
+
+def accepted_guesses(url: str) -> float:
+    """How many guesses of the packaged draft were right, as the metrics tell."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    name = "streamserve:spec_decode_num_accepted_tokens"
+    return sum(sample.value for family in families if family.name == name for sample in family.samples)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -57,12 +67,12 @@ def test_a_killed_worker_comes_back_under_the_same_server(tmp_path: Path) -> Non
     with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
         psutil.Process(served.process.pid).children()[0].kill()
         body = {"model": str(tmp_path), "prompt": "hello", "max_tokens": 5}
-        for _ in range(200):
-            reply = httpx.post(f"{served.url}/v1/completions", json=body, timeout=20)
-            if reply.status_code == 200:
-                break
+        deadline = time.monotonic() + 60
+        while (reply := httpx.post(f"{served.url}/v1/completions", json=body, timeout=20)).status_code != 200:
             assert reply.status_code == 503
             assert reply.headers["Retry-After"]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         assert reply.json()["usage"]["completion_tokens"] == 5
 
 

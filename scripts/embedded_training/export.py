@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from .model import Llama, Shape
 from .tokenizer import BOS, CHAT_TEMPLATE, EOS, IM_END, PAD, settings
@@ -53,6 +53,12 @@ def tensors(model: Llama) -> dict[str, torch.Tensor]:
         f"model.{name}": weight.detach().to(torch.bfloat16).contiguous()
         for name, weight in model.state_dict().items()
     }
+
+
+def restore(model: Llama, folder: Path) -> None:
+    """Load the weights of an exported folder, to train on from them."""
+    stored = load_file(folder / "model.safetensors")
+    model.load_state_dict({name.removeprefix("model."): weight for name, weight in stored.items()})
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from streamserve.execution.load import load
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.messages import Guessed, Submit, Token
+from streamserve.protocol.messages import Guessed, SpeculationReport, Submit, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
@@ -157,6 +157,7 @@ def test_text_is_that_of_plain_decoding(
     counters, report = guessing.speculation.counters, guessing.report()
     assert counters.accepted > 0
     assert counters.verified >= counters.accepted
+    assert report.speculation == SpeculationReport(**asdict(counters))
     if case.preempt_every or case.blocks < 100:
         assert report.preemptions > 0
     tokens = sum(map(len, texts.values()))

@@ -115,6 +115,7 @@ class Engine:
             copies_on_write=scheduler.tables.copies_on_write,
             step_seconds=self._step_seconds,
             step_floor_seconds=self._floor_seconds if self._floor else None,
+            speculation=None if self.drafter is None else self.speculation.report(),
         )
 
     def _submit(self, message: Submit) -> list[Event]:
