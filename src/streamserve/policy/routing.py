@@ -9,7 +9,8 @@ pure: what varies from call to call (`turn`, how many requests were routed befor
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from random import Random
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class RandomChoice:
     seed: int = 0
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        drawn = Random(f"{self.seed}/{turn}").randrange(len(places))
+        drawn = int(np.random.default_rng((self.seed, turn)).integers(len(places)))
         return Decision(drawn, (None,) * len(places), "drawn at random")
 
 
