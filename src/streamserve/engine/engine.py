@@ -17,8 +17,9 @@ from streamserve.engine.plan import (
 from streamserve.engine.prefix import namespace
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.speculation import Limit, Speculation, guessed_cost
-from streamserve.policy.goodput import PLAIN, Shape
+from streamserve.engine.speculation import Speculation, guessed_cost
+from streamserve.policy.outlook import Candidate
+from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
@@ -192,11 +193,16 @@ class Engine:
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
+        now = self.clock()
+        guessed_for = {proposal.sequence.id for proposal in able}
+        needs = {p.sequence.id: p.sequence.need(now) for p in proposals if p.sequence.pending == 1}
         shapes = self.speculation.shapes(
-            [Limit(p.sequence.params.speculation.max_depth, p.nodes) for p in able],
+            [_candidate(proposal, now) for proposal in able],
             rows - len(able),
             kv_tokens,
             min(self.config.draft_nodes, budget // max(len(able), 1)),
+            [need for id, need in needs.items() if id not in guessed_for],
+            len(self.scheduler.running()) / self.config.max_num_seqs,
         )
         asked = {
             proposal.sequence.id: self._ask(proposal.sequence, shape)
@@ -216,8 +222,7 @@ class Engine:
             if self.drafter.plane == DRAFT:
                 self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        decoding = sum(proposal.sequence.pending == 1 for proposal in proposals)
-        chosen = self.speculation.choose(trees, sampled, rows, decoding, kv_tokens, spent, budget)
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
 
@@ -236,6 +241,7 @@ class Engine:
             depth=shape.depth,
             width=shape.width,
             nodes=shape.nodes,
+            expansion=shape.expansion,
             computed=0 if plane is None else sequence.computed[plane],
             blocks=[] if plane is None else list(sequence.blocks),
         )
@@ -247,12 +253,13 @@ class Engine:
         if self.drafter is not None and plan.spans:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, self.clock() - started)
+            tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
+            self.speculation.stepped(rows, kv_tokens, self.clock() - started, tokens)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
-                    tokens = [one.token for one in outcome.outputs[0]]
+                    text = [one.token for one in outcome.outputs[0]]
                     sampled = not self.scheduler.sequences[span.sequence].params.greedy
-                    self.speculation.verified(span.sequence, span.tree, tokens, sampled)
+                    self.speculation.verified(span.sequence, span.tree, text, sampled)
         return result
 
     def _admissions(self, proposals: list[Proposal], now: float) -> list[Event]:
@@ -317,6 +324,8 @@ class Engine:
         for number, one in enumerate(sampled):
             if finish:
                 break
+            if sequence.decode_start is None:
+                sequence.decode_start = self.clock()
             sequence.tokens.append(one.token)
             sequence.computed[TARGET] += number > 0
             finish = sequence.finish_reason(self._eos, self.config.max_model_len)
@@ -343,6 +352,12 @@ class Engine:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
+
+
+def _candidate(proposal: Proposal, now: float) -> Candidate:
+    sequence = proposal.sequence
+    depth = sequence.params.speculation.max_depth
+    return Candidate(depth, proposal.nodes, sequence.need(now), sequence.priority, sequence.id)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from streamserve.engine.plan import TARGET
+from streamserve.policy.slo import NO_NEED, Need
 from streamserve.protocol.messages import FinishReason
 from streamserve.protocol.sampling import SamplingParams
 
@@ -41,6 +42,8 @@ class Sequence:
     """Number of outputs when it was last preempted."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
+    decode_start: float | None = None
+    """When its first token came, on the engine's clock."""
 
     @property
     def running(self) -> bool:
@@ -59,6 +62,13 @@ class Sequence:
     def rank(self) -> tuple[int, float, int]:
         """Lower goes first: priority, then arrival."""
         return (self.priority, self.arrival, self.id)
+
+    def need(self, now: float) -> Need:
+        """What its latency target asks of a step that begins `now`."""
+        slo = self.params.slo
+        if slo is None or slo.tpot_ms is None or self.decode_start is None:
+            return NO_NEED
+        return Need(slo.tpot_ms / 1000, now - self.decode_start, self.outputs - 1)
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Why the sequence ends with its last token, if it does."""

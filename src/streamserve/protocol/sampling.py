@@ -20,8 +20,15 @@ class SpeculationLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How much may be guessed for a request: `max_depth` tokens ahead, `max_nodes` guesses in a step."""
 
     enabled: bool = True
-    max_depth: int = 16
+    max_depth: int = 20
     max_nodes: int = 64
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Latency targets of a request in milliseconds: time per output token, time to the first one."""
+
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
 
 
 class SamplingParams(
@@ -33,7 +40,7 @@ class SamplingParams(
     `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
     log-probability and the k most likely ones (0: the chosen alone). Only `allowed_token_ids` can be chosen,
     where there are any. `grammar`: the form that the output must have. `speculation` bounds what is guessed,
-    which never changes the text.
+    which never changes the text, nor does `slo`, when the tokens should come.
     """
 
     n: int = 1
@@ -58,6 +65,7 @@ class SamplingParams(
     include_stop_str_in_output: bool = False
     grammar: Grammar | None = None
     speculation: SpeculationLimits = SpeculationLimits()
+    slo: Slo | None = None
 
     @property
     def greedy(self) -> bool:
