@@ -99,6 +99,7 @@ class _Request:
     worker: str | None = None
     losses: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    began: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
     prompt_logprobs: int = 0
@@ -209,6 +210,7 @@ class Fleet:
             request.awaits = event.version if request.worker is not None else None
             if any(request.outputs.values()):
                 request.outputs = {choice: [] for choice in request.outputs}
+                request.began.clear()
                 withdrawn = Withdrawn(event.request, request.attempt, event.version)
                 yield Deliver(event.request, [withdrawn], last=False)
 
@@ -250,6 +252,7 @@ class Fleet:
             request.arrival,
             opened.priority,
             opened.cache_salt,
+            {choice: request.began[choice] for choice in outputs if choice in request.began},
             opened.open,
             opened.answer_early,
             opened.tail,
@@ -349,6 +352,8 @@ class Fleet:
             raise _GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
         if event.index < len(given):
             return None
+        if not given:
+            request.began[event.choice] = now
         given.append(event.token)
         if event.finish:
             request.open_choices.discard(event.choice)
