@@ -26,6 +26,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cancel,
+    Edit,
     Event,
     Finished,
     FinishReason,
@@ -78,15 +79,19 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def handle(self, message: Submit | Cancel) -> list[Event]:
+    def handle(self, message: Submit | Edit | Cancel) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
         if isinstance(message, Cancel):
             return self._cancel(message)
+        if isinstance(message, Edit):
+            return []
         return self._submit(message)
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
         started = self.clock()
+        for sequence in self.scheduler.sequences.values():
+            sequence.tick(started)
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
@@ -137,6 +142,8 @@ class Engine:
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
         length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
+        if message.open:
+            return "open prompts are not served yet"
         if not message.prompt or not message.outputs:
             return "the prompt is empty"
         if length > self.config.max_model_len:
@@ -164,6 +171,7 @@ class Engine:
                 arrival=message.arrival,
                 computed=[0] * self.scheduler.tables.planes,
                 prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
+                first_token_at=message.began.get(choices[0]),
             )
         )
         self._prompt_tokens += len(message.prompt)
@@ -193,11 +201,10 @@ class Engine:
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
-        now = self.clock()
         guessed_for = {proposal.sequence.id for proposal in able}
-        needs = {p.sequence.id: p.sequence.need(now) for p in proposals if p.sequence.pending == 1}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if p.sequence.pending == 1}
         shapes = self.speculation.shapes(
-            [_candidate(proposal, now) for proposal in able],
+            [_candidate(proposal) for proposal in able],
             rows - len(able),
             kv_tokens,
             min(self.config.draft_nodes, budget // max(len(able), 1)),
@@ -324,8 +331,6 @@ class Engine:
         for number, one in enumerate(sampled):
             if finish:
                 break
-            if sequence.decode_start is None:
-                sequence.decode_start = self.clock()
             sequence.tokens.append(one.token)
             sequence.computed[TARGET] += number > 0
             finish = sequence.finish_reason(self._eos, self.config.max_model_len)
@@ -354,10 +359,10 @@ class Engine:
         return self._next_id
 
 
-def _candidate(proposal: Proposal, now: float) -> Candidate:
+def _candidate(proposal: Proposal) -> Candidate:
     sequence = proposal.sequence
     depth = sequence.params.speculation.max_depth
-    return Candidate(depth, proposal.nodes, sequence.need(now), sequence.priority, sequence.id)
+    return Candidate(depth, proposal.nodes, sequence.need, sequence.priority, sequence.id)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
