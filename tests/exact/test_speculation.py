@@ -163,6 +163,12 @@ def test_text_is_that_of_plain_decoding(
     brought = 1 + counters.accepted / counters.drafts
     if not case.draft.startswith("self"):  # the first of two random layers knows little
         assert brought >= 1.5, "tokens of a step that guessed"
+    assert sum(counters.trees_by_nodes) == sum(counters.trees_by_depth) > 0
+    assert sum(n * count for n, count in enumerate(counters.trees_by_nodes, 1)) == counters.verified
+    parts = report.step_parts
+    assert parts is not None
+    assert min(parts.scheduling, parts.draft, parts.target) > 0
+    assert parts.scheduling + parts.draft + parts.target <= report.step_seconds
     assert report.speculation == SpeculationReport(**asdict(counters))
     if case.preempt_every or case.blocks < 100:
         assert report.preemptions > 0
