@@ -91,6 +91,7 @@ class _Request:
     worker: str | None = None
     losses: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    began: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
     prompt_logprobs: int = 0
@@ -191,6 +192,7 @@ class Fleet:
             request.arrival,
             opened.priority,
             opened.cache_salt,
+            {choice: request.began[choice] for choice in outputs if choice in request.began},
         )
         yield Send(request.worker, message)
 
@@ -277,6 +279,8 @@ class Fleet:
             raise _GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
         if event.index < len(given):
             return None
+        if not given:
+            request.began[event.choice] = now
         given.append(event.token)
         if event.finish:
             request.open_choices.discard(event.choice)

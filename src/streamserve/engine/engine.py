@@ -89,6 +89,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
         started, elsewhere = self.clock(), self._computing_seconds
+        for sequence in self.scheduler.sequences.values():
+            sequence.tick(started)
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
@@ -177,6 +179,7 @@ class Engine:
                 arrival=message.arrival,
                 computed=[0] * self.scheduler.tables.planes,
                 prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
+                first_token_at=message.began.get(choices[0]),
             )
         )
         self._prompt_tokens += len(message.prompt)

@@ -18,7 +18,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """Generate. `outputs` maps each wanted choice to the tokens it has already emitted: none for a fresh
-    request, some when it resumes after a lost worker. `params.seed` and `params.max_tokens` are set."""
+    request, some when it resumes after a lost worker; `began` is when each such choice had its first token.
+    `params.seed` and `params.max_tokens` are set."""
 
     request: str
     attempt: int
@@ -28,6 +29,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    began: dict[int, float] = {}
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
