@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from .fused import cross_entropy
 from .model import Llama
+from .precision import mixed_precision
 from .trainer import chosen
 
 EXITS = (2, 4)
@@ -35,7 +36,7 @@ class TargetLoss:
         exit_layer = EXITS[self.turn % len(EXITS)]
         self.turn += 1
         some = where[torch.randperm(len(where))[: max(1, len(where) // 4)]]
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             inner, last = self.model(ids[:, :-1], (exit_layer,))
             logits, inner_logits = (
                 self.model.head(_gather(last, where)),
@@ -55,7 +56,7 @@ class DraftLoss:
     def __call__(self, ids: Tensor, mask: Tensor, share: float) -> tuple[Tensor, float]:
         """The loss of one batch, and the share of greedy tokens that differ from the target's."""
         where, targets = chosen(mask), ids[:, 1:].reshape(-1)
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             with torch.no_grad():
                 wanted = self.target.head(_gather(self.target(ids[:, :-1])[-1], where)).float()
             logits = self.draft.head(_gather(self.draft(ids[:, :-1])[-1], where)).float()

@@ -7,12 +7,14 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
+from .precision import compute_dtype
+
 ADAM_BETAS = (0.9, 0.95)
 
 
 def orthogonalise(stack: Tensor, rounds: int = 5) -> Tensor:
     """Newton-Schulz iteration: pushes all singular values of each matrix in the stack towards one."""
-    x = stack.bfloat16()
+    x = stack.to(compute_dtype())
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -1,0 +1,256 @@
+"""Where a request goes: which stream pair, or which prefill and which decode worker of uneven pools.
+
+    arrival, places ──▶ Router ──▶ Decision(place, score of each place, why)
+
+A place is a prefill worker and a decode worker; a unified worker is both halves of its place. Routers are
+pure: what varies from call to call (`turn`, how many requests were routed before) is given to them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """A worker as its last report and the fleet's own books show it. `queued` requests (of `queued_tokens`
+    prompt tokens) wait or are being prefilled, `decoding` sequences decode; `blocks_live` of `blocks_total`
+    KV blocks are held by live requests. `silence`: seconds since the last report."""
+
+    worker: str
+    queued: int = 0
+    queued_tokens: int = 0
+    decoding: int = 0
+    max_num_seqs: int = 1
+    blocks_live: int = 0
+    blocks_total: int = 1
+    hit_rate: float = 0.0
+    silence: float = 0.0
+
+    @property
+    def queue(self) -> float:
+        """Q: queue depth as a share of the sequences that may run."""
+        return self.queued / self.max_num_seqs
+
+    @property
+    def memory(self) -> float:
+        """Share of the KV blocks that live requests hold."""
+        return self.blocks_live / self.blocks_total
+
+    @property
+    def load(self) -> float:
+        """L: decoding sequences as a share of those that may run."""
+        return self.decoding / self.max_num_seqs
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request could go. `cached` of its prompt's tokens lie in the prefill worker's cache."""
+
+    prefill: WorkerLoad
+    decode: WorkerLoad
+    cached: int = 0
+
+    @property
+    def memory(self) -> float:
+        """M: the fuller of the two workers."""
+        return max(self.prefill.memory, self.decode.memory)
+
+    @property
+    def silence(self) -> float:
+        return max(self.prefill.silence, self.decode.silence)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The request to be routed: its prompt's tokens, and its targets in seconds, if it has any."""
+
+    prompt_tokens: int
+    ttft: float | None = None
+    tpot: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The chosen place by its index, every score (higher is better; None: not considered), and why."""
+
+    chosen: int
+    scores: tuple[float | None, ...]
+    reason: str
+
+
+Router = Callable[[Arrival, Sequence[Place], int], Decision]
+"""Takes the arrival, the live places (at least one) and the turn."""
+
+
+@dataclass(frozen=True)
+class FlowGuard:
+    """StreamServe's router: S = a1·C + a2·(1−M) + a3·(1−Q) + a4·(1−L), the highest wins.
+
+    C is the share of *this* prompt that is cached; `printed` takes the worker's rolling hit rate instead,
+    as the paper has it. Places that are overloaded (M + 2·Q > `overload`) or have been silent for longer
+    than `stale` seconds are passed over; if all are, the shortest queue among the live ones takes the
+    request (`printed` counts stale ones in as well, where a dead worker's empty queue wins). Equal scores:
+    shortest queue, then in turn. Raises ValueError unless the weights are not negative and sum to 1.
+    """
+
+    weights: tuple[float, float, float, float] = (0.4, 0.1, 0.3, 0.2)
+    overload: float = 0.85
+    stale: float = 1.5
+    printed: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6:
+            raise ValueError(f"FlowGuard's weights {self.weights} must not be negative and sum to 1")
+        if not self.overload > 0 or not self.stale > 0:
+            raise ValueError("FlowGuard's overload threshold and stale time must be positive")
+
+    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+        scores = tuple(self.score(arrival, place) if self._eligible(place) else None for place in places)
+        if any(score is not None for score in scores):
+            keys = [
+                (-inf if s is None else s, -p.prefill.queued) for s, p in zip(scores, places, strict=True)
+            ]
+            return Decision(_best(keys, turn), scores, "highest score")
+        fresh = [p.silence <= self.stale or self.printed for p in places]
+        queues = [(f or not any(fresh), -p.prefill.queued) for f, p in zip(fresh, places, strict=True)]
+        return Decision(_best(queues, turn), scores, "all overloaded or stale: shortest queue")
+
+    def score(self, arrival: Arrival, place: Place) -> float:
+        """S of one place."""
+        cached = place.prefill.hit_rate if self.printed else _cached_share(arrival, place)
+        parts = (cached, 1 - place.memory, 1 - place.prefill.queue, 1 - place.decode.load)
+        return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+
+    def _eligible(self, place: Place) -> bool:
+        overloaded = place.memory + 2 * place.prefill.queue > self.overload
+        return place.silence <= self.stale and not overloaded
+
+
+def flowguard_pools(
+    guard: FlowGuard,
+    arrival: Arrival,
+    prefills: Sequence[Place],
+    decodes: Sequence[WorkerLoad],
+    turn: int,
+) -> tuple[Decision, Decision]:
+    """FlowGuard for uneven pools: the prefill worker by C and Q, the decode worker by M and L, the weights
+    of each half made to sum to 1. Each of `prefills` is a place whose decode half is not looked at."""
+    cache, memory, queue, load = guard.weights
+    front = FlowGuard(_normalized(cache, 0, queue, 0), guard.overload, guard.stale, guard.printed)
+    back = FlowGuard(_normalized(0, memory, 0, load), guard.overload, guard.stale)
+    heads = [Place(place.prefill, WorkerLoad(""), place.cached) for place in prefills]
+    tails = [Place(WorkerLoad(""), decode) for decode in decodes]
+    return front(arrival, heads, turn), back(arrival, tails, turn)
+
+
+def round_robin(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+    """Each in turn."""
+    return Decision(turn % len(places), (None,) * len(places), "its turn")
+
+
+@dataclass(frozen=True)
+class RandomChoice:
+    """Uniformly at random, the same for the same seed and turn."""
+
+    seed: int = 0
+
+    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+        drawn = int(np.random.default_rng((self.seed, turn)).integers(len(places)))
+        return Decision(drawn, (None,) * len(places), "drawn at random")
+
+
+def least_loaded(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+    """The fewest requests, queued and decoding."""
+    counts = tuple(-float(place.prefill.queued + place.decode.decoding) for place in places)
+    return Decision(_best([(count,) for count in counts], turn), counts, "fewest requests")
+
+
+def cache_aware(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+    """The most of the prompt cached, unless its queue is out of balance with the shortest (SGLang's
+    router): then the fewest requests."""
+    loads = [place.prefill.queued + place.decode.decoding for place in places]
+    if max(loads) - min(loads) > 32 and max(loads) > 1.5 * min(loads):
+        return least_loaded(arrival, places, turn)
+    shares = tuple(_cached_share(arrival, place) for place in places)
+    keys = [(share, -load) for share, load in zip(shares, loads, strict=True)]
+    return Decision(_best(keys, turn), shares, "most of the prompt cached")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What steps cost, in seconds: a prefill of so many tokens, and a decode step of so many sequences that
+    hold so many KV tokens in all. `block_size` turns blocks into tokens."""
+
+    prefill: Callable[[int], float]
+    decode: Callable[[int, int], float]
+    block_size: int = 16
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Ours: the place where the fewest targets break, and among those where the request is served soonest.
+
+    TTFT = the prefill of all that is queued there and of what is not cached, plus `transfer` seconds a
+    token moved; TPOT = a decode step of those that decode with this one more, over
+    `tokens_per_step(place)`, what speculation brings there now. A place whose KV is too full for the prompt
+    counts as breaking a target. `output` is how many tokens a request is expected to get; `stale` as
+    FlowGuard's.
+    """
+
+    costs: Costs
+    output: int = 128
+    transfer: float = 0.0
+    stale: float = 1.5
+    tokens_per_step: Callable[[Place], float] = field(default=lambda place: 1.0)
+
+    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+        fresh = [place.silence <= self.stale for place in places]
+        keys = []
+        for place, heard in zip(places, fresh, strict=True):
+            ttft, tpot = self.predict(arrival, place)
+            broken = (
+                _breaks(ttft, arrival.ttft) + _breaks(tpot, arrival.tpot) + (not self._fits(arrival, place))
+            )
+            keys.append((heard or not any(fresh), -broken, -(ttft + tpot * self.output)))
+        scores = tuple(key[2] if key[0] else None for key in keys)
+        return Decision(_best(keys, turn), scores, "fewest targets broken, then soonest done")
+
+    def predict(self, arrival: Arrival, place: Place) -> tuple[float, float]:
+        """Seconds to the first token and for each further one, if the request went there."""
+        own = max(arrival.prompt_tokens - place.cached, 1)
+        ttft = self.costs.prefill(place.prefill.queued_tokens + own) + self.transfer * own
+        held = place.decode.blocks_live * self.costs.block_size + arrival.prompt_tokens
+        step = self.costs.decode(place.decode.decoding + 1, held)
+        # Who prefills where it decodes lets the others wait: their steps carry some of the queue.
+        shared = self.costs.prefill(place.prefill.queued_tokens) if place.prefill == place.decode else 0.0
+        return ttft, (step + shared / self.output) / max(self.tokens_per_step(place), 1.0)
+
+    def _fits(self, arrival: Arrival, place: Place) -> bool:
+        free = place.decode.blocks_total - place.decode.blocks_live
+        return arrival.prompt_tokens + self.output <= free * self.costs.block_size
+
+
+def _normalized(*weights: float) -> tuple[float, float, float, float]:
+    total = sum(weights)
+    if total <= 0:
+        raise ValueError("FlowGuard's weights leave nothing to choose one of the two workers by")
+    first, second, third, fourth = (weight / total for weight in weights)
+    return first, second, third, fourth
+
+
+def _breaks(value: float, target: float | None) -> int:
+    return target is not None and value > target
+
+
+def _cached_share(arrival: Arrival, place: Place) -> float:
+    return place.cached / max(arrival.prompt_tokens, 1)
+
+
+def _best(keys: Sequence[tuple[float, ...]], turn: int) -> int:
+    """The index of the greatest key; equal ones take turns."""
+    best = max(keys)
+    equal = [index for index, key in enumerate(keys) if key == best]
+    return equal[turn % len(equal)]

@@ -1,0 +1,148 @@
+"""Routers: FlowGuard's arithmetic, who is passed over, and what the others choose."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.policy.routing import (
+    Arrival,
+    Costs,
+    FlowGuard,
+    Place,
+    Predictive,
+    RandomChoice,
+    Router,
+    WorkerLoad,
+    cache_aware,
+    flowguard_pools,
+    least_loaded,
+    round_robin,
+)
+
+COSTS = Costs(prefill=lambda tokens: tokens / 1000, decode=lambda seqs, kv: 0.01 + 0.001 * seqs)
+IDLE = WorkerLoad("w", max_num_seqs=10, blocks_total=100)
+
+
+def place(cached: int = 0, decode: WorkerLoad | None = None, **load: float) -> Place:
+    prefill = replace(IDLE, **load)
+    return Place(prefill, prefill if decode is None else decode, cached)
+
+
+loads = st.builds(
+    WorkerLoad,
+    st.just("w"),
+    queued=st.integers(0, 20),
+    queued_tokens=st.integers(0, 5000),
+    decoding=st.integers(0, 10),
+    max_num_seqs=st.just(10),
+    blocks_live=st.integers(0, 100),
+    blocks_total=st.just(100),
+    hit_rate=st.floats(0, 1),
+    silence=st.floats(0, 5),
+)
+places = st.lists(st.builds(Place, loads, loads, st.integers(0, 100)), min_size=1, max_size=6)
+routers: list[Router] = [
+    FlowGuard(),
+    FlowGuard(printed=True),
+    round_robin,
+    RandomChoice(3),
+    least_loaded,
+    cache_aware,
+    Predictive(COSTS),
+]
+
+
+@given(places, st.integers(0, 10**6), st.sampled_from(routers))
+def test_every_router_chooses_one_of_the_places(found: list[Place], turn: int, router: Router) -> None:
+    decision = router(Arrival(100, ttft=1.0, tpot=0.02), found, turn)
+    assert 0 <= decision.chosen < len(found)
+    assert len(decision.scores) == len(found)
+    assert decision == router(Arrival(100, ttft=1.0, tpot=0.02), found, turn)
+
+
+def test_the_score_is_the_papers() -> None:
+    prefill = WorkerLoad("p", queued=2, max_num_seqs=10, blocks_live=10, blocks_total=100, hit_rate=0.9)
+    decode = WorkerLoad("d", decoding=5, max_num_seqs=10, blocks_live=30, blocks_total=100)
+    found = Place(prefill, decode, cached=50)
+    assert FlowGuard().score(Arrival(100), found) == pytest.approx(
+        0.4 * 0.5 + 0.1 * (1 - 0.3) + 0.3 * (1 - 0.2) + 0.2 * (1 - 0.5)
+    )
+    assert FlowGuard(printed=True).score(Arrival(100), found) == pytest.approx(
+        0.4 * 0.9 + 0.1 * (1 - 0.3) + 0.3 * (1 - 0.2) + 0.2 * (1 - 0.5)
+    )
+
+
+def test_what_is_cached_there_wins_until_that_place_is_overloaded() -> None:
+    assert FlowGuard()(Arrival(100), [place(), place(cached=90)], 0).chosen == 1
+    assert FlowGuard()(Arrival(100), [place(), place(cached=90, queued=4)], 0).chosen == 1
+    decision = FlowGuard()(Arrival(100), [place(), place(cached=90, queued=5)], 0)  # 2 * 0.5 > 0.85
+    assert (decision.chosen, decision.scores[1]) == (0, None)
+    assert FlowGuard()(Arrival(100), [place(), place(cached=90, blocks_live=90)], 0).chosen == 0
+
+
+def test_a_silent_place_is_passed_over_even_when_all_others_are_overloaded() -> None:
+    silent, full = place(silence=9.0), place(queued=9)
+    assert FlowGuard()(Arrival(100), [silent, full], 0).chosen == 1
+    assert FlowGuard(printed=True)(Arrival(100), [silent, full], 0).chosen == 0, "as the paper has it"
+    assert FlowGuard()(Arrival(100), [silent, silent], 1).chosen == 1, "better a silent one than none"
+
+
+@given(places, st.integers(0, 100))
+def test_flowguard_prefers_eligible_places(found: list[Place], turn: int) -> None:
+    decision = FlowGuard()(Arrival(100), found, turn)
+    if any(score is not None for score in decision.scores):
+        assert decision.scores[decision.chosen] == max(s for s in decision.scores if s is not None)
+
+
+def test_equal_places_take_turns() -> None:
+    for router in (FlowGuard(), least_loaded, cache_aware, round_robin, Predictive(COSTS)):
+        chosen = Counter(router(Arrival(10), [place()] * 3, turn).chosen for turn in range(30))
+        assert chosen == {0: 10, 1: 10, 2: 10}
+
+
+def test_random_choice_is_even_and_repeatable() -> None:
+    chosen = Counter(RandomChoice(1)(Arrival(10), [place()] * 2, turn).chosen for turn in range(1000))
+    assert 400 < chosen[0] < 600
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.5, 0.5, 0.5), (1.2, -0.2, 0.0, 0.0)])
+def test_weights_that_are_no_weights_are_refused(weights: tuple[float, float, float, float]) -> None:
+    with pytest.raises(ValueError, match="sum to 1"):
+        FlowGuard(weights)
+
+
+def test_uneven_pools_choose_each_half_by_what_it_needs() -> None:
+    prefills = [place(), place(cached=80), place(cached=99, queued=9)]
+    decodes = [replace(IDLE, decoding=8), replace(IDLE, decoding=1), replace(IDLE, blocks_live=95)]
+    front, back = flowguard_pools(FlowGuard(), Arrival(100), prefills, decodes, 0)
+    assert (front.chosen, back.chosen) == (1, 1)
+
+
+def test_cache_aware_gives_up_the_cache_for_balance() -> None:
+    assert cache_aware(Arrival(100), [place(), place(cached=90, queued=5)], 0).chosen == 1
+    assert cache_aware(Arrival(100), [place(), place(cached=90, queued=50)], 0).chosen == 0
+
+
+def test_the_predictive_router_breaks_the_fewest_targets() -> None:
+    """The first place has the prompt cached but many decode there; the second must compute it."""
+    busy = place(cached=500, decode=replace(IDLE, decoding=40, max_num_seqs=64))
+    free = place(decode=replace(IDLE, decoding=0))
+    router = Predictive(COSTS, output=10)
+    assert router(Arrival(500), [busy, free], 0).chosen == 0, "soonest done"
+    assert router(Arrival(500, tpot=0.02), [busy, free], 0).chosen == 1, "its TPOT holds only there"
+    assert router(Arrival(500, ttft=0.1), [busy, free], 0).chosen == 0, "its TTFT holds only here"
+
+
+def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None:
+    router = Predictive(COSTS)
+    assert router(Arrival(100), [place(queued=1, queued_tokens=4000), place(queued=3)], 0).chosen == 1
+    assert router(Arrival(100), [place(blocks_live=99), place(queued_tokens=4000)], 0).chosen == 1
+
+
+def test_speculation_that_works_somewhere_draws_requests_there() -> None:
+    fast, slow = place(hit_rate=0.5), place()
+    router = Predictive(COSTS, tokens_per_step=lambda found: 1 + 4 * found.prefill.hit_rate)
+    assert router(Arrival(100), [slow, fast], 0).chosen == 1
