@@ -25,6 +25,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cancel,
+    Edit,
     Event,
     Finished,
     FinishReason,
@@ -80,10 +81,12 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def handle(self, message: Submit | Cancel) -> list[Event]:
+    def handle(self, message: Submit | Edit | Cancel) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
         if isinstance(message, Cancel):
             return self._cancel(message)
+        if isinstance(message, Edit):
+            return []
         return self._submit(message)
 
     def step(self) -> list[Event]:
@@ -152,6 +155,8 @@ class Engine:
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
         length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
+        if message.open:
+            return "open prompts are not served yet"
         if not message.prompt or not message.outputs:
             return "the prompt is empty"
         if length > self.config.max_model_len:
