@@ -41,6 +41,12 @@ class Sequence:
     """Number of outputs when it was last preempted."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
+    handoff_tokens: int = 0
+    """How many tokens' KV go to another worker, which decodes; 0 if this one does."""
+    reserved: bool = False
+    """Whether another worker computes its KV: it only needs blocks until that has come."""
+    held: bool = False
+    """Whether it holds blocks that others read or write, and takes no part in steps."""
 
     @property
     def running(self) -> bool:

@@ -1,7 +1,7 @@
 """Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Cancel, Stop
-worker  → control   Ready, Failed, Events, Report
+control → worker    Submit, Cancel, Stop; of stream pairs Push, Join, Release (tickets.py)
+worker  → control   Ready, Failed, Events, Transfers, Report
 """
 
 from typing import Literal
@@ -9,16 +9,20 @@ from typing import Literal
 import msgspec
 
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Phase = Literal["both", "prefill", "decode"]
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """Generate. `outputs` maps each wanted choice to the tokens it has already emitted: none for a fresh
-    request, some when it resumes after a lost worker. `params.seed` and `params.max_tokens` are set."""
+    request, some when it resumes after a lost worker. `params.seed` and `params.max_tokens` are set.
+    `phase`: a prefill worker computes the prompt and the next token, and hands its KV over; a decode worker
+    holds blocks for that KV and goes on when it has come."""
 
     request: str
     attempt: int
@@ -28,6 +32,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    phase: Phase = "both"
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
@@ -135,8 +140,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     model: ModelInfo
     num_blocks: int
     block_size: int
+    max_num_seqs: int
     kv_cache_bytes: int
     load_seconds: float
+    cache: CacheAddress | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -150,6 +157,35 @@ class Events(msgspec.Struct, tag=True, frozen=True):
     """All that one step produced, in order."""
 
     events: list[Event]
+
+
+class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A decode worker holds blocks for the KV of a request's sequence."""
+
+    request: str
+    attempt: int
+    ticket: Ticket
+
+
+class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A prefill worker will not write to a ticket any more. Without an `error` all of its KV has landed:
+    `sent` bytes, the last of them `exposed` seconds after the prompt was computed."""
+
+    request: str
+    attempt: int
+    ticket: str
+    error: str = ""
+    sent: int = 0
+    exposed: float = 0.0
+
+
+TransferNews = Reserved | Pushed
+
+
+class Transfers(msgspec.Struct, tag=True, frozen=True):
+    """What there is to tell of tickets; it follows the events that came before it."""
+
+    news: list[TransferNews]
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,8 +223,9 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_floor_seconds: float | None = None
 
 
-ToWorker = Submit | Cancel | Stop
-FromWorker = Ready | Failed | Events | Report
+ToEngine = Submit | Cancel | Push | Join | Release
+ToWorker = ToEngine | Stop
+FromWorker = Ready | Failed | Events | Transfers | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
