@@ -57,6 +57,17 @@ def token(attempt: int, index: int, choice: int = 0, finish=None) -> Token:
     return Token("r", attempt, choice, index, 7, finish=finish)
 
 
+def test_a_next_attempt_knows_when_each_choice_had_its_first_token() -> None:
+    fleet = started()
+    fleet.handle(Open("r", [1], SamplingParams(n=2, seed=1, max_tokens=9)), 0.0)
+    fleet.handle(Heard(W, 1, Events([token(0, 0)])), 2.0)
+    fleet.handle(Heard(W, 1, Events([token(0, 1)])), 3.0)
+    fleet.handle(Lost(W, 1, "it died"), 4.0)
+    again = submitted(fleet.handle(Heard(W, 2, READY), 5.0))
+    assert again.outputs == {0: [7, 7], 1: []}
+    assert again.began == {0: 2.0}
+
+
 def test_requests_wait_until_a_worker_is_ready() -> None:
     fleet = Fleet(FleetConfig())
     assert fleet.start(0.0) == [Start(W, 1)]

@@ -216,7 +216,7 @@ class Fleet:
             if request is None:
                 continue
             try:
-                fresh = [taken for event in news if (taken := request.accept(event)) is not None]
+                fresh = [taken for event in news if (taken := request.accept(event, now)) is not None]
             except GapError as gap:
                 yield from self._cancel(request)
                 yield self._refuse(request, RequestError(str(gap), status=500))
@@ -238,8 +238,8 @@ class Fleet:
             self._begun_tokens.add(now, len(request.opened.prompt))
         if request.decode is None and any(isinstance(event, Token) for event in fresh):
             self._decodes(request)
-        began = any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news)
-        if began and request.decode and request.open_choices and not request.reserving:
+        planned = any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news)
+        if planned and request.decode and request.open_choices and not request.reserving:
             request.reserving = True
             yield Send(request.decode, request.submit("decode"))
 
@@ -270,7 +270,8 @@ class Fleet:
         if entry and going and not news.error and request:
             request.handing -= going
             outputs = {choice: list(request.outputs[choice]) for choice in sorted(going)}
-            yield Send(entry.owner, Join(news.request, news.attempt, news.ticket, outputs))
+            began = {choice: request.began[choice] for choice in sorted(going)}
+            yield Send(entry.owner, Join(news.request, news.attempt, news.ticket, outputs, began))
             if not request.handing:
                 self._decodes(request)
             return

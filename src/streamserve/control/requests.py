@@ -20,7 +20,8 @@ class OpenRequest:
 
     `worker` computes its prompt, and unless it goes to a stream pair its tokens too. In a pair `decode` does
     that for all choices but those `handing`, whose KV has not come yet; `reserving` says that it was asked to
-    hold blocks. `resumed` are the outputs that the current attempt began with.
+    hold blocks. `resumed` are the outputs that the current attempt began with; `began` is when each
+    choice had its first token.
     """
 
     opened: Open
@@ -33,6 +34,7 @@ class OpenRequest:
     resumed: dict[int, list[int]] = field(default_factory=dict)
     losses: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    began: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
     prompt_logprobs: int = 0
@@ -68,11 +70,13 @@ class OpenRequest:
             self.arrival,
             opened.priority,
             opened.cache_salt,
+            {choice: self.began[choice] for choice in sorted(self.open_choices) if self.resumed[choice]},
             phase,
         )
 
-    def accept(self, event: Event) -> Event | None:
-        """The event, if it is new to the client. Raises GapError if something is missing before it."""
+    def accept(self, event: Event, now: float) -> Event | None:
+        """The event, if it is new to the client at `now`. Raises GapError if something is missing before
+        it."""
         if event.attempt != self.attempt:
             return None
         if isinstance(event, PromptLogprobs):
@@ -92,6 +96,8 @@ class OpenRequest:
             raise GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
         if event.index < len(given):
             return None
+        if not given:
+            self.began[event.choice] = now
         given.append(event.token)
         if event.finish:
             self._end(event.choice)

@@ -125,6 +125,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
         started = self.clock()
+        for sequence in self.scheduler.sequences.values():
+            sequence.tick(started)
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
@@ -210,6 +212,7 @@ class Engine:
                 prompt_logprobs_done=message.params.prompt_logprobs is None
                 or 0 not in choices
                 or message.phase == "decode",
+                first_token_at=message.began.get(choices[0]),
                 handoff_tokens=len(tokens) if message.phase == "prefill" else 0,
                 reserved=message.phase == "decode",
             )
@@ -276,6 +279,7 @@ class Engine:
             return []
         for branch in self._fork(sequence):
             branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
+            branch.first_token_at = message.began[branch.choices[0]]
         return []
 
     def _release(self, message: Release) -> list[Event]:

@@ -20,9 +20,9 @@ Phase = Literal["both", "prefill", "decode"]
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """Generate. `outputs` maps each wanted choice to the tokens it has already emitted: none for a fresh
-    request, some when it resumes after a lost worker. `params.seed` and `params.max_tokens` are set.
-    `phase`: a prefill worker computes the prompt and the next token, and hands its KV over; a decode worker
-    holds blocks for that KV and goes on when it has come."""
+    request, some when it resumes after a lost worker; `began` is when each such choice had its first token.
+    `params.seed` and `params.max_tokens` are set. `phase`: a prefill worker computes the prompt and the next
+    token, and hands its KV over; a decode worker holds blocks for that KV and goes on when it has come."""
 
     request: str
     attempt: int
@@ -32,6 +32,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    began: dict[int, float] = {}
     phase: Phase = "both"
 
 

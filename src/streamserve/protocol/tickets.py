@@ -46,12 +46,14 @@ class Push(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """To the decode worker: the ticket's KV has landed. Go on behind `outputs` of each choice."""
+    """To the decode worker: the ticket's KV has landed. Go on behind `outputs` of each choice, which had its
+    first token when it `began`."""
 
     request: str
     attempt: int
     ticket: str
     outputs: dict[int, list[int]]
+    began: dict[int, float]
 
 
 class Release(msgspec.Struct, tag=True, frozen=True):
