@@ -1,21 +1,23 @@
 """The fleet without input or output: events in, commands out. Asyncio and ZeroMQ are a thin shell around it.
 
-    door    Open, Close           ┌───────┐   Deliver, Refuse        → door
+    door    Open, Edit, Close     ┌───────┐   Deliver, Refuse        → door
     workers FromWorker, Lost   →  │ Fleet │   Send                   → workers
     clock   Tick                  └───────┘   Start, Kill            → processes
 
 It remembers of each request what its client has been given. When a worker dies, its requests go to another
 (or to the same one, started anew) as a next attempt that carries those tokens, and goes on behind them.
+Of an open prompt it keeps the latest version, so an edit that a client was told of is never lost.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from streamserve.control.events import (
     Close,
     Command,
     Deliver,
+    Edit,
     FleetEvent,
     Heard,
     Kill,
@@ -32,6 +34,7 @@ from streamserve.control.requests import GapError, OpenRequest
 from streamserve.control.tickets import OpenTicket, TicketBook
 from streamserve.control.workers import Topology, WorkerState
 from streamserve.policy.routing import FlowGuard, Router
+from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
@@ -46,6 +49,7 @@ from streamserve.protocol.messages import (
     Token,
     TransferNews,
     Transfers,
+    Withdrawn,
 )
 from streamserve.protocol.tickets import Join, Push, Release
 
@@ -97,6 +101,8 @@ class Fleet:
         match event:
             case Open():
                 return list(self._open(event, now))
+            case Edit():
+                return list(self._edit(event, now))
             case Close():
                 return list(self._close(event, now))
             case Heard():
@@ -120,6 +126,26 @@ class Fleet:
                 return False, f"worker {name} has said nothing for {self.config.stuck_after:g} seconds"
         return True, "ready"
 
+    def edit_refusal(self, event: Edit) -> RequestError | None:
+        """Why an edit cannot be taken; `handle` ignores it then, and nothing changes."""
+        request = self.requests.get(event.request)
+        if request is None:
+            return RequestError(f"there is no request {event.request}", status=404)
+        opened = request.opened
+        if not opened.open:
+            return RequestError(f"the prompt of {event.request} is finished", status=409)
+        if event.version <= opened.version:
+            message = f"version {event.version} is not newer than {opened.version}, the current one"
+            return RequestError(message, status=409)
+        if not 0 <= event.keep <= len(opened.prompt):
+            message = f"keep is {event.keep}, but the prompt has {len(opened.prompt)} tokens"
+            return RequestError(message, status=400)
+        if not 0 <= event.tail <= event.keep + len(event.tokens):
+            return RequestError(f"tail is {event.tail}, more than the prompt's tokens", status=400)
+        if event.params is not None and event.params.n != opened.params.n:
+            return RequestError("the number of choices (n) cannot change", status=400)
+        return None
+
     def _open(self, event: Open, now: float) -> Iterator[Command]:
         if event.request in self.requests:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
@@ -135,6 +161,36 @@ class Fleet:
         request.open_choices = set(choices)
         self.requests[event.request] = request
         yield from self._place(request, now)
+
+    def _edit(self, event: Edit, now: float) -> Iterator[Command]:
+        """The latest prompt is kept for a next attempt. An answer to an earlier one is withdrawn at once."""
+        if self.edit_refusal(event):
+            return
+        request = self.requests[event.request]
+        before = request.opened
+        prompt = before.prompt[: event.keep] + event.tokens
+        request.opened = after = replace(
+            before,
+            prompt=prompt,
+            params=event.params or before.params,
+            open=not event.finish,
+            tail=event.tail,
+            version=event.version,
+        )
+        if request.worker is not None:
+            message = messages.Edit(
+                event.request, request.attempt, event.version, event.keep, event.tokens, event.finish,
+                event.params, event.tail, now,
+            )  # fmt: skip
+            yield Send(request.worker, message)
+            yield from self._reserve(request)
+        if before.answer_early and (after.prompt, after.params) != (before.prompt, before.params):
+            request.awaits = event.version if request.worker is not None else None
+            if any(request.outputs.values()):
+                request.outputs = {choice: [] for choice in request.outputs}
+                request.began.clear()
+                withdrawn = Withdrawn(event.request, request.attempt, event.version)
+                yield Deliver(event.request, [withdrawn], last=False)
 
     def _full(self, event: Open, now: float) -> RequestError | None:
         """Why a request must come later, if it must, and when: once those that wait now have had their turn,
@@ -163,10 +219,12 @@ class Fleet:
         if place is None:
             return
         front, decode = place
-        # What ends with its first token is not worth a move.
-        whole = decode is None or request.opened.params.max_tokens in (0, 1)
+        # What ends with its first token, or is answered while it changes, is not worth a move.
+        params, early = request.opened.params, request.opened.answer_early
+        whole = decode is None or params.max_tokens in (0, 1) or early
         request.worker, request.decode = front, None if whole else decode
         request.handing = set() if whole else set(request.open_choices)
+        request.awaits = None
         self.workers[front].prefilling[request.opened.request] = len(request.opened.prompt)
         yield Send(front, request.submit("both" if whole else "prefill"))
 
@@ -233,13 +291,20 @@ class Fleet:
     def _noticed(
         self, request: OpenRequest, news: list[Event], fresh: list[Event], now: float
     ) -> Iterator[Command]:
-        """Once a prompt's first chunk is under way, its decode worker is to hold blocks for it."""
+        """What the fleet's own books take from a request's news."""
         if any(isinstance(event, Admitted) for event in fresh):
             self._begun_tokens.add(now, len(request.opened.prompt))
         if request.decode is None and any(isinstance(event, Token) for event in fresh):
             self._decodes(request)
-        planned = any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news)
-        if planned and request.decode and request.open_choices and not request.reserving:
+        if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
+            request.planned = True
+            yield from self._reserve(request)
+
+    def _reserve(self, request: OpenRequest) -> Iterator[Command]:
+        """Once a prompt is complete and its first chunk planned, its decode worker is to hold blocks for
+        it."""
+        due = request.planned and not request.opened.open and bool(request.open_choices)
+        if due and request.decode and not request.reserving:
             request.reserving = True
             yield Send(request.decode, request.submit("decode"))
 

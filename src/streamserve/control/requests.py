@@ -6,7 +6,17 @@ Exactly the next index of the current attempt is taken; repeats are dropped, a g
 from dataclasses import dataclass, field
 
 from streamserve.control.events import Open
-from streamserve.protocol.messages import Admitted, Event, Finished, Guessed, Phase, PromptLogprobs, Submit
+from streamserve.protocol.messages import (
+    Admitted,
+    Event,
+    Finished,
+    Guessed,
+    Phase,
+    Progress,
+    PromptLogprobs,
+    Submit,
+    Withdrawn,
+)
 
 
 class GapError(Exception):
@@ -15,13 +25,16 @@ class GapError(Exception):
 
 @dataclass
 class OpenRequest:
-    """What a client asked for and has been given so far. No two attempts of a fleet have the same number,
-    so nothing a worker still says of an earlier request of the same name can be taken for this one's.
+    """What a client asked for and has been given so far. No two attempts of a fleet have the same number, so
+    nothing a worker still says of an earlier request of the same name can be taken for this one's.
 
     `worker` computes its prompt, and unless it goes to a stream pair its tokens too. In a pair `decode` does
-    that for all choices but those `handing`, whose KV has not come yet; `reserving` says that it was asked to
-    hold blocks. `resumed` are the outputs that the current attempt began with; `began` is when each
-    choice had its first token.
+    that for all choices but those `handing`, whose KV has not come yet; it is asked to hold blocks
+    (`reserving`) when the prompt's first chunk is `planned`. `resumed` are the outputs that the current
+    attempt began with; `began` is when each choice had its first token.
+
+    `opened` holds the latest prompt. After an edit of a prompt that is answered early, the worker's tokens
+    are of an older prompt until it says that it `awaits` no longer: that it has come to this version.
     """
 
     opened: Open
@@ -29,6 +42,7 @@ class OpenRequest:
     attempt: int
     worker: str | None = None
     decode: str | None = None
+    planned: bool = False
     reserving: bool = False
     handing: set[int] = field(default_factory=set)
     resumed: dict[int, list[int]] = field(default_factory=dict)
@@ -37,6 +51,7 @@ class OpenRequest:
     began: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
+    awaits: int | None = None
     prompt_logprobs: int = 0
 
     @property
@@ -54,7 +69,7 @@ class OpenRequest:
         """Start over behind what the client has."""
         self.attempt = number
         self.worker = self.decode = None
-        self.reserving = False
+        self.planned = self.reserving = False
         self.handing = set()
         self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items()}
 
@@ -71,6 +86,10 @@ class OpenRequest:
             opened.priority,
             opened.cache_salt,
             {choice: self.began[choice] for choice in sorted(self.open_choices) if self.resumed[choice]},
+            opened.open,
+            opened.answer_early,
+            opened.tail,
+            opened.version,
             phase,
         )
 
@@ -81,6 +100,12 @@ class OpenRequest:
             return None
         if isinstance(event, PromptLogprobs):
             return self._accept_prompt_logprobs(event)
+        if isinstance(event, Progress):
+            return event if event.version == self.opened.version else None
+        if isinstance(event, Withdrawn):  # its client knows already
+            if self.awaits is not None and event.version >= self.awaits:
+                self.awaits = None
+            return None
         if event.choice not in self.open_choices:
             return None
         if isinstance(event, Admitted):
@@ -91,6 +116,8 @@ class OpenRequest:
         if isinstance(event, Finished):
             self._end(event.choice)
             return event
+        if self.awaits is not None:
+            return None
         given = self.outputs[event.choice]
         if event.index > len(given):
             raise GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")

@@ -26,6 +26,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cancel,
+    Edit,
     Event,
     Finished,
     FinishReason,
@@ -103,6 +104,8 @@ class Engine:
         match message:
             case Submit():
                 return self._submit(message)
+            case Edit():
+                return []
             case Cancel():
                 return self._cancel(message)
             case Push():
@@ -178,6 +181,8 @@ class Engine:
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
         length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
+        if message.open:
+            return "open prompts are not served yet"
         if not message.prompt or not message.outputs:
             return "the prompt is empty"
         if length > self.config.max_model_len:
@@ -213,7 +218,7 @@ class Engine:
                 or 0 not in choices
                 or message.phase == "decode",
                 first_token_at=message.began.get(choices[0]),
-                handoff_tokens=len(tokens) if message.phase == "prefill" else 0,
+                handoff=message.phase == "prefill",
                 reserved=message.phase == "decode",
             )
         )
@@ -237,7 +242,7 @@ class Engine:
 
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence; blocks that others still read or write are kept until they do no more."""
-        if self.outgoing and sequence.handoff_tokens:
+        if self.outgoing and sequence.handoff:
             self.outgoing.drop(sequence)
         if self.incoming and sequence.reserved:
             self.incoming.withdraw(sequence)
@@ -383,7 +388,7 @@ class Engine:
             self.scheduler.tables.register(sequence)
             self._advance(sequence)
             return events
-        if sequence.handoff_tokens:
+        if sequence.handoff:
             return events + self._hand_over(sequence, outcome)
         if len(span.tree) > 1:
             guessed, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
@@ -394,7 +399,7 @@ class Engine:
         return events
 
     def _advance(self, sequence: Sequence) -> None:
-        if self.outgoing and sequence.handoff_tokens:
+        if self.outgoing and sequence.handoff:
             self.outgoing.advance(sequence)
 
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:

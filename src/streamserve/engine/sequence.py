@@ -49,8 +49,8 @@ class Sequence:
     """Number of outputs there were when the decode clock started."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
-    handoff_tokens: int = 0
-    """How many tokens' KV go to another worker, which decodes; 0 if this one does."""
+    handoff: bool = False
+    """Whether its KV goes to another worker, which decodes."""
     reserved: bool = False
     """Whether another worker computes its KV: it only needs blocks until that has come."""
     held: bool = False

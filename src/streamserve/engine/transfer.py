@@ -78,8 +78,8 @@ class Outgoing:
         error = ""
         if sequence is None or sequence.id in self._sending:
             error = "the request is not here"
-        elif ticket.tokens != sequence.handoff_tokens or ticket.have % self._block_size:
-            error = f"the ticket is for {ticket.tokens} tokens, not for {sequence.handoff_tokens}"
+        elif ticket.tokens != len(sequence.tokens) or ticket.have % self._block_size:
+            error = f"the ticket is for {ticket.tokens} tokens, not for {len(sequence.tokens)}"
         else:
             try:
                 self._transport.check(ticket.to)

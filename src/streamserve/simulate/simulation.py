@@ -13,6 +13,7 @@ from streamserve.control.events import (
     Close,
     Command,
     Deliver,
+    Edit,
     FleetEvent,
     Heard,
     Kill,
@@ -99,7 +100,7 @@ class Simulation:
         self._given: list[Given] = []
         self._do(self.fleet.start(0.0))
 
-    def at(self, time: float, event: Open | Close) -> None:
+    def at(self, time: float, event: Open | Edit | Close) -> None:
         """Let a client do something at `time`."""
         self._push(time, lambda: self._handle(event))
 
