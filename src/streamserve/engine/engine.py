@@ -36,6 +36,7 @@ from streamserve.protocol.messages import (
     Pushed,
     Report,
     Reserved,
+    StepParts,
     Submit,
     ToEngine,
     Token,
@@ -87,6 +88,8 @@ class Engine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._step_seconds = 0.0
+        self._scheduling_seconds = 0.0
+        self._target_seconds = 0.0
         self._floor = floor
         self._floor_seconds = 0.0
 
@@ -127,13 +130,14 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
-        started = self.clock()
+        started, elsewhere = self.clock(), self._computing_seconds
         for sequence in self.scheduler.sequences.values():
             sequence.tick(started)
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
+        self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         self._issue_tickets()
         events = self._admissions(proposals, started)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
@@ -159,9 +163,19 @@ class Engine:
             preemptions=scheduler.preemptions,
             copies_on_write=scheduler.tables.copies_on_write,
             step_seconds=self._step_seconds,
+            step_parts=StepParts(
+                scheduling=self._scheduling_seconds,
+                draft=self.speculation.counters.draft_seconds,
+                target=self._target_seconds,
+            ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
         )
+
+    @property
+    def _computing_seconds(self) -> float:
+        """Seconds that were spent in the models."""
+        return self.speculation.counters.draft_seconds + self._target_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
         error = self._refusal(message)
@@ -355,10 +369,12 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
+        spent = self.clock() - started
+        self._target_seconds += spent
         if self.drafter is not None and plan.spans:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, self.clock() - started)
+            self.speculation.stepped(rows, kv_tokens, spent)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]

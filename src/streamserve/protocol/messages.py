@@ -239,7 +239,8 @@ class Transfers(msgspec.Struct, tag=True, frozen=True):
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
     """What guessing came to so far, of a worker that has a drafter. `accepted_at[i]`: guesses accepted at
-    depth i + 1; `expected`: accepted ones as predicted before verification."""
+    depth i + 1; `expected`: accepted ones as predicted before verification. `trees_by_nodes[i]` and
+    `trees_by_depth[i]`: verified trees with i + 1 guesses, and those with i + 1 levels of them."""
 
     drafts: int
     drafted: int
@@ -247,8 +248,19 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     expected: float
     accepted_at: list[int]
+    trees_by_nodes: list[int]
+    trees_by_depth: list[int]
     draft_seconds: float
     select_seconds: float
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the seconds of all steps went: `scheduling` (what goes into a step, which guesses are worth it),
+    `draft` (guessing) and `target` (the executor). What is left is turning results into events."""
+
+    scheduling: float
+    draft: float
+    target: float
 
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -268,6 +280,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     preemptions: int
     copies_on_write: int
     step_seconds: float
+    step_parts: StepParts | None = None
     speculation: SpeculationReport | None = None
     step_floor_seconds: float | None = None
 
