@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from streamserve.engine.agenda import Pace, agenda
 from streamserve.engine.plan import (
     DRAFT,
     TARGET,
@@ -66,6 +67,7 @@ class Engine:
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
+        self.pace = Pace()
         self._eos = frozenset(model.eos_token_ids)
         self._next_id = 0
         self._prompt_tokens = 0
@@ -91,7 +93,10 @@ class Engine:
         started = self.clock()
         for sequence in self.scheduler.sequences.values():
             sequence.tick(started)
-        proposals = self.scheduler.plan()
+        sequences = self.scheduler.sequences.values()
+        proposals = self.scheduler.plan(
+            agenda(sequences, self.config, started, self.speculation.step_cost, self.pace)
+        )
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
@@ -252,10 +257,13 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
-        if self.drafter is not None and plan.spans:
+        seconds = self.clock() - started if result.seconds is None else result.seconds
+        if plan.spans and seconds > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, self.clock() - started)
+            self.speculation.stepped(rows, kv_tokens, seconds)
+            decoding = [outcome for outcome in result.spans if outcome.outputs]
+            self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]
@@ -333,6 +341,7 @@ class Engine:
             events.append(_token(sequence, one, finish))
         self.scheduler.tables.register(sequence)
         if finish:
+            self.pace.ended(sequence.outputs)
             self.scheduler.remove(sequence)
         return events
 

@@ -55,8 +55,8 @@ class Speculation:
         self.policy = policy
         self.counters = Counters()
         self.acceptance = Acceptance()
-        self._step_cost = RefinedCost(prior)
-        self._pass_cost = RefinedCost(lambda rows, kv: self._step_cost(rows, kv) / 8)
+        self.step_cost = RefinedCost(prior)
+        self._pass_cost = RefinedCost(lambda rows, kv: self.step_cost(rows, kv) / 8)
         self._tried = [20.0] * len(WIDTHS)
         self._hits = [20.0 * share for share in FIRST_HITS]
         self._plain_steps = 0
@@ -74,7 +74,7 @@ class Speculation:
                 count,
                 others,
                 self._covers(),
-                lambda rows: self._step_cost(rows, kv_tokens),
+                lambda rows: self.step_cost(rows, kv_tokens),
                 lambda shape: shape.depth * self._pass_cost(count * shape.width, 0),
                 MOST_DEPTH,
                 max(nodes, 0),
@@ -109,7 +109,7 @@ class Speculation:
         self._drafted = calibrated
         if self.policy.kind != "goodput":
             return calibrated
-        cost = self._step_cost
+        cost = self.step_cost
         kept = select(
             list(calibrated.values()), plain, decoding, spent, lambda rows: cost(rows, kv_tokens), budget
         )
@@ -134,7 +134,7 @@ class Speculation:
 
     def stepped(self, rows: int, kv_tokens: int, seconds: float) -> None:
         """Take in that a step of so many rows took `seconds` in the executor."""
-        self._step_cost.observe(rows, kv_tokens, seconds)
+        self.step_cost.observe(rows, kv_tokens, seconds)
 
     def report(self) -> SpeculationReport:
         """The counters now."""
