@@ -1,6 +1,7 @@
 """What a step may hold, as the policies see it: who goes first, and how many rows each may have."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 from streamserve.engine.plan import TARGET
@@ -46,29 +47,28 @@ class Agenda:
 
 
 def agenda(
-    sequences: Iterable[Sequence],
+    sequences: List[Sequence],
     config: EngineConfig,
     now: float,
     cost: Callable[[int, int], float],
     pace: Pace,
 ) -> Agenda:
     """The agenda of a step that begins `now`; `cost` is the seconds of a step by rows and KV tokens."""
-    there = list(sequences)
-    candidates = [_candidate(sequence) for sequence in there]
+    candidates = [_candidate(sequence) for sequence in sequences]
     order, budget = config.order, config.max_num_batched_tokens
     ranking = rank(order, candidates, now)
-    ranked = [there[i] for i in ranking]
+    ranked = [sequences[i] for i in ranking]
     needs = [candidate.need for candidate in candidates if candidate.decoding]
-    prompts = [sequence for sequence in ranked if not (sequence.running and sequence.pending == 1)]
-    kv_tokens = sum(sequence.computed[TARGET] for sequence in there)
+    prompts = [one for one in ranked if not (one.reserved or (one.running and one.pending == 1))]
+    kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
     if order in CAPPED:
         budget = batch_cap(needs, lambda rows: cost(rows, kv_tokens), budget)
     wanted: dict[int, Chunk] = {}
     if order == "slo" and prompts:
         company = Company(needs, lambda rows: cost(rows, kv_tokens), budget, config.max_chunk, pace.step)
         given = chunks([_prompt(one, now) for one in prompts], company, pace.output, config.prefill_share)
-        wanted = {sequence.id: chunk for sequence, chunk in zip(prompts, given, strict=True)}
-    in_turn = [there[i] for i in turns(order, candidates, ranking)]
+        wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
+    in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
     return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE)
 
 

@@ -86,8 +86,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             Meta(
                 ge=0,
                 le=1,
-                description="share of a step's tokens that prompts may take in order slo, beyond what targets "
-                "ask for; by default as many as pay",
+                description="order slo: the share of a step's tokens that prompts get, beyond what "
+                "targets ask for; by default as many as pay",
             ),
         ]
         | None
