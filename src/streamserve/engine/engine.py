@@ -41,6 +41,7 @@ from streamserve.protocol.messages import (
     ToEngine,
     Token,
     TransferNews,
+    TransferReport,
 )
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
@@ -170,6 +171,7 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
+            transfer=self._transfer_report(),
         )
 
     @property
@@ -261,6 +263,10 @@ class Engine:
         if self.incoming and sequence.reserved:
             self.incoming.withdraw(sequence)
         self.scheduler.remove(sequence)
+
+    def _transfer_report(self) -> TransferReport | None:
+        side = self.outgoing or self.incoming
+        return side.report() if side else None
 
     def _issue_tickets(self) -> None:
         """For the sequences that have just got blocks for KV to come."""
