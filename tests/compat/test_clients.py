@@ -39,7 +39,8 @@ def test_litellm(served: Served) -> None:
 
 
 def test_langchain(served: Served) -> None:
-    told = json.loads(run("langchain-openai", "python", str(HERE / "use_langchain.py"), served.url).splitlines()[-1])
+    printed = run("langchain-openai", "python", str(HERE / "use_langchain.py"), served.url)
+    told = json.loads(printed.splitlines()[-1])
     assert (told["whole"], told["streamed"]) == (ANSWER, ANSWER)
     assert told["tool"] == ["choose"]
     assert told["structured"] in ("red", "green")
