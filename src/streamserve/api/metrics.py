@@ -42,10 +42,17 @@ NAMES_OF_VLLM = {
     "request_queue_time_seconds",
     "request_prefill_time_seconds",
     "request_decode_time_seconds",
+    "request_inference_time_seconds",
     "request_prompt_tokens",
     "request_generation_tokens",
+    "request_params_n",
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_accepted_tokens_per_pos",
 }
-"""Families that vLLM has with the same name and meaning; labels are ours."""
+"""Families that vLLM has with the same name and meaning (in its v1/metrics/loggers.py and
+v1/spec_decode/metrics.py); labels are ours."""
 
 SUCCESSES = ("stop", "length", "abort")
 """Reasons that vLLM counts as success, with its label's name (finished_reason)."""
@@ -68,8 +75,10 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
     "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
     "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
+    "request_inference_time_seconds": ("From a request's first step to its last token.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Tokens generated for a request.", _COUNTS),
+    "request_params_n": ("Choices that a request asked for.", (1, 2, 5, 10, 20)),
 }
 
 
@@ -139,6 +148,7 @@ class RequestWatch:
         self.begun = False
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
+        self._choices = choices
         self._open = set(range(choices))
         self._start = time.perf_counter()
         self._first = 0.0
@@ -163,11 +173,14 @@ class RequestWatch:
         observe("request_queue_time_seconds", usage.queued_seconds)
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
+        observe("request_params_n", self._choices)
         if not self._latest:
             return
         last, most = max(self._latest.values()), max(self._tokens.values())
-        observe("request_prefill_time_seconds", max(0.0, self._first - self._start - usage.queued_seconds))
+        began = self._start + usage.queued_seconds
+        observe("request_prefill_time_seconds", max(0.0, self._first - began))
         observe("request_decode_time_seconds", last - self._first)
+        observe("request_inference_time_seconds", max(0.0, last - began))
         if most > 1:
             observe("request_time_per_output_token_seconds", (last - self._first) / (most - 1))
 

@@ -16,10 +16,11 @@ from streamserve.engine.plan import (
 )
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.speculation import Limit, Speculation, guessed_cost
+from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.policy.goodput import PLAIN, Shape
+from streamserve.policy.outlook import Candidate
 from streamserve.policy.prefix import namespace
+from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
@@ -323,11 +324,15 @@ class Engine:
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
+        guessed_for = {proposal.sequence.id for proposal in able}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if p.sequence.pending == 1}
         shapes = self.speculation.shapes(
-            [Limit(p.sequence.params.speculation.max_depth, p.nodes) for p in able],
+            [_candidate(proposal) for proposal in able],
             rows - len(able),
             kv_tokens,
             min(self.config.draft_nodes, budget // max(len(able), 1)),
+            [need for id, need in needs.items() if id not in guessed_for],
+            len(self.scheduler.running()) / self.config.max_num_seqs,
         )
         asked = {
             proposal.sequence.id: self._ask(proposal.sequence, shape)
@@ -347,8 +352,7 @@ class Engine:
             if self.drafter.plane == DRAFT:
                 self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        decoding = sum(proposal.sequence.pending == 1 for proposal in proposals)
-        chosen = self.speculation.choose(trees, sampled, rows, decoding, kv_tokens, spent, budget)
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
 
@@ -367,6 +371,7 @@ class Engine:
             depth=shape.depth,
             width=shape.width,
             nodes=shape.nodes,
+            expansion=shape.expansion,
             computed=0 if plane is None else sequence.computed[plane],
             blocks=[] if plane is None else list(sequence.blocks),
         )
@@ -380,7 +385,8 @@ class Engine:
         if self.drafter is not None and plan.spans:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, spent)
+            brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
+            self.speculation.stepped(rows, kv_tokens, spent, brought)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]
@@ -504,6 +510,12 @@ class Engine:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
+
+
+def _candidate(proposal: Proposal) -> Candidate:
+    sequence = proposal.sequence
+    depth = sequence.params.speculation.max_depth
+    return Candidate(depth, proposal.nodes, sequence.need, sequence.priority, sequence.id)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
