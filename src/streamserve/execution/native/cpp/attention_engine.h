@@ -2,6 +2,8 @@
 // with AMX for bf16. Both give a query the same bits beside any other queries.
 #pragma once
 
+#include <algorithm>
+
 #include "attention.h"
 #include "vec.h"
 
@@ -24,19 +26,31 @@ inline int padded(int dim) { return round_up(dim, CHUNK); }
 template <class V, int ROWS, int WIDE, class At>
 inline void products(const float* x, size_t x_stride, At at, int from, int until, float* to, size_t to_stride) {
     V sum[ROWS][WIDE];
-    for (auto& row : sum)
-        for (V& one : row) one = V::set(0.0f);
+    UNROLLED for (int row = 0; row < ROWS; row++) {
+        UNROLLED for (int i = 0; i < WIDE; i++) sum[row][i] = V::set(0.0f);
+    }
     for (int k = from; k < until; k++) {
         auto columns = at(k);
-        V value[ROWS];
-        for (int row = 0; row < ROWS; row++) value[row] = V::set(x[size_t(row) * x_stride + size_t(k)]);
-        for (int i = 0; i < WIDE; i++) {
-            V column = V::load(columns + i * V::lanes);
-            for (int row = 0; row < ROWS; row++) accumulate(sum[row][i], value[row], column);
+        // What there is more of is loaded one by one, so that sums and all else fit in 16 registers.
+        if constexpr (WIDE > ROWS) {
+            V value[ROWS];
+            UNROLLED for (int row = 0; row < ROWS; row++) value[row] = V::set(x[size_t(row) * x_stride + size_t(k)]);
+            UNROLLED for (int i = 0; i < WIDE; i++) {
+                V column = V::load(columns + i * V::lanes);
+                UNROLLED for (int row = 0; row < ROWS; row++) accumulate(sum[row][i], value[row], column);
+            }
+        } else {
+            V column[WIDE];
+            UNROLLED for (int i = 0; i < WIDE; i++) column[i] = V::load(columns + i * V::lanes);
+            UNROLLED for (int row = 0; row < ROWS; row++) {
+                V value = V::set(x[size_t(row) * x_stride + size_t(k)]);
+                UNROLLED for (int i = 0; i < WIDE; i++) accumulate(sum[row][i], value, column[i]);
+            }
         }
     }
-    for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < WIDE; i++) sum[row][i].store(to + size_t(row) * to_stride + i * V::lanes);
+    UNROLLED for (int row = 0; row < ROWS; row++) {
+        UNROLLED for (int i = 0; i < WIDE; i++) sum[row][i].store(to + size_t(row) * to_stride + i * V::lanes);
+    }
 }
 
 // The same for any number of rows and `columns` columns, a multiple of two vectors.
@@ -47,7 +61,7 @@ void all_products(int rows, int columns, const float* x, size_t x_stride, At at,
         int left = rows - row;
         count = left <= 6 ? left : left < 10 ? left - left / 2 : left < 12 ? 5 : 6;
         for (int i = 0, wide; i < columns; i += wide * V::lanes) {
-            auto here = [&](int k) { return at(k) + i; };
+            auto here = [at, i](int k) { return at(k) + i; };
             float* out = to + size_t(row) * to_stride + i;
             wide = count <= 3 && columns - i >= 4 * V::lanes ? 4 : 2;
             switch (wide == 4 ? -count : count) {
@@ -143,7 +157,7 @@ class VectorEngine {
         for (int panel = from / WIDTH; panel * WIDTH < until; panel++) {
             if (!many_) turn(panel, panels_);
             const float* keys = many_ ? panel_at(panel) : panels_;
-            auto at = [&](int d) { return keys + d * WIDTH; };
+            auto at = [keys](int d) { return keys + d * WIDTH; };
             all_products<V>(count, WIDTH, x, row_, at, 0, dim_, to + panel * WIDTH, KEY_TILE);
         }
     }
@@ -153,10 +167,10 @@ class VectorEngine {
     void values(const Weight* weights, int count, int from, int until, float* to) {
         int columns = int(row_);
         if (widened_) {
-            auto at = [&](int key) { return values_ + size_t(key) * row_; };
+            auto at = [values = values_, row = row_](int key) { return values + size_t(key) * row; };
             all_products<V>(count, columns, weights, KEY_TILE, at, from, until, to, row_);
         } else {
-            auto at = [&](int key) { return tile_->values[key]; };
+            auto at = [values = tile_->values](int key) { return values[key]; };
             all_products<V>(count, columns, weights, KEY_TILE, at, from, until, to, row_);
         }
     }
@@ -171,20 +185,26 @@ class VectorEngine {
         for (; d < int(row_); d++) to[d] = 0;
     }
 
-    // A panel's keys; behind the last one it stands again.
+    // A panel's keys; behind the last one it stands again. Where values are read as they lie, theirs are fetched
+    // meanwhile, and the next panel's keys.
     void turn(int panel, float* to) const {
+        int last = tile_->count - 1;
         for (int half = 0; half < WIDTH; half += 8) {
             const T* keys[8];
             for (int i = 0; i < 8; i++) {
-                int key = panel * WIDTH + half + i, last = tile_->count - 1;
-                keys[i] = tile_->keys[key < last ? key : last];
+                int key = std::min(panel * WIDTH + half + i, last);
+                keys[i] = tile_->keys[key];
                 if (many_) continue;
-                for (size_t byte = 0; byte < size_t(dim_) * sizeof(T); byte += 64) {
-                    __builtin_prefetch(reinterpret_cast<const char*>(tile_->values[key < last ? key : last]) + byte);
-                }
+                fetch(tile_->keys[std::min(key + WIDTH, last)]);
+                fetch(tile_->values[key]);
             }
             turn_eight(keys, dim_, to + half, WIDTH);
         }
+    }
+
+    void fetch(const T* vector) const {
+        const char* at = reinterpret_cast<const char*>(vector);
+        for (size_t byte = 0; byte < size_t(dim_) * sizeof(T); byte += 64) __builtin_prefetch(at + byte);
     }
 
     int dim_;

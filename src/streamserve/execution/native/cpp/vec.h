@@ -10,6 +10,9 @@
 #include <immintrin.h>
 #endif
 
+// Before a loop over vectors that are to stay in registers.
+#define UNROLLED _Pragma("GCC unroll 8")
+
 namespace streamserve {
 
 // Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off).
