@@ -17,10 +17,11 @@ from streamserve.engine.plan import (
 )
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.speculation import Limit, Speculation, guessed_cost
+from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.policy.goodput import PLAIN, Shape
+from streamserve.policy.outlook import Candidate
 from streamserve.policy.prefix import namespace
+from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
@@ -42,6 +43,7 @@ from streamserve.protocol.messages import (
     ToEngine,
     Token,
     TransferNews,
+    TransferReport,
 )
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
@@ -175,6 +177,7 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
+            transfer=self._transfer_report(),
         )
 
     @property
@@ -267,6 +270,10 @@ class Engine:
             self.incoming.withdraw(sequence)
         self.scheduler.remove(sequence)
 
+    def _transfer_report(self) -> TransferReport | None:
+        side = self.outgoing or self.incoming
+        return side.report() if side else None
+
     def _issue_tickets(self) -> None:
         """For the sequences that have just got blocks for KV to come."""
         if self.incoming is not None:
@@ -322,11 +329,15 @@ class Engine:
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
+        guessed_for = {proposal.sequence.id for proposal in able}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if p.sequence.pending == 1}
         shapes = self.speculation.shapes(
-            [Limit(p.sequence.params.speculation.max_depth, p.nodes) for p in able],
+            [_candidate(proposal) for proposal in able],
             rows - len(able),
             kv_tokens,
             min(self.config.draft_nodes, budget // max(len(able), 1)),
+            [need for id, need in needs.items() if id not in guessed_for],
+            len(self.scheduler.running()) / self.config.max_num_seqs,
         )
         asked = {
             proposal.sequence.id: self._ask(proposal.sequence, shape)
@@ -346,8 +357,7 @@ class Engine:
             if self.drafter.plane == DRAFT:
                 self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        decoding = sum(proposal.sequence.pending == 1 for proposal in proposals)
-        chosen = self.speculation.choose(trees, sampled, rows, decoding, kv_tokens, spent, budget)
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
 
@@ -366,6 +376,7 @@ class Engine:
             depth=shape.depth,
             width=shape.width,
             nodes=shape.nodes,
+            expansion=shape.expansion,
             computed=0 if plane is None else sequence.computed[plane],
             blocks=[] if plane is None else list(sequence.blocks),
         )
@@ -379,7 +390,8 @@ class Engine:
         if plan.spans and spent > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, spent)
+            brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
+            self.speculation.stepped(rows, kv_tokens, spent, brought)
             decoding = [outcome for outcome in result.spans if outcome.outputs]
             self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
             for span, outcome in zip(plan.spans, result.spans, strict=True):
@@ -506,6 +518,12 @@ class Engine:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
+
+
+def _candidate(proposal: Proposal) -> Candidate:
+    sequence = proposal.sequence
+    depth = sequence.params.speculation.max_depth
+    return Candidate(depth, proposal.nodes, sequence.need, sequence.priority, sequence.id)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
