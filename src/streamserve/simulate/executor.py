@@ -68,8 +68,9 @@ class CostExecutor:
         results = [self._span(span) for span in plan.spans]
         rows = sum(span.rows for span in plan.spans)
         context = sum(span.start + span.rows for span in plan.spans)
-        self.seconds += self.cost(rows, context)
-        return StepResult(results)
+        seconds = self.cost(rows, context)
+        self.seconds += seconds
+        return StepResult(results, seconds)
 
     def close(self) -> None:
         self.states.clear()
