@@ -25,6 +25,7 @@ from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import Hardware, a100, h200, here
 from streamserve.control.events import Deliver, Open
 from streamserve.control.fleet import FleetConfig
+from streamserve.policy.order import ORDERS
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
@@ -35,10 +36,10 @@ RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
 MACHINES: dict[str, Callable[[], Hardware]] = {"here": here, "a100": a100, "h200": h200}
 SETTINGS = (
     "goodput", "blind", "adaserve", "adaserve-printed", "equal-greedy", "global-greedy", "specinfer-tree",
-    "off", "separate",
+    "off", "chunked", "prefill-first", "fcfs", "stta", "separate",
 )  # fmt: skip
-"""Policies; `blind` is goodput that is not told the targets, `separate` plain decoding with a machine and a
-queue for each class."""
+"""Policies of speculation, all in the order that knows targets; `blind` is goodput that is not told them.
+Orders of continuous batching, without guesses; `separate` is `chunked` with a machine for each class."""
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
 OUTPUT = (32, 96)
@@ -108,11 +109,12 @@ def play(
     config = EngineConfig(
         num_blocks=4096, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
         max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False,
+        order=setting if setting in ORDERS else "chunked" if setting == "separate" else "slo",
     )  # fmt: skip
-    plain = setting in ("off", "separate")
+    plain = setting in (*ORDERS, "off", "separate")
     simulation = Simulation(
         FleetConfig(), config, model(), hardware.step, start_seconds=0.0,
-        policy={"blind": "goodput", "separate": "off"}.get(setting, setting),
+        policy="off" if plain else "goodput" if setting == "blind" else setting,
         drafter=None if plain else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
     )  # fmt: skip
     least = minimum(hardware)
