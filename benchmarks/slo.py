@@ -74,6 +74,17 @@ class Asked:
     text: int
 
 
+@dataclass(frozen=True)
+class Served:
+    """A request's class, whether its target was met, its tokens, seconds to the first, when it ended."""
+
+    kind: int
+    met: bool
+    tokens: int
+    ttft: float
+    end: float
+
+
 def minimum(hardware: Hardware) -> float:
     """The profiled minimum of the time per output token: batch 8, 32 tokens in, 128 out, no guesses."""
     return float(np.mean([hardware.step(8, 8 * (32 + done)) for done in range(128)]))
@@ -104,8 +115,8 @@ def model() -> ModelInfo:
 
 def play(
     hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked]
-) -> list[tuple[Asked, bool, int, float]]:
-    """Each request with whether its target was met, its tokens and when it ended."""
+) -> list[Served]:
+    """What became of each request."""
     config = EngineConfig(
         num_blocks=4096, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
         max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False,
@@ -136,12 +147,14 @@ def play(
     for number, one in enumerate(asked):
         got = times[str(number)]
         tpot = (got[-1] - got[0]) / (len(got) - 1)
-        found.append((one, tpot <= goals[one.kind] * (1 + 1e-9), len(got), got[-1]))
+        found.append(
+            Served(one.kind, tpot <= goals[one.kind] * (1 + 1e-9), len(got), got[0] - one.at, got[-1])
+        )
     return found
 
 
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
-    """Attainment, goodput and throughput in tokens a second, of one workload."""
+    """Attainment, goodput and throughput in tokens a second, mean seconds to the first token."""
     hardware = MACHINES[machine]()
     with np.load(RECORDED, allow_pickle=False) as arrays:
         recording = unpack({name: arrays[name] for name in arrays.files})
@@ -153,14 +166,19 @@ def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]
         played = [workload(hardware, load, seed)]
     ends = [play(hardware, recording, setting, load, part) for part in played if part]
     every = [one for part in ends for one in part]
-    span = max(end for _, _, _, end in every) - min(one.at for one, _, _, _ in every)
+    first = min(part[0].at for part in played if part)
+    span = max(one.end for one in every) - first
     machines = len(played)
     return {
-        "attainment": float(np.mean([met for _, met, _, _ in every])),
-        "strict": float(np.mean([met for one, met, _, _ in every if one.kind == 0] or [1.0])),
-        "goodput": sum(tokens for _, met, tokens, _ in every if met) / span / machines,
-        "throughput": sum(tokens for _, _, tokens, _ in every) / span / machines,
+        "attainment": float(np.mean([one.met for one in every])),
+        "strict": float(np.mean([one.met for one in every if one.kind == 0] or [1.0])),
+        "goodput": sum(one.tokens for one in every if one.met) / span / machines,
+        "throughput": sum(one.tokens for one in every) / span / machines,
+        "ttft": float(np.mean([one.ttft for one in every])),
     }
+
+
+SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("goodput", "{:.1f}"), ("ttft", "{:.2f}"))
 
 
 def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float]:
@@ -203,7 +221,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 def show(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hardware) -> None:
     """Print attainment and goodput, a line a setting."""
     points = list(dict.fromkeys(record[args.sweep] for record in records))
-    for name, form in (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("goodput", "{:.1f}")):
+    for name, form in SHOWN:
         rows = []
         for setting in args.settings:
             cells = [r for r in records if r["setting"] == setting]
