@@ -16,6 +16,7 @@ from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
+from streamserve.control.view import RouterView, router_view
 from streamserve.control.workers import Topology, role, total
 from streamserve.policy.routing import parse_router
 from streamserve.protocol.config import ModelConfig, WorkerConfig
@@ -114,6 +115,10 @@ class AsyncLLM:
         """The workers' latest reports, added up."""
         workers = self._shell.fleet.workers.values()
         return total(worker.report for worker in workers if worker.report)
+
+    def routing(self) -> RouterView:
+        """The workers now, and why recent requests went where they did."""
+        return router_view(self._shell.fleet, self.settings.server.router, time.monotonic())
 
     def process_id(self, worker: str = "unified-0") -> int:
         """A worker's process."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from streamserve.engine.agenda import Pace, agenda
 from streamserve.engine.plan import (
     DRAFT,
     TARGET,
@@ -81,6 +82,7 @@ class Engine:
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
+        self.pace = Pace()
         pool = self.scheduler.tables.pool
         self.outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         self.incoming = Incoming(cache, name, pool, config.block_size) if cache else None
@@ -133,9 +135,12 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
         started, elsewhere = self.clock(), self._computing_seconds
-        for sequence in self.scheduler.sequences.values():
+        able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
+        for sequence in able:
             sequence.tick(started)
-        proposals = self.scheduler.plan()
+        proposals = self.scheduler.plan(
+            agenda(able, self.config, started, self.speculation.step_cost, self.pace)
+        )
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
@@ -380,13 +385,15 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
-        spent = self.clock() - started
+        spent = self.clock() - started if result.seconds is None else result.seconds
         self._target_seconds += spent
-        if self.drafter is not None and plan.spans:
+        if plan.spans and spent > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
             brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
             self.speculation.stepped(rows, kv_tokens, spent, brought)
+            decoding = [outcome for outcome in result.spans if outcome.outputs]
+            self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]
@@ -492,6 +499,7 @@ class Engine:
             events.append(_token(sequence, sequence.choices[0], one, finish))
         self.scheduler.tables.register(sequence)
         if finish:
+            self.pace.ended(sequence.outputs)
             self._remove(sequence)
         return events
 

@@ -182,6 +182,8 @@ def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> 
         max_chunk=config.max_chunk,
         enable_prefix_caching=config.enable_prefix_caching,
         preempt_every=config.preempt_every,
+        order=config.order,
+        prefill_share=config.prefill_share,
     )
 
 
