@@ -25,6 +25,9 @@ from streamserve.control.events import (
 )
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
+from streamserve.engine.plan import Drafter
+from streamserve.engine.speculation import Speculation
+from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -88,6 +91,8 @@ class Simulation:
         cost: Cost,
         start_seconds: float = 1.0,
         wire_seconds: float = 0.0,
+        policy: str = "goodput",
+        drafter: Callable[[CostExecutor], Drafter] | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
@@ -97,6 +102,8 @@ class Simulation:
         self._cost = cost
         self._start_seconds = start_seconds
         self._wire_seconds = wire_seconds
+        self._policy = parse_policy(policy)
+        self._drafter = drafter
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._given: list[Given] = []
@@ -156,7 +163,9 @@ class Simulation:
             config,
             self._model,
             executor,
-            self.clock,
+            lambda: self.clock.now + executor.seconds,
+            self._drafter(executor) if self._drafter else None,
+            Speculation(self._policy, self._cost),
             transport=self._transport(name, executor) if name in topology.prefill else None,
             cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint)
             if name in topology.decode
@@ -216,11 +225,11 @@ class Simulation:
         if worker.busy or self.workers[name] is not worker:
             return
         inbox, worker.inbox = worker.inbox, []
+        worker.executor.seconds = 0.0
         events: list[Event] = []
         for message in inbox:
             events += worker.engine.handle(message)
         self._tell_transfers(name, worker)
-        worker.executor.seconds = 0.0
         if worker.engine.has_work:
             events += worker.engine.step()
         seconds = worker.executor.seconds
