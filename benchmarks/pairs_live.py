@@ -37,7 +37,9 @@ async def serving(model: str, **given: object) -> AsyncGenerator[AsyncLLM, None]
     llm = AsyncLLM(resolve(model, {"draft": "none", "log_level": "warning", **given}))
     await llm.start()
     try:
-        while not all(worker.ready for worker in llm.routing().workers):
+        for _ in range(1200):
+            if all(worker.ready for worker in llm.routing().workers):
+                break
             await asyncio.sleep(0.05)
         yield llm
     finally:
@@ -45,6 +47,7 @@ async def serving(model: str, **given: object) -> AsyncGenerator[AsyncLLM, None]
 
 
 def prompt(rng: random.Random, length: int) -> list[int]:
+    """Random tokens."""
     return [rng.randrange(300, 3000) for _ in range(length)]
 
 
@@ -134,8 +137,9 @@ def main() -> None:
     plain = asyncio.run(transfer(args.model, lengths, None))
     wire = plain["bytes"] / (plain["prefill_seconds"] / 2)
     slow = asyncio.run(transfer(args.model, lengths, wire))
+    each = 1e3 / len(lengths)
     rows = [
-        [name, f"{f['prefill_seconds'] / len(lengths) * 1e3:.0f}", f"{f['exposed_seconds'] / len(lengths) * 1e3:.1f}",
+        [name, f"{f['prefill_seconds'] * each:.0f}", f"{f['exposed_seconds'] * each:.1f}",
          f"{f['exposed_share']:.1%}"]
         for name, f in (("shared memory", plain), ("a wire that takes half of prefill", slow))
     ]  # fmt: skip
