@@ -13,7 +13,7 @@ __all__ = ["LLM", "Grammar", "SamplingParams", "Slo", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM`, `Grammar`, `SamplingParams` and `Slo` on first use: a worker does not import what clients need."""
+    """What is exported, on first use: a worker does not import what clients need."""
     if name == "LLM":
         from streamserve.llm import LLM
 

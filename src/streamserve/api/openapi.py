@@ -46,8 +46,8 @@ def described(
     """A route for the description: what it does, takes and answers.
 
     `event` is one event of its streams. `unsupported` are fields that are known and refused, with the values
-    that ask nothing of us; `parameters` describes headers. A `reply` that is no struct is text of the type `media`. `others` are answers
-    beside it, by status.
+    that ask nothing of us; `parameters` describes headers. A `reply` that is no struct is text of the type
+    `media`. `others` are answers beside it, by status.
     """
     others = others or {}
     kinds = [kind for kind in (request, reply, event, *others.values(), ErrorBody) if kind is not None]
