@@ -226,7 +226,7 @@ def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
     if isinstance(event, Token):
         return choice.feed(event)
     if event.reason == "error":
-        raise RequestError(event.error)
+        raise RequestError(event.error, status=event.status, retry_after=event.retry_after)
     return choice.finish(event.reason)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from streamserve.api.generator import Item
 from streamserve.api.slo import strictness
+from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
@@ -116,3 +117,18 @@ def test_the_real_engine_measures(server: Served, route: str) -> None:
     assert 0 < usage["tpot_ms"] < 60_000
     missed = server.post(route, **body, slo={"ttft_ms": 0.001}).json()["usage"]
     assert not missed["slo_met"]
+
+
+@ROUTES
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_hopeless_target_is_refused_with_503_and_when_to_come_again(
+    generator: ScriptedGenerator, route: str, stream: bool
+) -> None:
+    async def refuses(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        raise RequestError("tpot_ms is 1, and 9 could be met", status=503, retry_after=2.5)
+        yield Usage(0, 0)
+
+    with scripted(generator.but(script=refuses)) as server:
+        reply = server.post(route, **BODIES[route], stream=stream, slo={"tpot_ms": 1})
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "3")
+    assert "9 could be met" in reply.json()["error"]["message"]
