@@ -44,6 +44,8 @@ from streamserve.protocol.tickets import CacheAddress
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
 
+REPORT_SECONDS = 0.5
+
 
 class VirtualClock:
     """Time that moves only when the simulation says so; calling it gives seconds."""
@@ -126,7 +128,19 @@ class Simulation:
         heapq.heappush(self._heap, (time, next(self._numbers), action))
 
     def _handle(self, event: FleetEvent) -> None:
+        if isinstance(event, Open):
+            self._hear_reports()
         self._do(self.fleet.handle(event, self.clock.now))
+
+    def _hear_reports(self) -> None:
+        """What workers would have told meanwhile: they report at least every half second."""
+        for name, worker in self.workers.items():
+            known = self.fleet.workers[name]
+            if known.ready and worker.incarnation >= 0 and self.clock.now - known.heard_at >= REPORT_SECONDS:
+                self._do(self.fleet.handle(self._report(name, worker), self.clock.now))
+
+    def _report(self, name: str, worker: _Worker) -> Heard:
+        return Heard(name, worker.incarnation, worker.engine.report())
 
     def _do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -226,7 +240,7 @@ class Simulation:
             self._tell_transfers(name, worker)
 
     def _tell_transfers(self, name: str, worker: _Worker) -> None:
-        if news := worker.engine.transfers():
+        if news := worker.engine.exchange.news():
             self._handle(Heard(name, worker.incarnation, Transfers(news)))
 
     def _step_done(self, name: str, worker: _Worker, events: list[Event]) -> None:
@@ -234,6 +248,7 @@ class Simulation:
         if self.workers[name] is worker:
             self._handle(Heard(name, worker.incarnation, Events(events)))
             self._tell_transfers(name, worker)
+            self._handle(self._report(name, worker))
             self._step(name, worker)
 
     def _die(self, name: str) -> None:
