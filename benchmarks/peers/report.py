@@ -1,6 +1,5 @@
 """The table, the JSON and the picture of all rounds of a model."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ NOTES = (
 
 
 def report(model: str, records: Path, write_results: bool) -> None:
-    """Print what the records come to; `write_results` also writes peers.json and peers-MODEL.png."""
+    """Print what the records come to; `write_results` also writes them as JSON and PNG."""
     if not records.exists():
         raise SystemExit(f"nothing was measured yet: there is no {records}")
     lines = read(records)
@@ -83,18 +82,17 @@ def _print_agreement(lines: list[Record]) -> None:
 
 
 def _write(model: str, lines: list[Record], found: dict[str, dict[str, dict[str, Any]]]) -> Path:
-    """The other model's figures stay."""
-    path = RESULTS / "peers.json"
-    kept = json.loads(path.read_text())["figures"] if path.exists() else {}
     machine = [line for line in lines if "bandwidth" in line]
     settings = {
         "versions": {line["engine"]: line["version"] for line in lines if "version" in line},
+        "precision": {line["engine"]: line["precision"] for line in lines if "precision" in line},
         "bandwidth GB/s": statistics.median(line["bandwidth"] for line in machine) / 1e9,
         "rate TFLOP/s": statistics.median(line["rate"] for line in machine) / 1e12,
         "notes": NOTES,
     }
     best = {name: best_peer(engines) for name, engines in found.items()}
-    return write("peers", settings, {**kept, model: {"best peer": best, "scenarios": found}})
+    figures = {"best peer": best, "scenarios": found, "failed": failures(lines)}
+    return write(f"peers-{model}", settings, figures)
 
 
 def plot(model: str, found: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
