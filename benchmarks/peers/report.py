@@ -26,7 +26,7 @@ NOTES = (
     "*: the best peer",
     "ratio: the peer's time or memory over ours in the same round, median and 95 % interval: above 1 we lead",
     "floor: weights and KV read once a step at this round's bandwidth, or the FLOPs at its matrix rate",
-    "OpenVINO keeps its KV cache in u8 unless told otherwise: shown, but the best peer has 16 bits",
+    "OpenVINO keeps its KV cache in u8 unless told otherwise: shown, but the best peer has 16 bits or more",
     "llama.cpp runs through its batch interface here; its Python server answers one request after another",
 )
 

