@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.api.generator import Item
 from streamserve.api.metrics import NAMES_OF_VLLM, OURS, THEIRS
-from streamserve.protocol.messages import Report
+from streamserve.protocol.messages import Report, SpeculationReport, StepParts
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
@@ -20,6 +20,11 @@ BOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 REPORT = Report(
     running=3, waiting=4, blocks_total=10, blocks_live=5, steps=6, prompt_tokens=7, generation_tokens=8,
     prefix_queries=9, prefix_hits=2, preemptions=1, copies_on_write=0, step_seconds=0.5,
+    step_parts=StepParts(scheduling=0.05, draft=0.1, target=0.3),
+    speculation=SpeculationReport(
+        drafts=6, drafted=30, verified=15, accepted=9, expected=8.5, accepted_at=[5, 3, 1],
+        trees_by_nodes=[2, 0, 3, 1], trees_by_depth=[3, 2, 1], draft_seconds=0.1, select_seconds=0.01,
+    ),
 )  # fmt: skip
 
 
@@ -119,6 +124,29 @@ def test_the_queue_of_the_real_engine_is_timed(server: Served) -> None:
     parts = sum(server.metric(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode"))
     assert 0 < parts <= total
     until(lambda: server.working() == 0)
+
+
+def test_what_guessing_came_to_and_where_the_time_of_steps_went(generator: ScriptedGenerator) -> None:
+    with scripted(generator.but(latest=REPORT)) as server:
+        found = samples(server)
+        expected: dict[str, float] = {
+            "spec_decode_num_drafts_total": 6,
+            "spec_decode_guesses_total": 30,
+            "spec_decode_num_draft_tokens_total": 15,
+            "spec_decode_num_accepted_tokens_total": 9,
+            "spec_decode_num_accepted_tokens_per_pos_total{'position': '1'}": 3,
+            "spec_decode_expected_tokens_total": 8.5,
+            "spec_decode_tree_nodes_bucket{'le': '1.0'}": 2,
+            "spec_decode_tree_nodes_bucket{'le': '3.0'}": 5,
+            "spec_decode_tree_nodes_bucket{'le': '+Inf'}": 6,
+            "spec_decode_tree_nodes_sum": 15,
+            "spec_decode_tree_depth_bucket{'le': '2.0'}": 5,
+            "spec_decode_tree_depth_count": 6,
+            "step_part_seconds_total{'part': 'draft'}": 0.1,
+            "step_part_share{'part': 'scheduling'}": 0.1,
+            "step_part_share{'part': 'target'}": 0.6,
+        }
+        assert {OURS + name: value for name, value in expected.items()}.items() <= found.items()
 
 
 def board() -> dict[str, object]:

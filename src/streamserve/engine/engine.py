@@ -25,6 +25,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cancel,
+    Edit,
     Event,
     Finished,
     FinishReason,
@@ -32,6 +33,7 @@ from streamserve.protocol.messages import (
     ModelInfo,
     PromptLogprobs,
     Report,
+    StepParts,
     Submit,
     Token,
 )
@@ -70,6 +72,8 @@ class Engine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._step_seconds = 0.0
+        self._scheduling_seconds = 0.0
+        self._target_seconds = 0.0
         self._floor = floor
         self._floor_seconds = 0.0
 
@@ -77,19 +81,24 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def handle(self, message: Submit | Cancel) -> list[Event]:
+    def handle(self, message: Submit | Edit | Cancel) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
         if isinstance(message, Cancel):
             return self._cancel(message)
+        if isinstance(message, Edit):
+            return []
         return self._submit(message)
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
-        started = self.clock()
+        started, elsewhere = self.clock(), self._computing_seconds
+        for sequence in self.scheduler.sequences.values():
+            sequence.tick(started)
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
+        self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         events = self._admissions(proposals, started)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
@@ -114,9 +123,19 @@ class Engine:
             preemptions=scheduler.preemptions,
             copies_on_write=scheduler.tables.copies_on_write,
             step_seconds=self._step_seconds,
+            step_parts=StepParts(
+                scheduling=self._scheduling_seconds,
+                draft=self.speculation.counters.draft_seconds,
+                target=self._target_seconds,
+            ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
         )
+
+    @property
+    def _computing_seconds(self) -> float:
+        """Seconds that were spent in the models."""
+        return self.speculation.counters.draft_seconds + self._target_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
         error = self._refusal(message)
@@ -136,6 +155,8 @@ class Engine:
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
         length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
+        if message.open:
+            return "open prompts are not served yet"
         if not message.prompt or not message.outputs:
             return "the prompt is empty"
         if length > self.config.max_model_len:
@@ -163,6 +184,7 @@ class Engine:
                 arrival=message.arrival,
                 computed=[0] * self.scheduler.tables.planes,
                 prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
+                first_token_at=message.began.get(choices[0]),
             )
         )
         self._prompt_tokens += len(message.prompt)
@@ -244,10 +266,12 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
+        spent = self.clock() - started
+        self._target_seconds += spent
         if self.drafter is not None and plan.spans:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, self.clock() - started)
+            self.speculation.stepped(rows, kv_tokens, spent)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]

@@ -36,6 +36,8 @@ class Counters:
     accepted: int = 0
     expected: float = 0.0
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DEPTH)
+    trees_by_nodes: list[int] = field(default_factory=list)
+    trees_by_depth: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     select_seconds: float = 0.0
 
@@ -126,6 +128,8 @@ class Speculation:
         counters.verified += len(tree) - 1
         counters.accepted += accepted
         counters.expected += sum(tree.accept[1:])
+        _count(counters.trees_by_nodes, len(tree) - 1)
+        _count(counters.trees_by_depth, max(tree.depths()))
         for depth in range(min(accepted, MOST_DEPTH)):
             counters.accepted_at[depth] += 1
         drafted = self._drafted.get(id, tree)
@@ -159,6 +163,12 @@ class Speculation:
                     self._hits[rank] /= 2
                 self._tried[rank] += 1
                 self._hits[rank] += node in reached
+
+
+def _count(histogram: list[int], number: int) -> None:
+    """One more that is `number`, which is counted in `histogram[number - 1]`."""
+    histogram += [0] * (number - len(histogram))
+    histogram[number - 1] += 1
 
 
 def _fit(shape: Shape, limit: Limit) -> Shape:
