@@ -17,6 +17,7 @@ Backend = Literal["auto", "native", "reference"]
 SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+Role = Literal["unified", "prefill", "decode"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -37,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_chunk: int = 512
     enable_prefix_caching: bool = True
     preempt_every: int = 0
-    draft_nodes: int = 16
+    draft_nodes: int = 32
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +96,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "coupled"
     speculation_policy: Annotated[
         str,
-        Meta(description="how much is guessed: goodput, off, fixed:DEPTH or fixed-tree:WIDTHxDEPTH"),
+        Meta(
+            description="how much is guessed: goodput (what targets need, then as much as pays), off, "
+            "fixed:DEPTH, fixed-tree:WIDTHxDEPTH, or for comparison adaserve, adaserve-printed, "
+            "equal-greedy, global-greedy, specustream, specustream-printed, specustream-equations, "
+            "threshold, specinfer-tree"
+        ),
     ] = "goodput"
 
 
@@ -157,6 +163,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...], Meta(description="key for the /admin routes, which are closed without one")
     ] = ()
     admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] | None = None
+    pairs: Annotated[
+        int,
+        Meta(ge=0, le=64, description="stream pairs: so many prefill workers, each with a decode worker"),
+    ] = 0
+    prefill: Annotated[
+        int,
+        Meta(ge=0, le=64, description="prefill workers of uneven pools, with --decode; instead of --pairs"),
+    ] = 0
+    decode: Annotated[int, Meta(ge=0, le=64, description="decode workers of uneven pools")] = 0
+    router: Annotated[
+        str,
+        Meta(
+            description="who chooses a request's place: flowguard, flowguard-printed, round-robin, random, "
+            "least-loaded or cache-aware"
+        ),
+    ] = "flowguard"
+    kv_bytes_per_second: (
+        Annotated[
+            float, Meta(gt=0, description="for measuring: a wire between workers that is as slow as this")
+        ]
+        | None
+    ) = None
     cors_origin: Annotated[
         tuple[str, ...],
         Meta(description="origin whose web pages may call this server (https://app.example); * for all"),
@@ -168,11 +196,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker process reads from its standard input, as msgpack. `worker` is its name, with the
-    number of times it was started."""
+    number of times it was started; `memory_share` of the free memory is for it."""
 
     worker: str
-    role: Literal["unified"]
+    role: Role
     endpoint: str
     model: ModelConfig
+    memory_share: float = 1.0
+    kv_bytes_per_second: float | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -1,7 +1,7 @@
 """Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop
-worker  → control   Ready, Failed, Events, Report
+control → worker    Submit, Edit, Cancel, Stop; of stream pairs Push, Join, Release (tickets.py)
+worker  → control   Ready, Failed, Events, Transfers, Report
 """
 
 from typing import Literal
@@ -9,11 +9,13 @@ from typing import Literal
 import msgspec
 
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Phase = Literal["both", "prefill", "decode"]
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
@@ -25,6 +27,9 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     nothing is sampled until an Edit finishes it. Its last `tail` tokens are expected to stay last (a query
     behind growing context): they are computed when nothing else can run. With `answer_early` the prompt is
     answered as it stands, and tokens are withdrawn when it changes. `version` is that of the prompt.
+
+    `phase`: a prefill worker computes the prompt and the next token, and hands its KV over; a decode worker
+    holds blocks for that KV and goes on when it has come.
     """
 
     request: str
@@ -40,6 +45,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     answer_early: bool = False
     tail: int = 0
     version: int = 0
+    phase: Phase = "both"
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
@@ -183,8 +189,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     model: ModelInfo
     num_blocks: int
     block_size: int
+    max_num_seqs: int
     kv_cache_bytes: int
     load_seconds: float
+    cache: CacheAddress | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -198,6 +206,35 @@ class Events(msgspec.Struct, tag=True, frozen=True):
     """All that one step produced, in order."""
 
     events: list[Event]
+
+
+class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A decode worker holds blocks for the KV of a request's sequence."""
+
+    request: str
+    attempt: int
+    ticket: Ticket
+
+
+class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A prefill worker will not write to a ticket any more. Without an `error` all of its KV has landed:
+    `sent` bytes, the last of them `exposed` seconds after the prompt was computed."""
+
+    request: str
+    attempt: int
+    ticket: str
+    error: str = ""
+    sent: int = 0
+    exposed: float = 0.0
+
+
+TransferNews = Reserved | Pushed
+
+
+class Transfers(msgspec.Struct, tag=True, frozen=True):
+    """What there is to tell of tickets; it follows the events that came before it."""
+
+    news: list[TransferNews]
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +263,21 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     target: float
 
 
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """KV that went to other workers (`handed_over` sequences, `failed` ones) and came from them (`received`).
+    `exposed_seconds`: from a prompt's end until its KV had landed; `wire_seconds`: all the time on the wire.
+    Of `received_tokens` the `hit_tokens` were there already and not sent."""
+
+    handed_over: int = 0
+    failed: int = 0
+    sent_bytes: int = 0
+    wire_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    received: int = 0
+    received_tokens: int = 0
+    hit_tokens: int = 0
+
+
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
@@ -246,10 +298,12 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_parts: StepParts | None = None
     speculation: SpeculationReport | None = None
     step_floor_seconds: float | None = None
+    transfer: TransferReport | None = None
 
 
-ToWorker = Submit | Edit | Cancel | Stop
-FromWorker = Ready | Failed | Events | Report
+ToEngine = Submit | Edit | Cancel | Push | Join | Release
+ToWorker = ToEngine | Stop
+FromWorker = Ready | Failed | Events | Transfers | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
