@@ -17,6 +17,7 @@ Backend = Literal["auto", "native", "reference"]
 SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta"]
 Role = Literal["unified", "prefill", "decode"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -27,7 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is
     the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter.
+    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
+    `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py).
     """
 
     num_blocks: int
@@ -39,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     preempt_every: int = 0
     draft_nodes: int = 32
+    order: Order = "slo"
+    prefill_share: float | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +74,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, Meta(ge=1, description="query tokens of one step, over all requests")
     ] = 512
     max_chunk: Annotated[int, Meta(ge=1, description="query tokens of one prompt in one step")] = 512
+    order: Annotated[
+        Order,
+        Meta(
+            description="who goes first: slo by latency target, then by arrival; the others, for comparison, "
+            "by arrival alone or with batches capped for the strictest target"
+        ),
+    ] = "slo"
+    prefill_share: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=1,
+                description="order slo: the share of a step's tokens that prompts get, beyond what "
+                "targets ask for; by default as many as pay",
+            ),
+        ]
+        | None
+    ) = None
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
         True
     )
