@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from benchmarks.peers.adapters import OURS, PEERS
 from benchmarks.peers.rounds import Record, best_peer, failures, figures, read
 from benchmarks.peers.scenarios import HTTP, SCENARIOS
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import RESULTS, machine, table, write
 
 TITLES = {name: scenario.title for name, scenario in SCENARIOS.items()} | {
     "http": HTTP.title,
@@ -64,7 +64,7 @@ def _print(model: str, found: dict[str, dict[str, dict[str, Any]]]) -> None:
                 ]
             )
     columns = ("scenario", "engine", "median", "floor", "ratio to ours", "rounds")
-    table(f"{model}, bf16", columns, rows)
+    table(f"{model} on {machine()['processor']}", columns, rows)
     print("\n".join(NOTES))
 
 
@@ -82,12 +82,12 @@ def _print_agreement(lines: list[Record]) -> None:
 
 
 def _write(model: str, lines: list[Record], found: dict[str, dict[str, dict[str, Any]]]) -> Path:
-    machine = [line for line in lines if "bandwidth" in line]
+    measured = [line for line in lines if "bandwidth" in line]
     settings = {
         "versions": {line["engine"]: line["version"] for line in lines if "version" in line},
         "precision": {line["engine"]: line["precision"] for line in lines if "precision" in line},
-        "bandwidth GB/s": statistics.median(line["bandwidth"] for line in machine) / 1e9,
-        "rate TFLOP/s": statistics.median(line["rate"] for line in machine) / 1e12,
+        "bandwidth GB/s": statistics.median(line["bandwidth"] for line in measured) / 1e9,
+        "rate TFLOP/s": statistics.median(line["rate"] for line in measured) / 1e12,
         "notes": NOTES,
     }
     best = {name: best_peer(engines) for name, engines in found.items()}
@@ -115,7 +115,7 @@ def plot(model: str, found: dict[str, dict[str, dict[str, Any]]], path: Path) ->
                 ratios.errorbar(entry["ratio"], y, xerr=error, fmt="o", color=colour, markersize=4)
     floors.set_yticks(range(len(timed)), [TITLES[scenario] for scenario in timed])
     floors.invert_yaxis()
-    floors.set(xlabel="share of the same round's floor", title=f"{model}, bf16")
+    floors.set(xlabel="share of the same round's floor", title=f"{model}, {machine()['processor']}")
     ratios.set(xlabel="their time / ours", xscale="log")
     ratios.axvline(1, color="grey", linewidth=0.8)
     floors.legend(fontsize=8)
