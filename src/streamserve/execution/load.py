@@ -184,6 +184,7 @@ def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> 
         preempt_every=config.preempt_every,
         order=config.order,
         prefill_share=config.prefill_share,
+        slo_admission=config.slo_admission,
     )
 
 
