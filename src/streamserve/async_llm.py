@@ -15,6 +15,7 @@ from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
+from streamserve.control.workers import unified
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
@@ -23,10 +24,12 @@ from streamserve.protocol.messages import (
     Finished,
     Guessed,
     ModelInfo,
+    Progress,
     PromptLogprobs,
     Ready,
     Report,
     Token,
+    Withdrawn,
 )
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings
@@ -59,7 +62,7 @@ class AsyncLLM:
         self.created = int(time.time())
         server = settings.server
         fleet = FleetConfig(
-            workers=(WORKER,),
+            topology=unified(1),
             max_requests=server.max_requests,
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
@@ -149,6 +152,8 @@ class AsyncLLM:
                     if isinstance(event, Admitted):
                         cached, queued = event.cached, event.queued
                         continue
+                    if isinstance(event, Progress | Withdrawn):
+                        continue  # of open prompts only
                     if isinstance(event, Guessed):
                         guessed, accepted = guessed + event.guessed, accepted + event.accepted
                         continue

@@ -2,8 +2,22 @@
 
 import pytest
 
-from streamserve.control.events import Close, Deliver, Heard, Kill, Lost, Open, Refuse, Send, Start, Tick
+from streamserve.control.events import (
+    Close,
+    Deliver,
+    Edit,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Send,
+    Start,
+    Tick,
+)
 from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.workers import unified
+from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -12,11 +26,13 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     Finished,
+    Progress,
     PromptLogprob,
     PromptLogprobs,
     Ready,
     Submit,
     Token,
+    Withdrawn,
 )  # fmt: skip
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import model_info
@@ -27,6 +43,7 @@ READY = Ready(
     model=model_info(96),
     num_blocks=9,
     block_size=4,
+    max_num_seqs=64,
     kv_cache_bytes=0,
     load_seconds=0,
 )
@@ -36,7 +53,7 @@ OPEN = Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=9))
 def started(**config) -> Fleet:
     fleet = Fleet(FleetConfig(**config))
     fleet.start(0.0)
-    for worker in fleet.config.workers:
+    for worker in fleet.config.topology.names:
         assert fleet.handle(Heard(worker, 1, READY), 0.0) == []
     return fleet
 
@@ -143,7 +160,7 @@ def test_a_request_that_keeps_killing_its_worker_is_given_up() -> None:
     fleet.handle(Heard(W, 2, READY), 2.0)
     start, refuse = fleet.handle(Lost(W, 2, "killed"), 3.0)
     assert start == Start(W, 3)
-    assert "died 2 times" in str(refuse.error)
+    assert "lost 2 times" in str(refuse.error)
 
 
 def test_a_worker_that_keeps_dying_stays_down() -> None:
@@ -175,19 +192,19 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again() -> None:
 
 
 def test_requests_go_where_the_fewest_are() -> None:
-    fleet = started(workers=("a", "b"))
+    fleet = started(topology=unified(2))
     workers = [
         command.worker
         for number in range(4)
         for command in fleet.handle(Open(f"r{number}", [1], SamplingParams(seed=1)), 0.0)
     ]
-    assert sorted(workers) == ["a", "a", "b", "b"]
+    assert sorted(workers) == ["unified-0"] * 2 + ["unified-1"] * 2
 
 
 def test_the_other_worker_takes_over() -> None:
-    fleet = started(workers=("a", "b"))
+    fleet = started(topology=unified(2))
     (send,) = fleet.handle(OPEN, 0.0)
-    other = {"a": "b", "b": "a"}[send.worker]
+    other = {"unified-0": "unified-1", "unified-1": "unified-0"}[send.worker]
     start, again = fleet.handle(Lost(send.worker, 1, "killed"), 1.0)
     assert start == Start(send.worker, 2)
     assert again.worker == other
@@ -274,3 +291,97 @@ def test_it_is_never_said_to_come_back_at_once_or_much_later() -> None:
     fleet.handle(Heard(W, 1, Events([Admitted("small", attempt, 0, 0)])), 0.0)
     submitted(fleet.handle(opened("big", 100_000), 20.0))
     assert refusal(fleet.handle(opened("late", 1), 20.0)).retry_after == 60.0
+
+
+STREAM = Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=9), open=True, tail=1)
+
+
+def edits(commands) -> list[messages.Edit]:
+    return [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, messages.Edit)]
+
+
+def test_edits_of_an_open_prompt_go_to_its_worker() -> None:
+    fleet = started()
+    submit = submitted(fleet.handle(STREAM, 0.0))
+    assert (submit.open, submit.tail, submit.version) == (True, 1, 0)
+    (edit,) = edits(fleet.handle(Edit("r", 1, keep=2, tokens=[7, 3], tail=1), 2.0))
+    assert edit == messages.Edit("r", submit.attempt, 1, 2, [7, 3], False, None, 1, arrival=2.0)
+    (last,) = edits(fleet.handle(Edit("r", 2, keep=4, tokens=[], finish=True), 3.0))
+    assert last.finish
+
+
+@pytest.mark.parametrize(
+    ("edit", "status"),
+    [
+        (Edit("other", 1, 0, []), 404),
+        (Edit("r", 0, 0, []), 409),
+        (Edit("r", 1, 4, []), 400),
+        (Edit("r", 1, -1, []), 400),
+        (Edit("r", 1, 1, [5], tail=3), 400),
+        (Edit("r", 1, 1, [5], params=SamplingParams(n=2)), 400),
+    ],
+)
+def test_an_edit_that_does_not_fit_changes_nothing(edit: Edit, status: int) -> None:
+    fleet = started()
+    fleet.handle(STREAM, 0.0)
+    refusal = fleet.edit_refusal(edit)
+    assert refusal is not None
+    assert refusal.status == status
+    assert fleet.handle(edit, 1.0) == []
+    assert fleet.requests["r"].opened == STREAM
+
+
+def test_a_finished_prompt_takes_no_more_edits() -> None:
+    fleet = started()
+    fleet.handle(STREAM, 0.0)
+    fleet.handle(Edit("r", 1, 3, [], finish=True), 1.0)
+    refusal = fleet.edit_refusal(Edit("r", 2, 3, [4]))
+    assert refusal is not None
+    assert refusal.status == 409
+
+
+def test_the_next_attempt_has_the_latest_prompt() -> None:
+    fleet = started()
+    fleet.handle(STREAM, 0.0)
+    fleet.handle(Edit("r", 1, 2, [7, 8, 3], tail=1), 1.0)
+    fleet.handle(Lost(W, 1, "killed"), 2.0)
+    fleet.handle(Edit("r", 2, 3, [9], finish=True), 2.5)
+    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    assert (again.prompt, again.open, again.version) == ([1, 2, 7, 9], False, 2)
+
+
+def test_an_early_answer_is_withdrawn_once_and_tokens_of_the_old_prompt_are_dropped() -> None:
+    fleet = started()
+    early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
+    attempt = submitted(fleet.handle(early, 0.0)).attempt
+    say(fleet, token(attempt, 0))
+    _, delivered = fleet.handle(Edit("r", 1, 2, [3]), 1.0)
+    assert delivered == Deliver("r", [Withdrawn("r", attempt, 1)], last=False)
+    assert say(fleet, token(attempt, 1)) == [], "sampled before the worker took the edit"
+    fresh = token(attempt, 0)
+    assert say(fleet, Withdrawn("r", attempt, 1), fresh) == [Deliver("r", [fresh], last=False)]
+    fleet.handle(Edit("r", 2, 3, [], finish=True), 2.0)
+    (delivered,) = say(fleet, token(attempt, 1, finish="stop"))
+    assert delivered.last, "a finish that changes nothing lets the answer stand"
+
+
+def test_after_a_loss_nothing_of_an_older_prompt_is_resumed() -> None:
+    fleet = started()
+    early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
+    attempt = submitted(fleet.handle(early, 0.0)).attempt
+    say(fleet, token(attempt, 0))
+    fleet.handle(Edit("r", 1, 1, [3]), 1.0)
+    fleet.handle(Lost(W, 1, "killed"), 2.0)
+    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    assert (again.prompt, again.outputs) == ([1, 3], {0: []})
+    first = token(again.attempt, 0)
+    assert say(fleet, first, incarnation=2) == [Deliver("r", [first], last=False)]
+
+
+def test_progress_of_older_versions_is_dropped() -> None:
+    fleet = started()
+    attempt = submitted(fleet.handle(STREAM, 0.0)).attempt
+    fleet.handle(Edit("r", 1, 2, [7, 3]), 1.0)
+    assert say(fleet, Progress("r", attempt, 0, 2, 3)) == []
+    news = Progress("r", attempt, 1, 2, 4)
+    assert say(fleet, news) == [Deliver("r", [news], last=False)]

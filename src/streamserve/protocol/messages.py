@@ -1,7 +1,7 @@
 """Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Cancel, Stop
-worker  → control   Ready, Failed, Events, Report
+control → worker    Submit, Edit, Cancel, Stop; of stream pairs Push, Join, Release (tickets.py)
+worker  → control   Ready, Failed, Events, Transfers, Report
 """
 
 from typing import Literal
@@ -9,17 +9,28 @@ from typing import Literal
 import msgspec
 
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Phase = Literal["both", "prefill", "decode"]
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """Generate. `outputs` maps each wanted choice to the tokens it has already emitted: none for a fresh
     request, some when it resumes after a lost worker; `began` is when each such choice had its first token.
-    `params.seed` and `params.max_tokens` are set."""
+    `params.seed` and `params.max_tokens` are set.
+
+    An `open` prompt, which may be empty, is still arriving: its KV is computed as far as it is known, and
+    nothing is sampled until an Edit finishes it. Its last `tail` tokens are expected to stay last (a query
+    behind growing context): they are computed when nothing else can run. With `answer_early` the prompt is
+    answered as it stands, and tokens are withdrawn when it changes. `version` is that of the prompt.
+
+    `phase`: a prefill worker computes the prompt and the next token, and hands its KV over; a decode worker
+    holds blocks for that KV and goes on when it has come.
+    """
 
     request: str
     attempt: int
@@ -30,6 +41,27 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     priority: int = 0
     cache_salt: str = ""
     began: dict[int, float] = {}
+    open: bool = False
+    answer_early: bool = False
+    tail: int = 0
+    version: int = 0
+    phase: Phase = "both"
+
+
+class Edit(msgspec.Struct, tag=True, frozen=True):
+    """Change an open prompt: its first `keep` tokens still hold, then come `tokens`, the last `tail` of all
+    as in Submit. With `finish` nothing more comes, and sampling begins, by `params` if there are any. It
+    came at `arrival`. Edits of unknown, finished or other attempts' prompts are ignored."""
+
+    request: str
+    attempt: int
+    version: int
+    keep: int
+    tokens: list[int]
+    finish: bool = False
+    params: SamplingParams | None = None
+    tail: int = 0
+    arrival: float = 0.0
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
@@ -113,7 +145,27 @@ class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
     error: str = ""
 
 
-Event = Token | PromptLogprobs | Admitted | Guessed | Finished
+class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """Of an open prompt's `tokens` in this version, KV is there for `computed`. Sent when an edit has been
+    taken, when all that can be computed is, and now and then between."""
+
+    request: str
+    attempt: int
+    version: int
+    computed: int
+    tokens: int
+
+
+class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """The prompt became `version`, another than was answered: of all choices the tokens so far are void,
+    and what follows begins at index 0 again."""
+
+    request: str
+    attempt: int
+    version: int
+
+
+Event = Token | PromptLogprobs | Admitted | Guessed | Finished | Progress | Withdrawn
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,8 +189,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     model: ModelInfo
     num_blocks: int
     block_size: int
+    max_num_seqs: int
     kv_cache_bytes: int
     load_seconds: float
+    cache: CacheAddress | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -152,6 +206,35 @@ class Events(msgspec.Struct, tag=True, frozen=True):
     """All that one step produced, in order."""
 
     events: list[Event]
+
+
+class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A decode worker holds blocks for the KV of a request's sequence."""
+
+    request: str
+    attempt: int
+    ticket: Ticket
+
+
+class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A prefill worker will not write to a ticket any more. Without an `error` all of its KV has landed:
+    `sent` bytes, the last of them `exposed` seconds after the prompt was computed."""
+
+    request: str
+    attempt: int
+    ticket: str
+    error: str = ""
+    sent: int = 0
+    exposed: float = 0.0
+
+
+TransferNews = Reserved | Pushed
+
+
+class Transfers(msgspec.Struct, tag=True, frozen=True):
+    """What there is to tell of tickets; it follows the events that came before it."""
+
+    news: list[TransferNews]
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,8 +285,9 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_floor_seconds: float | None = None
 
 
-ToWorker = Submit | Cancel | Stop
-FromWorker = Ready | Failed | Events | Report
+ToEngine = Submit | Edit | Cancel | Push | Join | Release
+ToWorker = ToEngine | Stop
+FromWorker = Ready | Failed | Events | Transfers | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
