@@ -59,7 +59,7 @@ BLOCK = 16
 PROMPTS = 16
 """Distinct prompts of a family; sampled requests differ in their seeds besides."""
 MAX_TOKENS = 64
-LEAST_STEPS = 6
+LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ def _window(
 
 
 def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, Any]:
-    """All settings in a random order, plain decoding at both ends: the record of a piece."""
+    """The record of a piece: all settings in turns, a few times over, each time in another order. A machine
+    that others use too is now fast, now slow: what is compared was measured in the same turn."""
     asked = prompts(piece.family, args.split, args.seed)
     seconds = args.window
     fitting = [
@@ -190,13 +191,13 @@ def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, A
         if name in ("off", "goodput")
         or piece.streams * (1 + parse_policy(name).shape.nodes) <= max(DEEPEST, 2 * piece.streams)
     ]  # fmt: skip
-    random.Random(piece.name).shuffle(fitting)
     bench.run("off", asked, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
     bench.run("goodput", asked, piece.temperature, piece.streams, seconds)  # what it learns first
-    order = ["off", *(name for name in fitting if name != "off"), "off"]
     windows: dict[str, list[Window]] = defaultdict(list)
-    for setting in order:
-        windows[setting].append(bench.run(setting, asked, piece.temperature, piece.streams, seconds))
+    for turn in range(args.turns):
+        random.Random(f"{piece.name}-{turn}").shuffle(fitting)
+        for setting in fitting:
+            windows[setting].append(bench.run(setting, asked, piece.temperature, piece.streams, seconds))
     plain = windows["off"]
     return {
         "family": piece.family, "temperature": piece.temperature, "streams": piece.streams,
@@ -214,11 +215,12 @@ def budget(bench: Bench) -> float:
     return next((float(rows) for rows in range(2, 1024) if bench.cost(rows, 0) >= 2 * bench.cost(1, 0)), 1e3)
 
 
-def _figures(windows: Sequence[Window]) -> dict[str, float]:
+def _figures(windows: Sequence[Window]) -> dict[str, Any]:
     seconds, tokens = sum(w.seconds for w in windows), sum(w.tokens for w in windows)
     drafts = sum(w.drafts for w in windows)
     return {
         "tokens_per_second": tokens / seconds,
+        "by_turn": [w.tokens / w.seconds for w in windows],
         "tokens_per_step": tokens / sum(w.steps for w in windows),
         "accepted_per_tree": sum(w.accepted for w in windows) / drafts if drafts else 0.0,
         "scheduling_share": sum(w.scheduling for w in windows) / seconds,
@@ -292,7 +294,8 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", type=int, default=list(STREAMS))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), help="policies; off is always there")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--window", type=float, default=3.0, help="seconds of a setting in a piece")
+    parser.add_argument("--window", type=float, default=1.0, help="seconds of a setting in a turn")
+    parser.add_argument("--turns", type=int, default=4, help="turns of a piece")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no piece after so many seconds")
     parser.add_argument("--seed", type=int, default=1)
@@ -317,8 +320,9 @@ def main() -> None:
                 record = measure(bench, piece, args)
                 (KEPT / f"grid-{piece.name}.json").write_text(json.dumps(record))
                 print(piece.name, {k: round(v["tokens_per_second"]) for k, v in record["settings"].items()})
-    report(KEPT, {"window_seconds": args.window, "max_tokens": MAX_TOKENS, "seed": args.seed,
-                  "split": args.split, "prompts": PROMPTS, "shape": "hidden 1024, 24 layers"})  # fmt: skip
+    kept = ("window", "turns", "rounds", "seed", "split")
+    settings = {name: getattr(args, name) for name in kept}
+    report(KEPT, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers})
 
 
 if __name__ == "__main__":

@@ -40,11 +40,12 @@ def _rounds(records: Sequence[Record]) -> list[Record]:
             name: {
                 key: float(np.median([one["settings"][name][key] for one in found]))
                 for key in found[0]["settings"][name]
+                if key != "by_turn"
             }
             for name in sorted(names, key=_order)
         }
         ratio = {
-            name: float(np.median([_rate(one, name) / _rate(one, "off") for one in found]))
+            name: float(np.median(np.concatenate([_rates(one, name) / _rates(one, "off") for one in found])))
             for name in figures
         }
         merged.append(
@@ -60,9 +61,9 @@ def _rounds(records: Sequence[Record]) -> list[Record]:
     return merged
 
 
-def _rate(record: Record, setting: str) -> float:
-    found: float = record["settings"][setting]["tokens_per_second"]
-    return found
+def _rates(record: Record, setting: str) -> np.ndarray:
+    """Tokens a second by turn."""
+    return np.array(record["settings"][setting]["by_turn"])
 
 
 def _order(name: str) -> tuple[bool, bool, str]:

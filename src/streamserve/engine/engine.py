@@ -341,10 +341,15 @@ class Engine:
             if self.drafter.plane == DRAFT:
                 self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        decoding = sum(proposal.sequence.pending == 1 for proposal in proposals)
+        decoding = sum(self._goes_on(proposal.sequence) for proposal in proposals)
         chosen = self.speculation.choose(trees, sampled, rows, decoding, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Whether it decodes beyond this step. Who gets its last token has no use for guesses, and no more
+        steps to be slowed down in: the others' guesses need not wait for it."""
+        return sequence.pending == 1 and sequence.wanted(self.config.max_model_len) > 1
 
     def _ask(self, sequence: Sequence, shape: Shape) -> DraftRequest:
         plane = self.drafter.plane if self.drafter else None
