@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Report, SpeculationReport, StepParts
+from streamserve.protocol.messages import Report, SpeculationReport, StepParts, TransferReport
 from streamserve.text.output import Delta, Usage
 
 OURS, THEIRS = "streamserve:", "vllm:"
@@ -42,10 +42,17 @@ NAMES_OF_VLLM = {
     "request_queue_time_seconds",
     "request_prefill_time_seconds",
     "request_decode_time_seconds",
+    "request_inference_time_seconds",
     "request_prompt_tokens",
     "request_generation_tokens",
+    "request_params_n",
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_accepted_tokens_per_pos",
 }
-"""Families that vLLM has with the same name and meaning; labels are ours."""
+"""Families that vLLM has with the same name and meaning (in its v1/metrics/loggers.py and
+v1/spec_decode/metrics.py); labels are ours."""
 
 SUCCESSES = ("stop", "length", "abort")
 """Reasons that vLLM counts as success, with its label's name (finished_reason)."""
@@ -68,8 +75,10 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
     "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
     "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
+    "request_inference_time_seconds": ("From a request's first step to its last token.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Tokens generated for a request.", _COUNTS),
+    "request_params_n": ("Choices that a request asked for.", (1, 2, 5, 10, 20)),
 }
 
 
@@ -139,6 +148,7 @@ class RequestWatch:
         self.begun = False
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
+        self._choices = choices
         self._open = set(range(choices))
         self._start = time.perf_counter()
         self._first = 0.0
@@ -163,11 +173,14 @@ class RequestWatch:
         observe("request_queue_time_seconds", usage.queued_seconds)
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
+        observe("request_params_n", self._choices)
         if not self._latest:
             return
         last, most = max(self._latest.values()), max(self._tokens.values())
-        observe("request_prefill_time_seconds", max(0.0, self._first - self._start - usage.queued_seconds))
+        began = self._start + usage.queued_seconds
+        observe("request_prefill_time_seconds", max(0.0, self._first - began))
         observe("request_decode_time_seconds", last - self._first)
+        observe("request_inference_time_seconds", max(0.0, last - began))
         if most > 1:
             observe("request_time_per_output_token_seconds", (last - self._first) / (most - 1))
 
@@ -219,6 +232,8 @@ class _WorkerReport(Collector):
             yield from self._parts(report.step_parts, report.step_seconds)
         if report.speculation is not None:
             yield from self._speculation(report.speculation)
+        if report.transfer is not None:
+            yield from self._transfer(report.transfer)
 
     def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
         seconds = CounterMetricFamily(
@@ -256,6 +271,18 @@ class _WorkerReport(Collector):
         yield self._counter(
             "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
         )
+
+    def _transfer(self, report: TransferReport) -> Iterable[Metric]:
+        yield self._counter("kv_transfers", "Prompts handed over by prefill workers.", report.handed_over)
+        yield self._counter("kv_transfer_failures", "Prompts whose KV did not arrive.", report.failed)
+        yield self._counter("kv_transfer_bytes", "KV sent to decode workers.", report.sent_bytes)
+        hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
+        yield self._counter(
+            "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds
+        )
+        yield self._counter("kv_transfer_hidden_seconds", "Transfer time beside prefill.", hidden)
+        yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
+        yield self._counter("kv_transfer_hit_tokens", "Of them, not sent: there already.", report.hit_tokens)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))

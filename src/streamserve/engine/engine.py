@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from streamserve.engine.agenda import Pace, agenda
 from streamserve.engine.plan import (
     DRAFT,
     TARGET,
@@ -16,10 +17,11 @@ from streamserve.engine.plan import (
 )
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.speculation import Limit, Speculation, guessed_cost
+from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.policy.goodput import PLAIN, Shape
+from streamserve.policy.outlook import Candidate
 from streamserve.policy.prefix import namespace
+from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
@@ -41,6 +43,7 @@ from streamserve.protocol.messages import (
     ToEngine,
     Token,
     TransferNews,
+    TransferReport,
 )
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
@@ -79,6 +82,7 @@ class Engine:
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
+        self.pace = Pace()
         pool = self.scheduler.tables.pool
         self.outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         self.incoming = Incoming(cache, name, pool, config.block_size) if cache else None
@@ -131,9 +135,12 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
         started, elsewhere = self.clock(), self._computing_seconds
-        for sequence in self.scheduler.sequences.values():
+        able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
+        for sequence in able:
             sequence.tick(started)
-        proposals = self.scheduler.plan()
+        proposals = self.scheduler.plan(
+            agenda(able, self.config, started, self.speculation.step_cost, self.pace)
+        )
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
@@ -170,6 +177,7 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
+            transfer=self._transfer_report(),
         )
 
     @property
@@ -262,6 +270,10 @@ class Engine:
             self.incoming.withdraw(sequence)
         self.scheduler.remove(sequence)
 
+    def _transfer_report(self) -> TransferReport | None:
+        side = self.outgoing or self.incoming
+        return side.report() if side else None
+
     def _issue_tickets(self) -> None:
         """For the sequences that have just got blocks for KV to come."""
         if self.incoming is not None:
@@ -317,11 +329,15 @@ class Engine:
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
+        guessed_for = {proposal.sequence.id for proposal in able}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
         shapes = self.speculation.shapes(
-            [Limit(p.sequence.params.speculation.max_depth, p.nodes) for p in able],
+            [_candidate(proposal) for proposal in able],
             rows - len(able),
             kv_tokens,
             min(self.config.draft_nodes, budget // max(len(able), 1)),
+            [need for id, need in needs.items() if id not in guessed_for],
+            len(self.scheduler.running()) / self.config.max_num_seqs,
         )
         asked = {
             proposal.sequence.id: self._ask(proposal.sequence, shape)
@@ -341,15 +357,15 @@ class Engine:
             if self.drafter.plane == DRAFT:
                 self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        decoding = sum(self._goes_on(proposal.sequence) for proposal in proposals)
-        chosen = self.speculation.choose(trees, sampled, rows, decoding, kv_tokens, spent, budget)
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
 
-    def _goes_on(self, sequence: Sequence) -> bool:
-        """Whether it decodes beyond this step. Who gets its last token has no use for guesses, and no more
-        steps to be slowed down in: the others' guesses need not wait for it."""
-        return sequence.pending == 1 and sequence.wanted(self.config.max_model_len) > 1
+    def _minds(self, sequence: Sequence) -> bool:
+        """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
+        has no further steps to be slowed down in: the others' guesses need not wait for it."""
+        goes_on = sequence.wanted(self.config.max_model_len) > 1
+        return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _ask(self, sequence: Sequence, shape: Shape) -> DraftRequest:
         plane = self.drafter.plane if self.drafter else None
@@ -366,6 +382,7 @@ class Engine:
             depth=shape.depth,
             width=shape.width,
             nodes=shape.nodes,
+            expansion=shape.expansion,
             computed=0 if plane is None else sequence.computed[plane],
             blocks=[] if plane is None else list(sequence.blocks),
         )
@@ -374,12 +391,15 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
-        spent = self.clock() - started
+        spent = self.clock() - started if result.seconds is None else result.seconds
         self._target_seconds += spent
-        if self.drafter is not None and plan.spans:
+        if plan.spans and spent > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, spent)
+            brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
+            self.speculation.stepped(rows, kv_tokens, spent, brought)
+            decoding = [outcome for outcome in result.spans if outcome.outputs]
+            self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]
@@ -485,6 +505,7 @@ class Engine:
             events.append(_token(sequence, sequence.choices[0], one, finish))
         self.scheduler.tables.register(sequence)
         if finish:
+            self.pace.ended(sequence.outputs)
             self._remove(sequence)
         return events
 
@@ -503,6 +524,12 @@ class Engine:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
+
+
+def _candidate(proposal: Proposal) -> Candidate:
+    sequence = proposal.sequence
+    depth = sequence.params.speculation.max_depth
+    return Candidate(depth, proposal.nodes, sequence.need, sequence.priority, sequence.id)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:

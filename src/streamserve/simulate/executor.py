@@ -69,7 +69,7 @@ class CostExecutor:
         rows = sum(span.rows for span in plan.spans)
         context = sum(span.start + span.rows for span in plan.spans)
         self.seconds = self.cost(rows, context)
-        return StepResult(results)
+        return StepResult(results, self.seconds)
 
     def close(self) -> None:
         self.states.clear()
