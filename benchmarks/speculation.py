@@ -297,9 +297,10 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=1.0, help="seconds of a setting in a turn")
     parser.add_argument("--turns", type=int, default=4, help="turns of a piece")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no piece after so many seconds")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no piece later; 0: only report")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--split", choices=("train", "heldout"), default="train", help="wordings of tasks")
+    parser.add_argument("--name", default="speculation", help="name of the result files")
     parser.add_argument("--acceptance", action="store_true", help="count acceptance instead of the grid")
     args = parser.parse_args()
     args.settings = list(dict.fromkeys(("off", *args.settings)))
@@ -310,7 +311,7 @@ def main() -> None:
         (KEPT / "acceptance.json").write_text(json.dumps(counted))
     else:
         todo = [piece for piece in pieces(args) if not (KEPT / f"grid-{piece.name}.json").exists()]
-        if todo:
+        if todo and args.seconds > 0:
             target = KEPT / "target"
             if not target.exists():
                 inflate(embedded.path("embedded"), target, SHAPE)
@@ -322,7 +323,7 @@ def main() -> None:
                 print(piece.name, {k: round(v["tokens_per_second"]) for k, v in record["settings"].items()})
     kept = ("window", "turns", "rounds", "seed", "split")
     settings = {name: getattr(args, name) for name in kept}
-    report(KEPT, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers})
+    report(KEPT, args.name, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers})
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from benchmarks.report import RESULTS, machine, table, write
 Record = dict[str, Any]
 
 
-def report(kept: Path, settings: Mapping[str, Any]) -> None:
-    """Print and write all that is kept in the folder `kept`."""
+def report(kept: Path, name: str, settings: Mapping[str, Any]) -> None:
+    """Print all that is kept in the folder `kept`, and write it to the results of this name."""
     grid = _rounds([json.loads(path.read_bytes()) for path in sorted(kept.glob("grid-*.json"))])
     path = kept / "acceptance.json"
     accepted: list[Record] = json.loads(path.read_bytes()) if path.exists() else []
     names = sorted({name for record in grid for name in record["ratio"]}, key=_order)
     _show(grid, names)
     _show_acceptance(accepted)
-    write("speculation", settings, {"grid": grid, "acceptance": accepted})
+    write(name, settings, {"grid": grid, "acceptance": accepted})
     if grid:
-        _plot(grid, names)
+        _plot(grid, names, RESULTS / f"{name}.png")
     if accepted:
-        _plot_calibration(accepted)
+        _plot_calibration(accepted, RESULTS / f"{name}_calibration.png")
 
 
 def _rounds(records: Sequence[Record]) -> list[Record]:
@@ -134,7 +134,7 @@ def _figure(panels: int) -> Any:
     return plt.subplots(1, panels, figsize=(6 * panels, 4), squeeze=False)
 
 
-def _plot(grid: Sequence[Record], names: Sequence[str]) -> None:
+def _plot(grid: Sequence[Record], names: Sequence[str], path: Path) -> None:
     """Geometric mean over the families against the number of streams, a panel a temperature."""
     groups = _groups(grid)
     temperatures = sorted({temperature for temperature, _ in groups})
@@ -154,10 +154,10 @@ def _plot(grid: Sequence[Record], names: Sequence[str]) -> None:
     panels[0][-1].legend(fontsize=7)
     figure.suptitle(f"{machine()['processor']}, {machine()['cores']} cores", fontsize=9)
     figure.tight_layout()
-    figure.savefig(RESULTS / "speculation.png", dpi=110)
+    figure.savefig(path, dpi=110)
 
 
-def _plot_calibration(accepted: Sequence[Record]) -> None:
+def _plot_calibration(accepted: Sequence[Record], path: Path) -> None:
     """How often guesses came true against how likely they were thought, by mode, greedy and sampled."""
     figure, panels = _figure(2)
     for panel, mode in zip(panels[0], ("coupled", "rejection"), strict=True):
@@ -176,4 +176,4 @@ def _plot_calibration(accepted: Sequence[Record]) -> None:
         panel.set(xlabel="predicted", ylabel="accepted", title=mode)
         panel.legend()
     figure.tight_layout()
-    figure.savefig(RESULTS / "speculation_calibration.png", dpi=110)
+    figure.savefig(path, dpi=110)
