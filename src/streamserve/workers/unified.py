@@ -138,7 +138,7 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     pace = Pace(engine.report(), reported)
     while True:
         events: list[Event] = []
-        idle = TRANSFER_MILLISECONDS if engine.transferring else int(REPORT_SECONDS * 1000)
+        idle = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
         wait = 0 if engine.has_work else idle
         while socket.poll(wait):
             try:
@@ -154,7 +154,7 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
             events += engine.step()
         if events:
             _send(socket, Events(events))
-        if news := engine.transfers():
+        if news := engine.exchange.news():
             _send(socket, Transfers(news))
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not engine.has_work:
