@@ -279,7 +279,7 @@ class Engine:
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
         guessed_for = {proposal.sequence.id for proposal in able}
-        needs = {p.sequence.id: p.sequence.need for p in proposals if p.sequence.pending == 1}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
         shapes = self.speculation.shapes(
             [_candidate(proposal) for proposal in able],
             rows - len(able),
@@ -309,6 +309,12 @@ class Engine:
         chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
+
+    def _minds(self, sequence: Sequence) -> bool:
+        """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
+        has no further steps to be slowed down in: the others' guesses need not wait for it."""
+        goes_on = sequence.wanted(self.config.max_model_len) > 1
+        return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _ask(self, sequence: Sequence, shape: Shape) -> DraftRequest:
         plane = self.drafter.plane if self.drafter else None
