@@ -131,8 +131,8 @@ class _Push:
 
 
 class NixlTransport:
-    """Writes blocks of `pool` [layer, block, bytes] into the pools at other addresses. With `bytes_per_second`
-    the wire is as slow as that: for measuring on one machine what two would do."""
+    """Writes blocks of `pool` [layer, block, bytes] into the pools at other addresses. With
+    `bytes_per_second` the wire is as slow as that: for measuring on one machine what two would do."""
 
     def __init__(self, pool: Tensor, fingerprint: str, bytes_per_second: float | None = None) -> None:
         """Raises TransferError if NIXL cannot be used here."""

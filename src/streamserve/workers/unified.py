@@ -70,6 +70,11 @@ def run(config: WorkerConfig) -> int:
             words = partial(_vocabulary, config.model.path)
             allocate = memory.allocate if config.role == "decode" else None
             loaded = load(config.model, words, numbers, config.memory_share, allocate)
+            fingerprint = kv_fingerprint(loaded.model_info.fingerprint, loaded.engine_config.block_size)
+            transport = None
+            if config.role == "prefill":
+                pace = config.kv_bytes_per_second
+                transport = make_transport(loaded.cache.as_bytes(), fingerprint, pace)
         except CheckpointError as error:
             _send(socket, Failed(str(error), CHECKPOINT_EXIT_STATUS))
             return CHECKPOINT_EXIT_STATUS
@@ -81,12 +86,7 @@ def run(config: WorkerConfig) -> int:
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
         cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
         speculation = Speculation(parse_policy(config.model.speculation_policy), cost)
-        fingerprint = kv_fingerprint(loaded.model_info.fingerprint, loaded.engine_config.block_size)
         cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
-        transport = None
-        if config.role == "prefill":
-            pace = config.kv_bytes_per_second
-            transport = make_transport(loaded.cache.as_bytes(), fingerprint, pace)
         engine = Engine(
             loaded.engine_config,
             loaded.model_info,
