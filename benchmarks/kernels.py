@@ -41,7 +41,7 @@ SHAPES = {
     "1 B gate, up": (16384, 2048),
     "1 B down": (2048, 8192),
 }
-MEMORY = 400 << 20
+MEMORY = 200 << 20
 """Bytes of weights of one shape: more than the caches that are ours."""
 
 

@@ -210,10 +210,7 @@ class Scheduler:
             return 0
         if not sequence.params.speculation.enabled:
             return 0
-        limit = sequence.params.max_tokens
-        wanted = self.config.max_model_len - len(sequence.tokens) - 1
-        if limit is not None:
-            wanted = min(wanted, limit - sequence.outputs - 1)
+        wanted = sequence.wanted(self.config.max_model_len) - 1
         most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(most, wanted, self.tables.room(sequence) - room))
 

@@ -92,6 +92,12 @@ class Sequence:
             self.first_token_at, self.clocked = now, self.outputs
         self.decode_seconds = max(0.0, now - self.first_token_at)
 
+    def wanted(self, max_model_len: int) -> int:
+        """How many tokens it may still get."""
+        room = max_model_len - len(self.tokens)
+        limit = self.params.max_tokens
+        return room if limit is None else min(room, limit - self.outputs)
+
     def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Why the sequence ends with its last token, if it does."""
         params, last = self.params, self.tokens[-1]

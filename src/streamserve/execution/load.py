@@ -104,25 +104,31 @@ def load(
         model,
         team,
         cache,
-        _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection"),
+        _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection", grammars),
     )
 
 
 def _load_drafter(
-    draft: DraftChoice, model: Model, cache: KVCache, team: Team | None, drawing: bool
+    draft: DraftChoice,
+    model: Model,
+    cache: KVCache,
+    team: Team | None,
+    drawing: bool,
+    grammars: Grammars | None,
 ) -> Drafter | None:
     """Who guesses for `model`: with KV beside the target's `cache`, on it, or without any."""
     if draft.kind == "ngram":
         return NGramDrafter()
+    eos = model.spec.eos_token_ids
     if draft.kind == "self":
         first = replace(model.spec, num_layers=draft.layers, windows=model.spec.windows[: draft.layers])
         early = Model(first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head)
         early = NativeModel.of(early, team) if team else early
-        return ModelDrafter(early, cache, attention_on(cache, first, team), TARGET, drawing)
+        return ModelDrafter(early, cache, attention_on(cache, first, team), TARGET, drawing, eos, grammars)
     if draft.spec:
         small = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, team)
         own = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype)
-        return ModelDrafter(small, own, attention_on(own, draft.spec, team), DRAFT, drawing)
+        return ModelDrafter(small, own, attention_on(own, draft.spec, team), DRAFT, drawing, eos, grammars)
     return None
 
 
@@ -184,6 +190,7 @@ def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> 
         preempt_every=config.preempt_every,
         order=config.order,
         prefill_share=config.prefill_share,
+        slo_admission=config.slo_admission,
     )
 
 

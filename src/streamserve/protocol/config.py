@@ -30,7 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
     `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
-    `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py).
+    `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py);
+    with `slo_admission`, requests whose latency targets are hopeless are refused (policy/admission.py).
     """
 
     num_blocks: int
@@ -44,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_nodes: int = 32
     order: Order = "slo"
     prefill_share: float | None = None
+    slo_admission: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,6 +96,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ]
         | None
     ) = None
+    slo_admission: Annotated[
+        bool,
+        Meta(description="refuse requests whose latency targets cannot be met at the present load, with 503"),
+    ] = False
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
         True
     )
