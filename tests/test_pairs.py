@@ -15,12 +15,14 @@ import pytest
 
 from streamserve.async_llm import AsyncLLM
 from streamserve.control.fleet import Fleet
+from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import SettingsError, resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
+NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 Request = tuple[list[int], SamplingParams]
 
 
@@ -109,9 +111,16 @@ async def empty(llm: AsyncLLM) -> None:
     await until(quiet)
 
 
-@pytest.mark.parametrize("pools", [{"pairs": 1}, {"prefill": 1, "decode": 2}])
+@pytest.mark.parametrize(
+    "pools",
+    [
+        {"pairs": 1},
+        {"prefill": 1, "decode": 2},
+        pytest.param({"pairs": 1, "kv_transport": "nixl"}, marks=NEEDS_NIXL),
+    ],
+)
 async def test_pairs_give_the_text_of_one_worker(
-    checkpoint: Path, scale: Scale, pools: dict[str, int], record: Callable[..., None]
+    checkpoint: Path, scale: Scale, pools: dict[str, object], record: Callable[..., None]
 ) -> None:
     asked = requests(scale.pick(16, 300), scale.seed)
     async with serving(checkpoint) as llm:
@@ -176,6 +185,7 @@ async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: P
         ({"pairs": 1, "prefill": 1}, "either pairs"),
         ({"prefill": 2}, "need each other"),
         ({"router": "magic"}, "none of flowguard"),
+        ({"kv_transport": "nixl"}, "without pairs"),
     ],
 )
 def test_workers_that_make_no_place_are_refused(
