@@ -1,6 +1,7 @@
 """The engine: takes requests and cancellations, and turns them step by step into tokens."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from streamserve.engine.plan import (
     DRAFT,
@@ -18,6 +19,8 @@ from streamserve.engine.prefix import namespace
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Limit, Speculation, guessed_cost
+from streamserve.engine.streams import Streams
+from streamserve.policy.eviction import Costs
 from streamserve.policy.goodput import PLAIN, Shape
 from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree
@@ -27,12 +30,14 @@ from streamserve.protocol.messages import (
     Cancel,
     Edit,
     Event,
+    EvictionReport,
     Finished,
     FinishReason,
     Guessed,
     ModelInfo,
     PromptLogprobs,
     Report,
+    StreamReport,
     Submit,
     Token,
 )
@@ -44,6 +49,9 @@ class Engine:
     `clock` gives seconds; it is real in a worker and virtual in a simulation. A drafter that has not
     answered `draft_wait` seconds after it was asked is done without in this step. `floor`, where the
     machine has been measured, gives the least seconds that a plan could take: reports have their sum.
+    `costs` are what evictions are decided by.
+
+    What is handled while a step runs is taken when that step is committed.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class Engine:
         speculation: Speculation | None = None,
         draft_wait: float = 1.0,
         floor: Callable[[StepPlan], float] | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.config = config
         self.model = model
@@ -65,7 +74,13 @@ class Engine:
         self.draft_wait = draft_wait
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
-        self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
+        costs = costs or Costs(guessed_cost, chunk=config.max_chunk)
+        self.scheduler = Scheduler(config, planes, drafter is not None, costs)
+        self.streams = Streams(self.scheduler, config, model)
+        self.stalled = False
+        """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
+        self._stepping = False
+        self._later: list[Submit | Edit | Cancel] = []
         self._eos = frozenset(model.eos_token_ids)
         self._next_id = 0
         self._prompt_tokens = 0
@@ -80,24 +95,41 @@ class Engine:
 
     def handle(self, message: Submit | Edit | Cancel) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
+        self.stalled = False
+        if self._stepping:
+            self._later.append(message)
+            return []
         if isinstance(message, Cancel):
             return self._cancel(message)
         if isinstance(message, Edit):
-            return []
+            return self._edit(message)
         return self._submit(message)
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
+        self._stepping = True
+        try:
+            events = self._step()
+        finally:
+            self._stepping = False
+        later, self._later = self._later, []
+        for message in later:
+            events += self.handle(message)
+        return events
+
+    def _step(self) -> list[Event]:
         started = self.clock()
         for sequence in self.scheduler.sequences.values():
             sequence.tick(started)
-        proposals = self.scheduler.plan()
+        proposals = self.scheduler.plan(started)
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
         events = self._admissions(proposals, started)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
+            events += self.streams.progress(span.sequence, started)
+        self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
@@ -121,6 +153,8 @@ class Engine:
             step_seconds=self._step_seconds,
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
+            evictions=EvictionReport(**asdict(scheduler.evictions)),
+            streams=StreamReport(**asdict(self.streams.counters)),
         )
 
     def _submit(self, message: Submit) -> list[Event]:
@@ -141,10 +175,10 @@ class Engine:
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
         length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
-        if message.open:
-            return "open prompts are not served yet"
-        if not message.prompt or not message.outputs:
+        if not message.outputs or not (message.prompt or message.open):
             return "the prompt is empty"
+        if message.open and message.params.prompt_logprobs is not None:
+            return "a prompt that is still arriving has no prompt log-probabilities"
         if length > self.config.max_model_len:
             return f"the prompt has {length} tokens, but the model's limit is {self.config.max_model_len}"
         if len(message.outputs) > self.config.max_num_seqs:
@@ -171,9 +205,22 @@ class Engine:
                 computed=[0] * self.scheduler.tables.planes,
                 prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
                 first_token_at=message.began.get(choices[0]),
+                open=message.open,
+                early=message.answer_early,
+                tail=message.tail,
+                version=message.version,
+                chunk_at=message.arrival,
+                survival=self.streams.survival,
             )
         )
-        self._prompt_tokens += len(message.prompt)
+        self._prompt_tokens += 0 if message.open else len(message.prompt)
+
+    def _edit(self, message: Edit) -> list[Event]:
+        events = self.streams.edit(message)
+        if message.finish:
+            prompts = [s.prompt_length for s in self._of(message.request) if s.attempt == message.attempt]
+            self._prompt_tokens += max(prompts, default=0)
+        return events
 
     def _cancel(self, message: Cancel) -> list[Event]:
         events: list[Event] = []
@@ -252,6 +299,7 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
+        self.scheduler.stepped(plan, self.clock() - started, result.swap_seconds)
         if self.drafter is not None and plan.spans:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
@@ -310,6 +358,12 @@ class Engine:
                 priority=sequence.priority,
                 arrival=sequence.arrival,
                 computed=[],
+                open=sequence.open,
+                early=sequence.early,
+                tail=sequence.tail,
+                version=sequence.version,
+                chunk_at=sequence.chunk_at,
+                survival=sequence.survival,
             )
             self.scheduler.tables.fork(sequence, branch)
             self.scheduler.add(branch)
@@ -332,7 +386,9 @@ class Engine:
             self._generation_tokens += 1
             events.append(_token(sequence, one, finish))
         self.scheduler.tables.register(sequence)
-        if finish:
+        if finish and sequence.open:
+            sequence.held = _last(events)
+        elif finish:
             self.scheduler.remove(sequence)
         return events
 
@@ -360,6 +416,13 @@ def _fits(tree: TokenTree, request: DraftRequest) -> bool:
         and bool(request.new_tokens)
         and tree.tokens[0] == request.new_tokens[-1]
     )
+
+
+def _last(events: list[Event]) -> Token | Finished:
+    """Takes the event that ends a choice from behind the others."""
+    last = events.pop()
+    assert isinstance(last, Token | Finished)
+    return last
 
 
 def _length(request: DraftRequest) -> int:

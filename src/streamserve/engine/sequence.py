@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 
 from streamserve.engine.plan import TARGET
+from streamserve.policy.order import Candidate
 from streamserve.policy.slo import NO_NEED, Need
-from streamserve.protocol.messages import FinishReason
+from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A sequence is *running* while it holds blocks, else it waits.
+    """A sequence is *running* while it holds blocks, else it waits, *swapped* while host blocks hold its KV.
 
     tokens     prompt ─────────────┬ outputs ──┐      len(tokens)
     computed   ──────────────┐ KV in the plane │      pending = len(tokens) - computed
@@ -19,6 +20,9 @@ class Sequence:
 
     `choices`: the output choices that come from it. A fresh request is one sequence for all its choices;
     they fork when its prompt is computed, and then each has one. `told` is how many tokens the drafter knows.
+
+    While its prompt is `open` it may be edited (`version` counts), and is only sampled if answered `early`;
+    the prompt's last `tail` tokens are computed last.
 
     The decode clock runs from the first token on, whatever happens to the sequence: who waits for it does not
     care whether it was preempted. `decode_seconds` is what it showed when the step began.
@@ -49,6 +53,22 @@ class Sequence:
     """Number of outputs there were when the decode clock started."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
+    stale: bool = False
+    """Whether that state is of an earlier prompt."""
+    swapped: list[int] = field(default_factory=list)
+    """Host blocks that hold what is `computed`, while it is evicted into the host pool."""
+    open: bool = False
+    early: bool = False
+    tail: int = 0
+    version: int = 0
+    chunk_at: float = 0.0
+    """When the latest part of the prompt came."""
+    survival: float = 1.0
+    """The share of an open prompt that is expected to survive its next edit."""
+    told_at: float = -1.0
+    """When a Progress was last sent."""
+    held: Token | Finished | None = None
+    """What ended an early answer: that it is the last event is known when the prompt is finished."""
 
     @property
     def running(self) -> bool:
@@ -59,14 +79,26 @@ class Sequence:
         """Tokens whose target KV is not computed yet; 1 while decoding."""
         return len(self.tokens) - self.computed[TARGET]
 
+    def wanted(self, idle: bool) -> int:
+        """How many tokens a step should compute. Of an open prompt all but the last, whose output is not
+        wanted yet, and its tail only where a step would be `idle` otherwise."""
+        if self.held is not None:
+            return 0
+        if not self.open or self.early:
+            return self.pending
+        last = 1 if idle else max(self.tail, 1)
+        return max(0, len(self.tokens) - last - self.computed[TARGET])
+
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def rank(self) -> tuple[int, float, int]:
-        """Lower goes first: priority, then arrival."""
-        return (self.priority, self.arrival, self.id)
+    def candidate(self) -> Candidate:
+        """What an order looks at."""
+        return Candidate(
+            self.id, self.priority, self.arrival, not self.open, self.chunk_at, self.computed[TARGET]
+        )
 
     @property
     def need(self) -> Need:

@@ -17,6 +17,8 @@ Backend = Literal["auto", "native", "reference"]
 SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+Order = Literal["arrival", "fcfs", "lcas", "mcps"]
+Eviction = Literal["recompute", "swap", "cost"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -26,7 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is
     the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter.
+    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order`: who goes
+    first; `eviction`: what becomes of the KV of who must go, with `swap_blocks` of room in the host pool.
     """
 
     num_blocks: int
@@ -38,6 +41,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     preempt_every: int = 0
     draft_nodes: int = 16
+    order: Order = "fcfs"
+    eviction: Eviction = "cost"
+    swap_blocks: int = 0
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +78,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
         True
     )
+    order: Annotated[
+        Order,
+        Meta(
+            description="who goes first: complete prompts before those still arriving, then as they came "
+            "(fcfs); as they came (arrival); the latest chunk (lcas); most computed (mcps)"
+        ),
+    ] = "fcfs"
+    eviction: Annotated[
+        Eviction,
+        Meta(description="KV that must make room is computed again, swapped, or whichever costs less"),
+    ] = "cost"
+    swap_space: Annotated[
+        float, Meta(ge=0, description="GiB of memory to swap KV blocks into, beside the KV cache")
+    ] = 0.0
     profile: Annotated[
         bool,
         Meta(description="measure the model on this machine when it is first served: a second, then kept"),

@@ -214,6 +214,34 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
     select_seconds: float
 
 
+class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of evicted sequences' KV so far. Predicted seconds are those of the way that was chosen,
+    when it was; `swap_seconds` were spent on copies, `recompute_seconds` on computing again what had been
+    dropped, as a share of steps by rows."""
+
+    swaps: int
+    recomputes: int
+    blocks_out: int
+    blocks_back: int
+    swap_predicted: float
+    swap_seconds: float
+    recompute_predicted: float
+    recompute_seconds: float
+
+
+class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of prompts that arrived in parts so far. `chunks`: edits that changed a prompt;
+    `invalidated`: tokens whose KV an edit dropped. Of the `finished` prompts' `tokens`, `computed_before`
+    had KV when the prompt was finished; `withdrawn` early answers' tokens became void."""
+
+    chunks: int
+    invalidated: int
+    finished: int
+    tokens: int
+    computed_before: int
+    withdrawn: int
+
+
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
@@ -233,6 +261,8 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_seconds: float
     speculation: SpeculationReport | None = None
     step_floor_seconds: float | None = None
+    evictions: EvictionReport | None = None
+    streams: StreamReport | None = None
 
 
 ToWorker = Submit | Edit | Cancel | Stop

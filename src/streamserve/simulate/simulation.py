@@ -25,6 +25,8 @@ from streamserve.control.events import (
 )
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
+from streamserve.policy.cost import SwapCost
+from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.protocol import messages
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
@@ -83,6 +85,7 @@ class Simulation:
         model: ModelInfo,
         cost: Cost,
         start_seconds: float = 1.0,
+        swap_cost: SwapCost = GUESSED_SWAP,
     ) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
@@ -90,6 +93,7 @@ class Simulation:
         self._engine_config = engine
         self._model = model
         self._cost = cost
+        self._swap_cost = swap_cost
         self._start_seconds = start_seconds
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -131,8 +135,12 @@ class Simulation:
 
     def _start(self, command: Start) -> None:
         config = self._engine_config
-        executor = CostExecutor(config.num_blocks, config.block_size, self._model.vocab_size, self._cost)
-        engine = Engine(config, self._model, executor, self.clock)
+        executor = CostExecutor(
+            config.num_blocks, config.block_size, self._model.vocab_size, self._cost,
+            swap_blocks=config.swap_blocks, swap_cost=self._swap_cost,
+        )  # fmt: skip
+        costs = Costs(self._cost, self._swap_cost, config.max_chunk)
+        engine = Engine(config, self._model, executor, self.clock, costs=costs)
         self.workers[command.worker] = _Worker(engine, executor, command.incarnation)
         ready = Ready(
             version=PROTOCOL_VERSION,

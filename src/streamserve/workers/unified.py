@@ -40,6 +40,8 @@ from streamserve.workers.pace import Pace
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
+STALLED_MILLISECONDS = 10
+"""How long to wait for messages before looking again whether there is memory for who waits for it."""
 CHECKPOINT_EXIT_STATUS = 2
 
 
@@ -116,7 +118,9 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     pace = Pace(engine.report(), reported)
     while True:
         events: list[Event] = []
-        wait = 0 if engine.has_work else int(REPORT_SECONDS * 1000)
+        wait = int(REPORT_SECONDS * 1000)
+        if engine.has_work:
+            wait = STALLED_MILLISECONDS if engine.stalled else 0
         while socket.poll(wait):
             try:
                 message = decode_to_worker(socket.recv())
