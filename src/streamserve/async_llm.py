@@ -15,6 +15,7 @@ from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
+from streamserve.control.workers import unified
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
@@ -61,7 +62,7 @@ class AsyncLLM:
         self.created = int(time.time())
         server = settings.server
         fleet = FleetConfig(
-            workers=(WORKER,),
+            topology=unified(1),
             max_requests=server.max_requests,
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,

@@ -66,6 +66,7 @@ class Scheduler:
         self._position: dict[int, int] = {}
         self._again: dict[int, int] = {}
         self._idle = False
+        self.reserved: list[Sequence] = []
         self.preemptions = 0
         self.steps = 0
         self.prefix_queries = 0
@@ -75,7 +76,8 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step could do anything: run a sequence, or let the executor forget one. Open prompts
         that are computed as far as they are known are no work."""
-        return bool(self.released) or any(s.wanted(idle=True) for s in self.sequences.values())
+        sequences = self.sequences.values()
+        return bool(self.released) or any(not s.held and s.wanted(idle=True) for s in sequences)
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences.values() if sequence.running]
@@ -119,7 +121,7 @@ class Scheduler:
             if not sequence.running:
                 if not places:
                     continue  # nobody overtakes the first that has to wait
-                if self.tables.next_hash(sequence) in coming:
+                if not sequence.reserved and self.tables.next_hash(sequence) in coming:
                     places -= 1
                     continue  # another is computing what it needs next: it finds that soon
                 if sequence.swapped and not self._known_by_now(sequence):
@@ -128,6 +130,9 @@ class Scheduler:
                 cached = self._admit(sequence, ranked, proposals)
                 if cached is None:
                     places = 0
+                    continue
+                if sequence.reserved:
+                    places *= self._reserve(sequence, ranked, proposals)
                     continue
                 coming |= self.tables.coming(sequence)
             proposal = self._make_room(sequence, budget, cached, ranked, proposals)
@@ -202,8 +207,9 @@ class Scheduler:
 
     def _rank(self, now: float) -> list[Sequence]:
         """All sequences, first to last."""
-        candidates = [sequence.candidate for sequence in self.sequences.values()]
-        ranked = [self.sequences[id] for id in rank(self.config.order, candidates, now)]
+        sequences = [sequence for sequence in self.sequences.values() if not sequence.held]
+        order = rank(self.config.order, [sequence.candidate for sequence in sequences], now)
+        ranked = [sequences[index] for index in order]
         self._position = {sequence.id: position for position, sequence in enumerate(ranked)}
         return ranked
 
@@ -229,7 +235,7 @@ class Scheduler:
     def _seated(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
         """Whether there is a place for one more to run beside those that have something to compute."""
         while True:
-            working = [s for s in self.running() if self._wanted(s)]
+            working = [s for s in self.running() if s.held or self._wanted(s)]
             if sum(len(s.choices) for s in working) + len(sequence.choices) <= self.config.max_num_seqs:
                 return True
             below = [s for s in self._below(sequence, ranked, proposals) if self._wanted(s)]
@@ -262,6 +268,26 @@ class Scheduler:
         if wanted > self._free_beside(found):
             return False
         self.evictions.blocks_back += self.swap.back(sequence, found)
+        return True
+
+    def take_reserved(self) -> list[Sequence]:
+        """The sequences that have got their blocks for another worker's KV since the last call."""
+        reserved, self.reserved = self.reserved, []
+        return reserved
+
+    def _reserve(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
+        """Blocks for all of an admitted sequence's tokens and the next; false if there are not enough."""
+        rows = sequence.pending + 1
+        while self.tables.shortage(sequence, rows) > self.swap.leaving:
+            if not self._evict_below(sequence, ranked, proposals):
+                self.tables.drop(sequence)
+                return False
+        if self.tables.shortage(sequence, rows):
+            self.tables.drop(sequence)
+            return False
+        self.tables.grow(sequence, rows)
+        sequence.held = True
+        self.reserved.append(sequence)
         return True
 
     def _make_room(

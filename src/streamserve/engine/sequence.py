@@ -67,8 +67,14 @@ class Sequence:
     """The share of an open prompt that is expected to survive its next edit."""
     told_at: float = -1.0
     """When a Progress was last sent."""
-    held: Token | Finished | None = None
+    ending: Token | Finished | None = None
     """What ended an early answer: that it is the last event is known when the prompt is finished."""
+    handoff: bool = False
+    """Whether its KV goes to another worker, which decodes."""
+    reserved: bool = False
+    """Whether another worker computes its KV: it only needs blocks until that has come."""
+    held: bool = False
+    """Whether it holds blocks that others read or write, and takes no part in steps."""
 
     @property
     def running(self) -> bool:
@@ -82,7 +88,7 @@ class Sequence:
     def wanted(self, idle: bool) -> int:
         """How many tokens a step should compute. Of an open prompt all but the last, whose output is not
         wanted yet, and its tail only where a step would be `idle` otherwise."""
-        if self.held is not None:
+        if self.ending is not None:
             return 0
         if not self.open or self.early:
             return self.pending
@@ -97,7 +103,15 @@ class Sequence:
     def candidate(self) -> Candidate:
         """What an order looks at."""
         return Candidate(
-            self.id, self.priority, self.arrival, not self.open, self.chunk_at, self.computed[TARGET]
+            self.arrival,
+            self.priority,
+            remaining=max(0, self.prompt_length - self.computed[TARGET]),
+            computed=self.computed[TARGET],
+            running=self.running,
+            decoding=self.running and self.pending == 1,
+            complete=not self.open,
+            last_chunk_at=self.chunk_at,
+            need=self.need,
         )
 
     @property

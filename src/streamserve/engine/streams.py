@@ -119,11 +119,13 @@ class Streams:
         sequence.survival = learn_survival(sequence.survival, message.keep, before)
         self.survival = learn_survival(self.survival, message.keep, before)
         self.counters.chunks += 1
-        self.counters.invalidated += self._scheduler.cut(sequence, message.keep)
+        # The last token is always computed anew, for its output is wanted.
+        last = message.keep + len(message.tokens) - 1
+        self.counters.invalidated += self._scheduler.cut(sequence, max(0, min(message.keep, last)))
         sequence.tokens = sequence.tokens[: message.keep] + message.tokens
         sequence.prompt_length = len(sequence.tokens)
         sequence.params = message.params or sequence.params
-        sequence.held = None
+        sequence.ending = None
         sequence.first_token_at, sequence.decode_seconds, sequence.clocked = None, 0.0, 1
         sequence.preempted_at = -1
         sequence.epoch += 1
@@ -138,7 +140,7 @@ class Streams:
 
     def _release(self, sequence: Sequence) -> list[Event]:
         """What was held back of an answer that stands now."""
-        event: Token | Finished | None = sequence.held
+        event: Token | Finished | None = sequence.ending
         if event is None:
             return []
         self._scheduler.remove(sequence)

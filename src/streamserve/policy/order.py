@@ -1,49 +1,135 @@
-"""Who goes first: orders of live sequences, some of whose prompts may still be arriving (Stream2LLM)."""
+"""Who goes first: the orders in which an engine serves its sequences, by name.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+    slo            by latency target, then by arrival; one step holds what decodes and chunks of prompts
+    arrival        by arrival, whether a prompt is complete or not: streaming without a policy (vLLM's)
+    lcas           the latest chunk first, but complete prompts that waited too long before all (Stream2LLM)
+    mcps           most computed first (Stream2LLM)
+    chunked        by arrival; likewise, blind to targets (Sarathi-Serve)
+    prefill-first  by arrival; a step holds prompts, or what decodes while no prompt can run (vLLM's first)
+    fcfs           by arrival; the batch stays as small as the strictest target of those that decode demands
+    stta           shortest time to attain: as fcfs, by the time that is left until a target is missed
+                   (both as AdaServe, section 6.3, compares itself with them)
 
-Order = Literal["arrival", "fcfs", "lcas", "mcps"]
+In slo, fcfs and stta complete prompts come before those that are still arriving, as in Stream2LLM's FCFS.
+In every order a lower `priority` goes first. `rank` is about places and memory: the last lose theirs to the
+first. `turns` is about the rows of one step.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Literal, NamedTuple, get_args
+
+from streamserve.policy.slo import NO_NEED, Need
+
+Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 PATIENCE = 10.0
-"""Seconds after its last chunk from which on `lcas` lets a complete prompt go before fresher ones."""
+"""A request without a target for its first token, or with one that is missed, goes where one with a target of
+so many seconds would: later than the urgent ones, but not forever."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A sequence as far as an order looks at it. `complete`: its prompt has come to its end. `chunk_at`: when
-    the latest part of its prompt came. `computed`: tokens that have KV. Smaller priorities go first."""
+class Candidate(NamedTuple):
+    """What is known of a sequence that could be part of a step. Times are seconds on the engine's clock.
 
-    id: int
-    priority: int
+    `remaining` prompt tokens have no KV yet, `computed` tokens have. A `complete` prompt has arrived as a
+    whole, the latest piece of it at `last_chunk_at`. `deadline` is when its first token is wanted, as long as
+    that has not come; from then on `need` is its target for the following ones. `running`: it holds blocks.
+    """
+
     arrival: float
-    complete: bool = True
-    chunk_at: float = 0.0
+    priority: int = 0
+    remaining: int = 0
     computed: int = 0
+    running: bool = False
+    decoding: bool = False
+    complete: bool = True
+    last_chunk_at: float = 0.0
+    deadline: float | None = None
+    need: Need = NO_NEED
 
 
 def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]:
-    """The candidates' ids, first to last; within a priority:
+    """The candidates' indices, the first to be served first; equals stay in the given order."""
+    key, apart = _KEYS[order], order in COMPLETE_FIRST
 
-    arrival  as they came: streaming without a policy
-    fcfs     complete prompts before partial ones, then as they came
-    lcas     latest chunk arrival first; complete prompts that have waited for `PATIENCE` before all, so that
-             a stream of fresh ones starves nobody
-    mcps     most computed first
-    """
+    def place(i: int) -> tuple[int, bool, float]:
+        one = candidates[i]
+        return (one.priority, apart and not one.complete, key(one, now))
 
-    def key(one: Candidate) -> tuple[float, ...]:
-        match order:
-            case "arrival":
-                return (one.priority, one.arrival, one.id)
-            case "fcfs":
-                return (one.priority, not one.complete, one.arrival, one.id)
-            case "lcas":
-                aged = one.complete and now - one.chunk_at >= PATIENCE
-                return (one.priority, not aged, one.chunk_at if aged else -one.chunk_at, one.id)
-            case "mcps":
-                return (one.priority, -one.computed, one.arrival, one.id)
+    return sorted(range(len(candidates)), key=place)
 
-    return [one.id for one in sorted(candidates, key=key)]
+
+def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int]) -> list[int]:
+    """In which turn the `ranked` ones are given rows of a step. Where none is decoded beside a prompt,
+    prompts have the first turns, else what decodes has."""
+    if order in CAPPED:
+        return list(ranked)
+    late = order == EXCLUSIVE
+    return sorted(ranked, key=lambda i: candidates[i].decoding == late)
+
+
+EXCLUSIVE: Order = "prefill-first"
+"""The order where a step with a prompt in it decodes nothing."""
+
+COMPLETE_FIRST: tuple[Order, ...] = ("slo", "fcfs", "stta")
+"""The orders where a prompt that is still arriving waits for all complete ones: nobody reads on yet."""
+
+CAPPED: tuple[Order, ...] = ("fcfs", "stta")
+"""The orders that bound the rows of a step by `batch_cap`."""
+
+
+def batch_cap(needs: Sequence[Need], step: Callable[[int], float], most: int) -> int:
+    """The most rows, up to `most`, of a step that keeps the strictest target among `needs`, at least one;
+    `step` is the seconds of one with so many rows, which never fall with rows."""
+    strictest = min((need.tpot for need in needs if need.tpot is not None), default=inf)
+    if step(most) <= strictest:
+        return most
+    low, high = 1, most  # the cap is at least low and below high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if step(middle) <= strictest else (low, middle)
+    return low
+
+
+def _by_arrival(candidate: Candidate, now: float) -> float:
+    return candidate.arrival
+
+
+def _by_chunk(candidate: Candidate, now: float) -> float:
+    """The latest chunk first. Who has waited longer than PATIENCE with a complete prompt comes before all,
+    the oldest first."""
+    if candidate.complete and now - candidate.last_chunk_at >= PATIENCE:
+        return candidate.last_chunk_at - 2 * abs(now) - 1.0
+    return -candidate.last_chunk_at
+
+
+def _by_computed(candidate: Candidate, now: float) -> float:
+    return -candidate.computed
+
+
+def _by_target(candidate: Candidate, now: float) -> float:
+    """When it is due: with a target for its further tokens, when it came."""
+    if candidate.need.tpot is not None:
+        return candidate.arrival
+    deadline = candidate.deadline
+    return deadline if deadline is not None and deadline > now else candidate.arrival + PATIENCE
+
+
+def _by_time_to_attain(candidate: Candidate, now: float) -> float:
+    """How long until a target is missed. A prompt without one is wanted PATIENCE after it came."""
+    if candidate.decoding or candidate.need.tpot is not None:
+        return candidate.need.slack(1.0)
+    return (candidate.arrival + PATIENCE if candidate.deadline is None else candidate.deadline) - now
+
+
+_KEYS: dict[Order, Callable[[Candidate, float], float]] = {
+    "slo": _by_target,
+    "chunked": _by_arrival,
+    "prefill-first": _by_arrival,
+    "fcfs": _by_arrival,
+    "stta": _by_time_to_attain,
+    "arrival": _by_arrival,
+    "lcas": _by_chunk,
+    "mcps": _by_computed,
+}
