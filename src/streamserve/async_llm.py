@@ -3,6 +3,7 @@
 prompt → AsyncLLM.submit → Fleet → worker process … events → text → Delta
 """
 
+import os
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -15,8 +16,10 @@ from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
-from streamserve.control.workers import unified
-from streamserve.protocol.config import WorkerConfig
+from streamserve.control.view import RouterView, router_view
+from streamserve.control.workers import Topology, role, total
+from streamserve.policy.routing import parse_router
+from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import (
@@ -32,13 +35,11 @@ from streamserve.protocol.messages import (
     Withdrawn,
 )
 from streamserve.protocol.sampling import SamplingParams, check_sampling
-from streamserve.settings import Settings
+from streamserve.settings import Settings, topology
 from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.output import ChoiceText, Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
-
-WORKER = "unified-0"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class AsyncLLM:
         self.created = int(time.time())
         server = settings.server
         fleet = FleetConfig(
-            topology=unified(1),
+            topology=topology(server),
+            router=parse_router(server.router),
             max_requests=server.max_requests,
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
@@ -92,8 +94,9 @@ class AsyncLLM:
 
     @property
     def ready(self) -> Ready:
-        """What the worker said when it was ready. Raises RequestError (503) before."""
-        ready = self._shell.fleet.workers[WORKER].ready
+        """What a worker said when it was ready. Raises RequestError (503) before any is."""
+        workers = self._shell.fleet.workers.values()
+        ready = next((worker.ready for worker in workers if worker.ready), None)
         if ready is None:
             health = self.health()
             raise RequestError(health.detail, status=503, retry_after=1.0)
@@ -109,12 +112,17 @@ class AsyncLLM:
         return Health(*self._shell.fleet.health())
 
     def report(self) -> Report | None:
-        """The worker's latest report."""
-        return self._shell.fleet.workers[WORKER].report
+        """The workers' latest reports, added up."""
+        workers = self._shell.fleet.workers.values()
+        return total(worker.report for worker in workers if worker.report)
 
-    def process_id(self) -> int:
-        """The worker's process."""
-        return self._shell.process_id(WORKER)
+    def routing(self) -> RouterView:
+        """The workers now, and why recent requests went where they did."""
+        return router_view(self._shell.fleet, self.settings.server.router, time.monotonic())
+
+    def process_id(self, worker: str = "unified-0") -> int:
+        """A worker's process."""
+        return self._shell.process_id(worker)
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         """Compile a grammar, if it was not before. Raises RequestError about `field` if it cannot be used."""
@@ -199,9 +207,11 @@ class AsyncLLM:
     def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(
             worker=f"{worker}/{incarnation}",
-            role="unified",
+            role=role(worker),
             endpoint=endpoint,
-            model=self.settings.model,
+            model=worker_model(self.settings.model, worker, self._shell.fleet.config.topology),
+            memory_share=1 / len(self._shell.fleet.workers),
+            kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             log_level=self.settings.server.log_level,
             log_format=self.settings.server.log_format,
         )
@@ -213,6 +223,15 @@ def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
     if event.reason == "error":
         raise RequestError(event.error)
     return choice.finish(event.reason)
+
+
+def worker_model(model: ModelConfig, worker: str, topology: Topology) -> ModelConfig:
+    """How one of several workers loads the model: with its share of the processors, and where prompts are
+    only computed for others without a drafter."""
+    count = len(topology.names)
+    threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
+    draft = "none" if role(worker) == "prefill" else model.draft
+    return msgspec.structs.replace(model, threads=threads, draft=draft)
 
 
 def new_request_id() -> str:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Report, SpeculationReport, StepParts
+from streamserve.protocol.messages import Report, SpeculationReport, StepParts, TransferReport
 from streamserve.text.output import Delta, Usage
 
 OURS, THEIRS = "streamserve:", "vllm:"
@@ -232,6 +232,8 @@ class _WorkerReport(Collector):
             yield from self._parts(report.step_parts, report.step_seconds)
         if report.speculation is not None:
             yield from self._speculation(report.speculation)
+        if report.transfer is not None:
+            yield from self._transfer(report.transfer)
 
     def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
         seconds = CounterMetricFamily(
@@ -269,6 +271,18 @@ class _WorkerReport(Collector):
         yield self._counter(
             "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
         )
+
+    def _transfer(self, report: TransferReport) -> Iterable[Metric]:
+        yield self._counter("kv_transfers", "Prompts handed over by prefill workers.", report.handed_over)
+        yield self._counter("kv_transfer_failures", "Prompts whose KV did not arrive.", report.failed)
+        yield self._counter("kv_transfer_bytes", "KV sent to decode workers.", report.sent_bytes)
+        hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
+        yield self._counter(
+            "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds
+        )
+        yield self._counter("kv_transfer_hidden_seconds", "Transfer time beside prefill.", hidden)
+        yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
+        yield self._counter("kv_transfer_hit_tokens", "Of them, not sent: there already.", report.hit_tokens)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
+from streamserve.engine.agenda import Pace, agenda
 from streamserve.engine.plan import (
     DRAFT,
     TARGET,
@@ -20,7 +21,8 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.policy.eviction import Costs
+from streamserve.policy.cost import SwapCost
+from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.policy.outlook import Candidate
 from streamserve.policy.prefix import namespace
 from streamserve.policy.shape import PLAIN, Shape
@@ -47,6 +49,7 @@ from streamserve.protocol.messages import (
     ToEngine,
     Token,
     TransferNews,
+    TransferReport,
 )
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
@@ -57,7 +60,7 @@ class Engine:
     `clock` gives seconds; it is real in a worker and virtual in a simulation. A drafter that has not
     answered `draft_wait` seconds after it was asked is done without in this step. `floor`, where the
     machine has been measured, gives the least seconds that a plan could take: reports have their sum.
-    `costs` are what evictions are decided by.
+    `swap_cost`: what copying KV blocks to the host pool and back takes.
 
     What is handled while a step runs is taken when that step is committed.
 
@@ -75,7 +78,7 @@ class Engine:
         speculation: Speculation | None = None,
         draft_wait: float = 1.0,
         floor: Callable[[StepPlan], float] | None = None,
-        costs: Costs | None = None,
+        swap_cost: SwapCost = GUESSED_SWAP,
         transport: Transport | None = None,
         cache: CacheAddress | None = None,
         name: str = "",
@@ -88,13 +91,14 @@ class Engine:
         self.draft_wait = draft_wait
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
-        costs = costs or Costs(guessed_cost, chunk=config.max_chunk)
+        costs = Costs(self.speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
         self._stepping = False
         self._later: list[ToEngine] = []
+        self.pace = Pace()
         pool = self.scheduler.tables.pool
         self.outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         self.incoming = Incoming(cache, name, pool, config.block_size) if cache else None
@@ -162,9 +166,12 @@ class Engine:
 
     def _step(self) -> list[Event]:
         started, elsewhere = self.clock(), self._computing_seconds
-        for sequence in self.scheduler.sequences.values():
+        able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
+        for sequence in able:
             sequence.tick(started)
-        proposals = self.scheduler.plan(started)
+        proposals = self.scheduler.plan(
+            agenda(able, self.config, started, self.speculation.step_cost, self.pace)
+        )
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
@@ -205,6 +212,7 @@ class Engine:
             speculation=None if self.drafter is None else self.speculation.report(),
             evictions=EvictionReport(**asdict(scheduler.evictions)),
             streams=StreamReport(**asdict(self.streams.counters)),
+            transfer=self._transfer_report(),
         )
 
     @property
@@ -309,6 +317,10 @@ class Engine:
         if self.incoming and sequence.reserved:
             self.incoming.withdraw(sequence)
         self.scheduler.remove(sequence)
+
+    def _transfer_report(self) -> TransferReport | None:
+        side = self.outgoing or self.incoming
+        return side.report() if side else None
 
     def _issue_tickets(self) -> None:
         """For the sequences that have just got blocks for KV to come."""
@@ -421,14 +433,16 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
-        spent = self.clock() - started
+        spent = self.clock() - started if result.seconds is None else result.seconds
         self._target_seconds += spent
         self.scheduler.stepped(plan, spent, result.swap_seconds)
-        if self.drafter is not None and plan.spans:
+        if plan.spans and spent > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
             brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
             self.speculation.stepped(rows, kv_tokens, spent, brought)
+            decoding = [outcome for outcome in result.spans if outcome.outputs]
+            self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]
@@ -542,6 +556,7 @@ class Engine:
         if finish and sequence.open:
             sequence.ending = _last(events)
         elif finish:
+            self.pace.ended(sequence.outputs)
             self._remove(sequence)
         return events
 

@@ -111,9 +111,11 @@ class SpanResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One entry a span, in the plan's order. The swap copies took `swap_seconds`, beside the rest."""
+    """One entry a span, in the plan's order. `seconds`: how long it took, where no clock shows it. The swap
+    copies took `swap_seconds`, beside the rest."""
 
     spans: list[SpanResult]
+    seconds: float | None = None
     swap_seconds: float = 0.0
 
 

@@ -1,9 +1,10 @@
 """What goes into a step: rank the sequences, make room for them, then fix trees and chunks by the budget.
 
 There are no phases. Each sequence knows its tokens and how many have KV; a step gives some of them a span of
-query tokens: a prompt chunk, the next token, or a tree. `plan` ranks without allocating and then makes room,
-first for those one token behind (they are decoding), then for the rest, evicting the lowest-ranked
-sequences where memory is short. `select` decides what of that room is used, and gives the surplus back.
+query tokens: a prompt chunk, the next token, or a tree. The agenda ranks without allocating; `plan` makes
+room in its turns, by default first for those one token behind (they are decoding), then for the rest,
+evicting the lowest-ranked sequences where memory is short. `select` decides what of that room is used, and
+gives the surplus back.
 
 Order knows nothing of eviction, eviction nothing of order: who goes first is policy/order.py's to say, what
 becomes of an evicted sequence's KV policy/eviction.py's.
@@ -14,23 +15,26 @@ from dataclasses import dataclass
 
 import msgspec
 
+from streamserve.engine.agenda import Agenda
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.swap import SwapSpace, cut
 from streamserve.engine.tables import BlockTables
 from streamserve.policy.budget import divide
 from streamserve.policy.eviction import Costs, decide
-from streamserve.policy.order import rank
+from streamserve.policy.prefill import Chunk
 from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """Room was made for the next `room` tokens of a sequence, and for `nodes` guessed ones behind them.
-    `cached` is set when the sequence has just been admitted: tokens the prefix index gave it."""
+    """Room was made for the next `room` tokens of a sequence, `due` of them whatever else might be in the
+    step, and for `nodes` guessed ones behind them. `cached` is set when the sequence has just been admitted:
+    tokens the prefix index gave it."""
 
     sequence: Sequence
     room: int
+    due: int
     nodes: int
     cached: int | None
 
@@ -63,7 +67,6 @@ class Scheduler:
         self.evictions = EvictionCounters()
         self.sequences: dict[int, Sequence] = {}
         self.released: list[int] = []
-        self._position: dict[int, int] = {}
         self._again: dict[int, int] = {}
         self._idle = False
         self.reserved: list[Sequence] = []
@@ -94,28 +97,28 @@ class Scheduler:
         if sequence.known:
             self.released.append(sequence.id)
 
-    def plan(self, now: float = 0.0) -> list[Proposal]:
-        """Rank, then make room. What is proposed holds its blocks until the step is committed."""
+    def plan(self, agenda: Agenda) -> list[Proposal]:
+        """Make room, turn by turn. What is proposed holds its blocks until the step is committed."""
         self.steps += 1
-        ranked = self._rank(now)
+        ranked, budget = agenda.ranked, agenda.budget
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
             self._preempt_lowest(ranked)
-        self._idle = not any(s.wanted(idle=False) for s in ranked)
-        decoding = {s.id for s in ranked if s.running and s.pending == 1 and self._wanted(s)}
-        budget = self.config.max_num_batched_tokens
+        self._idle = agenda.idle
+        decoding = {s.id for s in ranked if s.decoding}
         places = seats = self.config.max_num_seqs
         coming: set[bytes] = set()
         if len(decoding) < len(ranked):
             coming.update(*(self.tables.coming(s) for s in ranked if s.running and self._wanted(s)))
         proposals: dict[int, Proposal] = {}
-        for sequence in sorted(ranked, key=lambda s: s.id not in decoding):
+        for sequence in agenda.turns:
             if not budget:
                 break
             if not self._wanted(sequence) or sequence.id in self.swap.moved:
                 continue
-            if sequence.id in decoding and not sequence.running:
-                continue  # evicted a moment ago for one that ranks higher
-            if seats < len(sequence.choices):
+            if sequence.id in decoding and (not sequence.running or (agenda.exclusive and proposals)):
+                continue  # evicted a moment ago for one that ranks higher, or not to decode beside a prompt
+            wanted = agenda.chunks.get(sequence.id, Chunk(self.config.max_chunk, 1))
+            if not wanted.tokens or seats < len(sequence.choices):
                 continue
             cached = None
             if not sequence.running:
@@ -135,7 +138,7 @@ class Scheduler:
                     places *= self._reserve(sequence, ranked, proposals)
                     continue
                 coming |= self.tables.coming(sequence)
-            proposal = self._make_room(sequence, budget, cached, ranked, proposals)
+            proposal = self._make_room(sequence, budget, wanted, cached, ranked, proposals)
             if proposal:
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
@@ -152,7 +155,8 @@ class Scheduler:
         """Fix tree nodes and chunk sizes together by the budget, and give back the blocks not needed."""
         rooms = [proposal.room for proposal in proposals]
         guesses = [trees.get(proposal.sequence.id) for proposal in proposals]
-        divided = divide(self.config.max_num_batched_tokens, rooms, guesses)
+        due = [proposal.due for proposal in proposals]
+        divided = divide(self.config.max_num_batched_tokens, rooms, due, guesses)
         spans, admitted = [], []
         for proposal, (chunk, tree) in zip(proposals, divided, strict=True):
             sequence = proposal.sequence
@@ -204,14 +208,6 @@ class Scheduler:
         self.tables.drop(sequence)
         sequence.epoch += 1
         sequence.told = 0
-
-    def _rank(self, now: float) -> list[Sequence]:
-        """All sequences, first to last."""
-        sequences = [sequence for sequence in self.sequences.values() if not sequence.held]
-        order = rank(self.config.order, [sequence.candidate for sequence in sequences], now)
-        ranked = [sequences[index] for index in order]
-        self._position = {sequence.id: position for position, sequence in enumerate(ranked)}
-        return ranked
 
     def _wanted(self, sequence: Sequence) -> int:
         return sequence.wanted(self._idle)
@@ -294,14 +290,16 @@ class Scheduler:
         self,
         sequence: Sequence,
         budget: int,
+        chunk: Chunk,
         cached: int | None,
         ranked: list[Sequence],
         proposals: Mapping[int, Proposal],
     ) -> Proposal | None:
         """Blocks for the sequence's next tokens: as many as budget and memory allow, evicting lower ranks."""
-        wanted = min(self._wanted(sequence), budget, self.config.max_chunk)
+        wanted = min(self._wanted(sequence), budget, chunk.tokens)
+        due = min(wanted, chunk.due)
         if not self.drafting and self.tables.writable(sequence, wanted):
-            return Proposal(sequence, wanted, 0, cached)
+            return Proposal(sequence, wanted, due, 0, cached)
         while self.tables.shortage(sequence, wanted) > self.swap.leaving:
             if not self._evict_below(sequence, ranked, proposals):
                 break
@@ -310,7 +308,7 @@ class Scheduler:
             return None
         nodes = self._nodes(sequence, room)
         self.tables.grow(sequence, room + nodes)
-        return Proposal(sequence, room, nodes, cached)
+        return Proposal(sequence, room, min(room, due), nodes, cached)
 
     def _nodes(self, sequence: Sequence, room: int) -> int:
         """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
@@ -329,7 +327,7 @@ class Scheduler:
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
     ) -> list[Sequence]:
         """Running sequences that rank below this one and are not part of the step yet."""
-        lower = ranked[self._position[sequence.id] + 1 :]
+        lower = ranked[ranked.index(sequence) + 1 :]
         return [s for s in lower if s.running and s.id not in proposals and s.id not in self.swap.moved]
 
     def _evict_below(

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from streamserve.engine.plan import TARGET
-from streamserve.policy.order import Candidate
 from streamserve.policy.slo import NO_NEED, Need
 from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
@@ -96,29 +95,25 @@ class Sequence:
         return max(0, len(self.tokens) - last - self.computed[TARGET])
 
     @property
+    def decoding(self) -> bool:
+        """Whether all it lacks is its next output."""
+        return self.running and self.pending == 1 and self.wanted(idle=False) == 1
+
+    @property
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def candidate(self) -> Candidate:
-        """What an order looks at."""
-        return Candidate(
-            self.arrival,
-            self.priority,
-            remaining=max(0, self.prompt_length - self.computed[TARGET]),
-            computed=self.computed[TARGET],
-            running=self.running,
-            decoding=self.running and self.pending == 1,
-            complete=not self.open,
-            last_chunk_at=self.chunk_at,
-            need=self.need,
-        )
+    def deadline(self) -> float | None:
+        """When its first token is wanted, if a target says so and the token is not there yet."""
+        ttft = self.params.slo.ttft_ms
+        return None if ttft is None or self.outputs else self.arrival + ttft / 1000
 
     @property
     def need(self) -> Need:
-        """What its target for the time per output token asks of this step."""
+        """What its target for the time per output token asks of this step: nothing before there is one."""
         tpot = self.params.slo.tpot_ms
-        if tpot is None:
+        if tpot is None or not self.outputs:
             return NO_NEED
         return Need(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clocked))
 

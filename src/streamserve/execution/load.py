@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from llguidance import LLTokenizer
+from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET, Drafter
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention
@@ -19,7 +20,7 @@ from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.linear import packs
-from streamserve.execution.memory import after_weights, available_bytes, size_pool
+from streamserve.execution.memory import after_weights, available_bytes, size_pool, size_swap
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MOST_QUERIES, NativeAttention
 from streamserve.execution.native.library import Team, kernels
@@ -27,6 +28,7 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.sampling import NativeChooser
 from streamserve.execution.spec import ModelSpec, read_spec
+from streamserve.execution.swap import HostPool
 from streamserve.execution.weights import (
     EMBEDDING,
     check_weights,
@@ -55,13 +57,21 @@ class Loaded:
     kv_cache_bytes: int
     model: Model
     team: Team | None
+    cache: KVCache
     drafter: Drafter | None = None
 
 
-def load(config: ModelConfig, vocabulary: Vocabulary | None = None, cores: Sequence[int] = ()) -> Loaded:
+def load(
+    config: ModelConfig,
+    vocabulary: Vocabulary | None = None,
+    cores: Sequence[int] = (),
+    memory_share: float = 1.0,
+    allocate: Callable[[int], Tensor] | None = None,
+) -> Loaded:
     """Load the checkpoint at `config.path`. Sets the process's number of torch threads. Without `vocabulary`
     requests with a grammar fail. `cores`: processors for the kernels' threads, the caller's first; it is left
-    to the caller to go there.
+    to the caller to go there. `memory_share` of the free memory may be used; `allocate` gives the bytes of
+    the target's KV pool, if they are to be in memory of a special kind.
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
@@ -72,31 +82,43 @@ def load(config: ModelConfig, vocabulary: Vocabulary | None = None, cores: Seque
     check_weights(checkpoint, spec)
     dtype = _compute_dtype(config, spec, checkpoint)
     draft = choose_draft(config.draft, folder, spec)
-    free = after_weights(weight_bytes(spec, dtype, _packed(team, dtype)), available_bytes())
+    free = after_weights(
+        weight_bytes(spec, dtype, _packed(team, dtype)), int(available_bytes() * memory_share)
+    )
     block_bytes = bytes_per_block(spec, config.block_size, dtype)
     if draft.spec:
         free = after_weights(weight_bytes(draft.spec, dtype, _packed(team, dtype)), free)
         block_bytes += bytes_per_block(draft.spec, config.block_size, dtype)
+    swap_blocks = size_swap(config, block_bytes, free)
+    free -= swap_blocks * block_bytes
     blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
     model = _load_model(checkpoint, spec, dtype, team)
-    cache = KVCache(spec, blocks, config.block_size, dtype)
+    pool_bytes = blocks * bytes_per_block(spec, config.block_size, dtype)
+    memory = allocate(pool_bytes) if allocate else None
+    cache = KVCache(spec, blocks, config.block_size, dtype, memory)
     attention = attention_on(cache, spec, team)
     eos = spec.eos_token_ids
     grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
+    drafter = _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection")
+    planes = (
+        [cache, drafter.cache] if isinstance(drafter, ModelDrafter) and drafter.plane == DRAFT else [cache]
+    )
+    host = HostPool(planes, swap_blocks) if swap_blocks else None
     return Loaded(
-        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None),
-        _engine_config(config, blocks, max_len),
+        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None, host),
+        _engine_config(config, blocks, max_len, swap_blocks),
         _model_info(checkpoint, model, max_len, attention.row_invariant, _packed(team, dtype)),
         blocks * block_bytes,
         model,
         team,
-        _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection"),
+        cache,
+        drafter,
     )
 
 
 def _load_drafter(
     draft: DraftChoice, model: Model, cache: KVCache, team: Team | None, drawing: bool
-) -> Drafter | None:
+) -> ModelDrafter | NGramDrafter | None:
     """Who guesses for `model`: with KV beside the target's `cache`, on it, or without any."""
     if draft.kind == "ngram":
         return NGramDrafter()
@@ -157,7 +179,9 @@ def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint)
     return torch.float32 if stored == torch.float16 else stored
 
 
-def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> EngineConfig:
+def _engine_config(
+    config: ModelConfig, num_blocks: int, max_model_len: int, swap_blocks: int
+) -> EngineConfig:
     return EngineConfig(
         num_blocks=num_blocks,
         block_size=config.block_size,
@@ -167,6 +191,10 @@ def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> 
         max_chunk=config.max_chunk,
         enable_prefix_caching=config.enable_prefix_caching,
         preempt_every=config.preempt_every,
+        eviction=config.eviction,
+        swap_blocks=swap_blocks,
+        order=config.order,
+        prefill_share=config.prefill_share,
     )
 
 

@@ -12,7 +12,7 @@
 
 In slo, fcfs and stta complete prompts come before those that are still arriving, as in Stream2LLM's FCFS.
 In every order a lower `priority` goes first. `rank` is about places and memory: the last lose theirs to the
-first. `turns` is about the rows of one step.
+first, so it must not change back and forth. `turns` is about the rows of one step.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 
 def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]:
     """The candidates' indices, the first to be served first; equals stay in the given order."""
-    key, apart = _KEYS[order], order in COMPLETE_FIRST
+    key, apart = _KEYS.get(order, _by_arrival), order in COMPLETE_FIRST
 
     def place(i: int) -> tuple[int, bool, float]:
         one = candidates[i]
@@ -60,9 +60,12 @@ def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]
     return sorted(range(len(candidates)), key=place)
 
 
-def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int]) -> list[int]:
+def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float) -> list[int]:
     """In which turn the `ranked` ones are given rows of a step. Where none is decoded beside a prompt,
-    prompts have the first turns, else what decodes has."""
+    prompts have the first turns, else what decodes has; in batches that are capped, neither."""
+    if order == "stta":
+        left = [time_to_attain(one, now) for one in candidates]
+        return sorted(ranked, key=lambda i: (candidates[i].priority, left[i]))
     if order in CAPPED:
         return list(ranked)
     late = order == EXCLUSIVE
@@ -108,7 +111,7 @@ def _by_computed(candidate: Candidate, now: float) -> float:
     return -candidate.computed
 
 
-def _by_target(candidate: Candidate, now: float) -> float:
+def _due(candidate: Candidate, now: float) -> float:
     """When it is due: with a target for its further tokens, when it came."""
     if candidate.need.tpot is not None:
         return candidate.arrival
@@ -116,7 +119,7 @@ def _by_target(candidate: Candidate, now: float) -> float:
     return deadline if deadline is not None and deadline > now else candidate.arrival + PATIENCE
 
 
-def _by_time_to_attain(candidate: Candidate, now: float) -> float:
+def time_to_attain(candidate: Candidate, now: float) -> float:
     """How long until a target is missed. A prompt without one is wanted PATIENCE after it came."""
     if candidate.decoding or candidate.need.tpot is not None:
         return candidate.need.slack(1.0)
@@ -124,12 +127,7 @@ def _by_time_to_attain(candidate: Candidate, now: float) -> float:
 
 
 _KEYS: dict[Order, Callable[[Candidate, float], float]] = {
-    "slo": _by_target,
-    "chunked": _by_arrival,
-    "prefill-first": _by_arrival,
-    "fcfs": _by_arrival,
-    "stta": _by_time_to_attain,
-    "arrival": _by_arrival,
+    "slo": _due,
     "lcas": _by_chunk,
     "mcps": _by_computed,
 }

@@ -291,6 +291,21 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     withdrawn: int
 
 
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """KV that went to other workers (`handed_over` sequences, `failed` ones) and came from them (`received`).
+    `exposed_seconds`: from a prompt's end until its KV had landed; `wire_seconds`: all the time on the wire.
+    Of `received_tokens` the `hit_tokens` were there already and not sent."""
+
+    handed_over: int = 0
+    failed: int = 0
+    sent_bytes: int = 0
+    wire_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    received: int = 0
+    received_tokens: int = 0
+    hit_tokens: int = 0
+
+
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
@@ -313,6 +328,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_floor_seconds: float | None = None
     evictions: EvictionReport | None = None
     streams: StreamReport | None = None
+    transfer: TransferReport | None = None
 
 
 ToEngine = Submit | Edit | Cancel | Push | Join | Release

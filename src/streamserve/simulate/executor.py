@@ -84,7 +84,7 @@ class CostExecutor:
         context = sum(span.start + span.rows for span in plan.spans)
         swapping = self.swap_cost.out(len(plan.swap_out)) + self.swap_cost.back(len(plan.swap_in))
         self.seconds = max(self.cost(rows, context), swapping)
-        return StepResult(results, swapping)
+        return StepResult(results, self.seconds, swapping)
 
     def close(self) -> None:
         self.states.clear()

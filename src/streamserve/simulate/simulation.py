@@ -26,7 +26,7 @@ from streamserve.control.events import (
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
 from streamserve.policy.cost import SwapCost
-from streamserve.policy.eviction import GUESSED_SWAP, Costs
+from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -155,7 +155,7 @@ class Simulation:
             if name in topology.decode
             else None,
             name=here,
-            costs=Costs(self._cost, self._swap_cost, config.max_chunk),
+            swap_cost=self._swap_cost,
         )
         self.workers[name] = _Worker(engine, executor, command.incarnation)
         ready = Ready(

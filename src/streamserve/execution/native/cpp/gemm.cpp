@@ -31,20 +31,22 @@ Packing packing(int path, int type) {
     }
 }
 
+// A stretch of K at a time, so that lines stay in the cache until all their columns are written.
 template <class T>
 void pack_panel(const Linear& linear, const void* from, const int32_t* source_rows, int panel, void* to) {
     Packing packed = packing(linear.path, linear.type);
-    int columns = packed.columns;
-    for (int i = 0; i < PANEL; i++) {
-        int output = panel * PANEL + i;
-        int source = source_rows[output];
-        const T* row = static_cast<const T*>(from) + size_t(source < 0 ? 0 : source) * linear.k;
-        T* stream = static_cast<T*>(to) + size_t(output / columns) * columns * linear.k_padded;
-        int column = output % columns;
-        for (int k = 0; k < linear.k_padded; k++) {
-            T value{};
-            if (source >= 0 && k < linear.k) value = row[k];
-            stream[packed.place(k, column)] = value;
+    int columns = packed.columns, group = packed.group;
+    for (int begin = 0; begin < linear.k_padded; begin += CHUNK) {
+        for (int i = 0; i < PANEL; i++) {
+            int output = panel * PANEL + i;
+            int source = source_rows[output];
+            int length = source < 0 ? 0 : linear.k;
+            const T* row = static_cast<const T*>(from) + size_t(source < 0 ? 0 : source) * linear.k;
+            T* stream = static_cast<T*>(to) + size_t(output / columns) * columns * linear.k_padded;
+            T* line = stream + packed.place(begin, output % columns);
+            for (int k = begin; k < begin + CHUNK; k += group, line += columns * group) {
+                for (int g = 0; g < group; g++) line[g] = k + g < length ? row[k + g] : T{};
+            }
         }
     }
 }

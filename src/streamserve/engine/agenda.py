@@ -1,0 +1,100 @@
+"""What a step may hold, as the policies see it: who goes first, and how many rows each may have."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from streamserve.engine.plan import TARGET
+from streamserve.engine.sequence import Sequence
+from streamserve.policy.order import CAPPED, EXCLUSIVE, Candidate, batch_cap, rank, turns
+from streamserve.policy.prefill import Chunk, Company, Prompt, chunks
+from streamserve.protocol.config import EngineConfig
+
+FIRST_OUTPUT = 64.0
+"""How many tokens an output has, as long as none has ended."""
+RECENT = 0.05
+"""Share of the latest in a running mean."""
+
+
+@dataclass
+class Pace:
+    """Running means of one engine: tokens of an output, and tokens that a step brings to who decodes."""
+
+    output: float = FIRST_OUTPUT
+    step: float = 1.0
+
+    def ended(self, outputs: int) -> None:
+        """Take in an output that has ended."""
+        self.output += RECENT * (outputs - self.output)
+
+    def stepped(self, decoding: int, tokens: int) -> None:
+        """Take in a step that brought `tokens` to `decoding` sequences."""
+        if decoding:
+            self.step += RECENT * (tokens / decoding - self.step)
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """`ranked`: who keeps places and memory, the first to last. `turns`: who is given rows first, of `budget`
+    in all. `chunks` bounds the rows of prompts, by sequence; what is not in it is bounded by nothing else.
+    With `exclusive`, nobody decodes beside a prompt. `idle`: nothing is left to compute but the tails of
+    prompts that are still arriving."""
+
+    ranked: list[Sequence]
+    turns: list[Sequence]
+    budget: int
+    chunks: dict[int, Chunk]
+    exclusive: bool = False
+    idle: bool = False
+
+
+def agenda(
+    sequences: List[Sequence],
+    config: EngineConfig,
+    now: float,
+    cost: Callable[[int, int], float],
+    pace: Pace,
+) -> Agenda:
+    """The agenda of a step that begins `now`; `cost` is the seconds of a step by rows and KV tokens."""
+    candidates = [_candidate(sequence) for sequence in sequences]
+    order, budget = config.order, config.max_num_batched_tokens
+    ranking = rank(order, candidates, now)
+    ranked = [sequences[i] for i in ranking]
+    needs = [candidate.need for candidate in candidates if candidate.decoding]
+    idle = not any(sequence.wanted(idle=False) for sequence in sequences)
+    working = [one for one in ranked if one.wanted(idle)]
+    prompts = [one for one in working if not (one.reserved or one.decoding)]
+    kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
+    if order in CAPPED:
+        budget = batch_cap(needs, lambda rows: cost(rows, kv_tokens), budget)
+    wanted: dict[int, Chunk] = {}
+    if order == "slo" and prompts:
+        company = Company(needs, lambda rows: cost(rows, kv_tokens), budget, config.max_chunk, pace.step)
+        given = chunks(
+            [_prompt(one, now, idle) for one in prompts], company, pace.output, config.prefill_share
+        )
+        wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
+    in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
+    return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE, idle)
+
+
+def _candidate(sequence: Sequence) -> Candidate:
+    return Candidate(
+        arrival=sequence.arrival,
+        priority=sequence.priority,
+        remaining=sequence.pending,
+        computed=sequence.computed[TARGET],
+        running=sequence.running,
+        decoding=sequence.decoding,
+        complete=not sequence.open,
+        last_chunk_at=sequence.chunk_at,
+        deadline=sequence.deadline,
+        need=sequence.need,
+    )
+
+
+def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
+    deadline = sequence.deadline
+    due_in = None if deadline is None else deadline - now
+    waited = max(0.0, now - sequence.arrival)
+    return Prompt(sequence.wanted(idle), len(sequence.tokens), waited, due_in, sequence.running)
