@@ -93,10 +93,15 @@ class Line:
 
 @dataclass(frozen=True)
 class SwapCost:
-    """Seconds of copying KV blocks out to the host pool, and back."""
+    """Seconds of copying KV out to the host pool and back: so many bytes, or so many blocks."""
 
     out: Line
     back: Line
+
+    def in_blocks(self, block_bytes: int) -> "SwapCost":
+        """The same by blocks of so many bytes, where this one is by bytes."""
+        lines = (Line(line.start, line.each * block_bytes) for line in (self.out, self.back))
+        return SwapCost(*lines)
 
 
 def fit_line(counts: Sequence[int], seconds: Sequence[float]) -> Line:

@@ -16,9 +16,11 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.execution.cores import Cores, claim
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.profile import users_profiles
+from streamserve.execution.profile import Profile, users_profiles
 from streamserve.execution.profile_floor import floor_of
 from streamserve.execution.profile_measure import first_profile
+from streamserve.policy.cost import SwapCost
+from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError
@@ -84,6 +86,7 @@ def run(config: WorkerConfig) -> int:
             loaded.drafter,
             speculation,
             floor=floor_of(loaded, profile) if profile else None,
+            swap_cost=_swap_cost(loaded, profile),
             transport=transport,
             cache=cache,
             name=config.worker,
@@ -108,6 +111,13 @@ def run(config: WorkerConfig) -> int:
             transport.close()
         loaded.executor.close()
     return 0
+
+
+def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:
+    """Seconds of swapping so many blocks, of all planes."""
+    if profile is None or profile.swap is None:
+        return GUESSED_SWAP
+    return profile.swap.in_blocks(loaded.kv_cache_bytes // loaded.engine_config.num_blocks)
 
 
 def _settle(cores: Cores, loaded: Loaded) -> None:
