@@ -85,6 +85,10 @@ class Scheduler:
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences.values() if sequence.running]
 
+    def of(self, request: str) -> list[Sequence]:
+        """The sequences of a request."""
+        return [sequence for sequence in self.sequences.values() if sequence.request == request]
+
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
 

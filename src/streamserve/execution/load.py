@@ -83,11 +83,11 @@ def load(
     dtype = _compute_dtype(config, spec, checkpoint)
     draft = choose_draft(config.draft, folder, spec)
     free = after_weights(
-        weight_bytes(spec, dtype, _packed(team, dtype)), int(available_bytes() * memory_share)
+        weight_bytes(spec, dtype, _head_is_second(team, dtype)), int(available_bytes() * memory_share)
     )
     block_bytes = bytes_per_block(spec, config.block_size, dtype)
     if draft.spec:
-        free = after_weights(weight_bytes(draft.spec, dtype, _packed(team, dtype)), free)
+        free = after_weights(weight_bytes(draft.spec, dtype, _head_is_second(team, dtype)), free)
         block_bytes += bytes_per_block(draft.spec, config.block_size, dtype)
     swap_blocks = size_swap(config, block_bytes, free)
     free -= swap_blocks * block_bytes
@@ -107,7 +107,7 @@ def load(
     return Loaded(
         TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None, host),
         _engine_config(config, blocks, max_len, swap_blocks),
-        _model_info(checkpoint, model, max_len, attention.row_invariant, _packed(team, dtype)),
+        _model_info(checkpoint, model, max_len, attention.row_invariant, _head_is_second(team, dtype)),
         blocks * block_bytes,
         model,
         team,
@@ -146,8 +146,9 @@ def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) 
     return Team(library, threads, cpus=cores[1:threads]) if library else None
 
 
-def _packed(team: Team | None, dtype: torch.dtype) -> bool:
-    return team is not None or packs(dtype)
+def _head_is_second(team: Team | None, dtype: torch.dtype) -> bool:
+    """Whether a tied head is held beside the embedding: the kernels read rows of what they packed."""
+    return team is None and packs(dtype)
 
 
 def _load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, team: Team | None) -> Model:
@@ -199,7 +200,7 @@ def _engine_config(
 
 
 def _model_info(
-    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, packed: bool
+    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, second: bool
 ) -> ModelInfo:
     spec, dtype = model.spec, str(model.dtype).removeprefix("torch.")
     return ModelInfo(
@@ -208,7 +209,7 @@ def _model_info(
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, model.dtype, packed),
+        weight_bytes=weight_bytes(spec, model.dtype, second),
         dtype=dtype,
         row_invariant=row_invariant,
         fingerprint=checkpoint.fingerprint(repr(asdict(spec)), dtype),

@@ -42,7 +42,7 @@ def expected_outputs(
 
 
 class CostExecutor:
-    """Carries out plans on an array of token ids; `seconds` is what the last step cost."""
+    """Carries out plans on an array of token ids; `seconds` is what they cost since somebody set it to 0."""
 
     def __init__(
         self,
@@ -83,8 +83,9 @@ class CostExecutor:
         rows = sum(span.rows for span in plan.spans)
         context = sum(span.start + span.rows for span in plan.spans)
         swapping = self.swap_cost.out(len(plan.swap_out)) + self.swap_cost.back(len(plan.swap_in))
-        self.seconds = max(self.cost(rows, context), swapping)
-        return StepResult(results, self.seconds, swapping)
+        seconds = max(self.cost(rows, context), swapping)
+        self.seconds += seconds
+        return StepResult(results, seconds, swapping)
 
     def close(self) -> None:
         self.states.clear()

@@ -150,7 +150,7 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     pace = Pace(engine.report(), reported)
     while True:
         events: list[Event] = []
-        wait = TRANSFER_MILLISECONDS if engine.transferring else int(REPORT_SECONDS * 1000)
+        wait = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
         if engine.has_work:
             wait = min(wait, STALLED_MILLISECONDS) if engine.stalled else 0
         while socket.poll(wait):
@@ -167,7 +167,7 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
             events += engine.step()
         if events:
             _send(socket, Events(events))
-        if news := engine.transfers():
+        if news := engine.exchange.news():
             _send(socket, Transfers(news))
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not engine.has_work:

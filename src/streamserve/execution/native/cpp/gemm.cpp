@@ -51,6 +51,14 @@ void pack_panel(const Linear& linear, const void* from, const int32_t* source_ro
     }
 }
 
+template <class T>
+void unpack_row(const Linear& linear, int row, T* to) {
+    Packing packed = packing(linear.path, linear.type);
+    size_t stream = size_t(row / packed.columns) * size_t(packed.columns) * size_t(linear.k_padded);
+    const T* from = static_cast<const T*>(linear.weight) + stream;
+    for (int k = 0; k < linear.k; k++) to[k] = from[packed.place(k, row % packed.columns)];
+}
+
 int rows_at_once(const Linear& linear, int rows) {
     size_t row = size_t(linear.k_padded) * size_of(linear.type);
     int fit = int(ROW_BLOCK_BYTES / row) / 32 * 32;
@@ -78,6 +86,14 @@ void pack(Pool& pool, const Linear& linear, const void* from, const int32_t* sou
             }
         }
     });
+}
+
+void unpack(const Linear& linear, int row, void* to) {
+    if (linear.type == BF16) {
+        unpack_row(linear, row, static_cast<bf16*>(to));
+    } else {
+        unpack_row(linear, row, static_cast<float*>(to));
+    }
 }
 
 namespace {
