@@ -25,6 +25,7 @@ from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import Hardware, a100, h200, here
 from streamserve.control.events import Deliver, Open
 from streamserve.control.fleet import FleetConfig
+from streamserve.policy.order import ORDERS
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
@@ -35,10 +36,10 @@ RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
 MACHINES: dict[str, Callable[[], Hardware]] = {"here": here, "a100": a100, "h200": h200}
 SETTINGS = (
     "goodput", "blind", "adaserve", "adaserve-printed", "equal-greedy", "global-greedy", "specinfer-tree",
-    "off", "separate",
+    "off", "chunked", "prefill-first", "fcfs", "stta", "separate",
 )  # fmt: skip
-"""Policies; `blind` is goodput that is not told the targets, `separate` plain decoding with a machine and a
-queue for each class."""
+"""Policies of speculation, all in the order that knows targets; `blind` is goodput that is not told them.
+Orders of continuous batching, without guesses; `separate` is `chunked` with a machine for each class."""
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
 OUTPUT = (32, 96)
@@ -73,6 +74,17 @@ class Asked:
     text: int
 
 
+@dataclass(frozen=True)
+class Served:
+    """A request's class, whether its target was met, its tokens, seconds to the first, when it ended."""
+
+    kind: int
+    met: bool
+    tokens: int
+    ttft: float
+    end: float
+
+
 def minimum(hardware: Hardware) -> float:
     """The profiled minimum of the time per output token: batch 8, 32 tokens in, 128 out, no guesses."""
     return float(np.mean([hardware.step(8, 8 * (32 + done)) for done in range(128)]))
@@ -103,16 +115,17 @@ def model() -> ModelInfo:
 
 def play(
     hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked]
-) -> list[tuple[Asked, bool, int, float]]:
-    """Each request with whether its target was met, its tokens and when it ended."""
+) -> list[Served]:
+    """What became of each request."""
     config = EngineConfig(
         num_blocks=4096, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
         max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False,
+        order=setting if setting in ORDERS else "chunked" if setting == "separate" else "slo",
     )  # fmt: skip
-    plain = setting in ("off", "separate")
+    plain = setting in (*ORDERS, "off", "separate")
     simulation = Simulation(
         FleetConfig(), config, model(), hardware.step, start_seconds=0.0,
-        policy={"blind": "goodput", "separate": "off"}.get(setting, setting),
+        policy="off" if plain else "goodput" if setting == "blind" else setting,
         drafter=None if plain else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
     )  # fmt: skip
     least = minimum(hardware)
@@ -134,12 +147,14 @@ def play(
     for number, one in enumerate(asked):
         got = times[str(number)]
         tpot = (got[-1] - got[0]) / (len(got) - 1)
-        found.append((one, tpot <= goals[one.kind] * (1 + 1e-9), len(got), got[-1]))
+        found.append(
+            Served(one.kind, tpot <= goals[one.kind] * (1 + 1e-9), len(got), got[0] - one.at, got[-1])
+        )
     return found
 
 
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
-    """Attainment, goodput and throughput in tokens a second, of one workload."""
+    """Attainment, goodput and throughput in tokens a second, mean seconds to the first token."""
     hardware = MACHINES[machine]()
     with np.load(RECORDED, allow_pickle=False) as arrays:
         recording = unpack({name: arrays[name] for name in arrays.files})
@@ -151,14 +166,19 @@ def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]
         played = [workload(hardware, load, seed)]
     ends = [play(hardware, recording, setting, load, part) for part in played if part]
     every = [one for part in ends for one in part]
-    span = max(end for _, _, _, end in every) - min(one.at for one, _, _, _ in every)
+    first = min(part[0].at for part in played if part)
+    span = max(one.end for one in every) - first
     machines = len(played)
     return {
-        "attainment": float(np.mean([met for _, met, _, _ in every])),
-        "strict": float(np.mean([met for one, met, _, _ in every if one.kind == 0] or [1.0])),
-        "goodput": sum(tokens for _, met, tokens, _ in every if met) / span / machines,
-        "throughput": sum(tokens for _, _, tokens, _ in every) / span / machines,
+        "attainment": float(np.mean([one.met for one in every])),
+        "strict": float(np.mean([one.met for one in every if one.kind == 0] or [1.0])),
+        "goodput": sum(one.tokens for one in every if one.met) / span / machines,
+        "throughput": sum(one.tokens for one in every) / span / machines,
+        "ttft": float(np.mean([one.ttft for one in every])),
     }
+
+
+SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("goodput", "{:.1f}"), ("ttft", "{:.2f}"))
 
 
 def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float]:
@@ -201,7 +221,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 def show(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hardware) -> None:
     """Print attainment and goodput, a line a setting."""
     points = list(dict.fromkeys(record[args.sweep] for record in records))
-    for name, form in (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("goodput", "{:.1f}")):
+    for name, form in SHOWN:
         rows = []
         for setting in args.settings:
             cells = [r for r in records if r["setting"] == setting]

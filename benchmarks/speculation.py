@@ -1,222 +1,329 @@
 """Speculation against plain decoding: families of tasks, streams at once, settings, greedy and sampled.
 
-One engine, one set of weights; only the policy differs; rounds are interleaved. The target is the packaged
-model inflated to about 345 M parameters, so that a step costs what such a model's does, and the draft is the
-packaged one. Every text is compared with the plain one.
+The target is the packaged model inflated to about 345 M parameters, so that a step costs what such a model's
+does; the draft is the packaged one. One engine serves a closed loop of `streams` requests and only what
+decides changes: each setting runs for a window of time, in turns, and every text is compared with the plain
+one. Acceptance and calibration are counted on the packaged pair itself, whose opinions are the same.
+
+The whole grid takes an hour. It is measured in pieces which are kept in build/speculation/, so it can be run
+`--seconds` at a time; each call writes the results so far.
 
     python -m benchmarks.speculation
-    python -m benchmarks.speculation --concurrency 1 8 --settings off goodput fixed:4 --rounds 3
+    python -m benchmarks.speculation --seconds 100 --streams 1 8 --temperature 0
 """
 
 import argparse
+import itertools
+import json
 import random
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import commit
+from benchmarks.speculation_report import report
 from streamserve import embedded
 from streamserve.checkpoints import packaged_draft
 from streamserve.engine.engine import Engine
-from streamserve.engine.speculation import Speculation, guessed_cost
+from streamserve.engine.speculation import Speculation
 from streamserve.execution.inflate import Shape, inflate
-from streamserve.execution.load import load
+from streamserve.execution.load import Loaded, load
+from streamserve.execution.profile import Kept, Profile
+from streamserve.execution.profile_measure import first_profile
 from streamserve.policy.speculation import parse_policy
-from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.messages import Submit, Token
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.config import ModelConfig, SpeculationMode
+from streamserve.protocol.messages import Cancel, Report, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES
 
+KEPT = Path(__file__).parent.parent / "build" / "speculation"
 SHAPE = Shape(hidden=1024, layers=24)
 TASKS = ("instructions", "arithmetic", "functions", "articles")
+STREAMS = (1, 4, 8, 16, 32, 64)
 SETTINGS = (
-    "off", "goodput", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "fixed:5", "fixed:6", "fixed:8",
+    "off", "goodput", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "fixed:5", "fixed:6", "fixed:7", "fixed:8",
     "fixed-tree:2x3", "fixed-tree:3x4",
 )  # fmt: skip
-CONCURRENCY = (1, 4, 8, 16, 32, 64)
+DEEPEST = 160
+"""Rows of a step beyond which fixed settings are left out: they only get slower, and take minutes."""
+BLOCK = 16
+PROMPTS = 16
+"""Distinct prompts of a family; sampled requests differ in their seeds besides."""
 MAX_TOKENS = 64
+LEAST_STEPS = 4
 
 
-@dataclass
-class Run:
-    """What one setting did in one round."""
+@dataclass(frozen=True)
+class Piece:
+    """A part of the grid that is measured, and kept, at once."""
+
+    family: str
+    temperature: float
+    streams: int
+    round: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-T{self.temperature:g}-{self.streams}-{self.round}"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one setting did in a piece. Texts by request, as far as they came."""
 
     seconds: float
     tokens: int
     steps: int
-    texts: dict[str, list[int]]
+    scheduling: float
+    draft: float
+    target: float
+    accepted: int
+    drafts: int
+    texts: Mapping[str, list[int]]
 
 
-def prompts(family: str, count: int, seed: int, split: Any) -> list[list[int]]:
-    """Token ids of the first question of `count` chats."""
-    folder = embedded.path("embedded")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+def prompts(family: str, split: Any, seed: int) -> list[list[int]]:
+    """Token ids of first questions of chats. Only lengths of which the prefix index covers all but a token
+    or two: what prompts cost is not the question here."""
+    tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
     rng, found = random.Random(seed), []
-    while len(found) < count:
+    while len(found) < PROMPTS:
         messages, _, _ = FAMILIES[family](rng, split).replies()[0]
         text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-        found.append(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
+        ids = tokenizer.encode(text + "<|im_start|>assistant\n").ids
+        if ids and len(ids) % BLOCK in (1, 2, 3):
+            found.append(ids)
     return found
 
 
 class Bench:
-    """One loaded pair, and a speculation for each setting, which keeps what it learned over the rounds."""
+    """A loaded pair whose engine keeps its prefix index, and what each setting learned so far."""
 
-    def __init__(self, target: Path, draft: str, settings: Sequence[str]) -> None:
-        if draft == "auto":
-            draft = str(packaged_draft(target) or "none")
-        self.loaded = load(
-            ModelConfig(path=str(target), draft=draft, num_blocks=8192, max_num_seqs=64, max_model_len=2048)
-        )
-        self.speculations = {name: Speculation(parse_policy(name), guessed_cost) for name in settings}
-
-    def run(self, setting: str, asked: Sequence[list[int]], temperature: float, streams: int) -> Run:
-        """All prompts, `streams` at a time, in a fresh engine; the prefix index starts empty."""
-        loaded = self.loaded
-        engine = Engine(
-            loaded.engine_config, loaded.model_info, loaded.executor, time.perf_counter,
-            loaded.drafter, self.speculations[setting],
+    def __init__(self, target: Path, mode: SpeculationMode = "coupled", profiles: Path | None = None) -> None:
+        config = ModelConfig(
+            path=str(target), draft=str(packaged_draft(target) or "none"), speculation_mode=mode,
+            num_blocks=2048, block_size=BLOCK, max_num_seqs=64, max_model_len=2048,
         )  # fmt: skip
+        self.loaded: Loaded = load(config)
+        self.profile: Profile = first_profile(str(target), self.loaded, Kept(profiles or KEPT / "profiles"))
+        self.cost = self.profile.cost.in_tokens(self.profile.kv_token_bytes)
+        self.speculations: dict[str, Speculation] = {}
+        self.engine = Engine(
+            self.loaded.engine_config, self.loaded.model_info, self.loaded.executor, time.perf_counter,
+            self.loaded.drafter, self.speculation("off"),
+        )  # fmt: skip
+
+    def speculation(self, setting: str) -> Speculation:
+        return self.speculations.setdefault(setting, Speculation(parse_policy(setting), self.cost))
+
+    def run(
+        self, setting: str, asked: Sequence[list[int]], temperature: float, streams: int, seconds: float
+    ) -> Window:
+        """A closed loop of `streams` requests for `seconds`, not counting until all of the first have begun,
+        nor the end when all are cancelled."""
+        engine = self.engine
+        engine.speculation = self.speculation(setting)
         texts: dict[str, list[int]] = defaultdict(list)
-        waiting, active, started = list(enumerate(asked)), 0, time.perf_counter()
-        while waiting or engine.has_work:
-            while waiting and active < streams:
-                number, prompt = waiting.pop(0)
+        open_: set[str] = set()
+        numbers = itertools.count()
+        before, started, tokens = engine.report(), 0.0, 0
+        while not started or _going(engine.report(), before, time.perf_counter() - started, seconds):
+            while len(open_) < streams:
+                number = next(numbers)
                 params = SamplingParams(temperature=temperature, seed=number, max_tokens=MAX_TOKENS)
-                engine.handle(Submit(str(number), 0, prompt, params, {0: []}, float(number)))
-                active += 1
+                request = Submit(str(number), 0, asked[number % len(asked)], params, {0: []}, float(number))
+                engine.handle(request)
+                open_.add(request.request)
             for event in engine.step():
                 if isinstance(event, Token):
                     texts[event.request].append(event.token)
-                    active -= event.finish is not None
-        seconds = time.perf_counter() - started
-        return Run(seconds, sum(map(len, texts.values())), engine.scheduler.steps, dict(texts))
+                    tokens += 1
+                    if event.finish:
+                        open_.discard(event.request)
+            if not started and len(texts) >= streams:
+                before, started, tokens = engine.report(), time.perf_counter(), 0
+        spent, after = time.perf_counter() - started, engine.report()
+        for name in open_:
+            engine.handle(Cancel(name))
+        while engine.has_work:
+            engine.step()
+        return _window(before, after, spent, tokens, texts)
 
 
-def measure(bench: Bench, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each family, temperature and number of streams."""
-    records = []
-    grid = [(f, t, c) for t in args.temperature for c in args.concurrency for f in args.families]
-    for family, temperature, streams in track(grid, description="measuring"):
-        asked = prompts(family, max(args.requests, 2 * streams), args.seed, args.split)
-        for setting in args.settings:  # caches, and what a policy learns from its first requests
-            bench.run(setting, asked[: 2 * streams], temperature, streams)
-        rates: dict[str, list[float]] = defaultdict(list)
-        per_step: dict[str, float] = {}
-        differing = 0
-        for number in range(args.rounds):
-            order = list(args.settings)
-            random.Random(number).shuffle(order)
-            runs = {setting: bench.run(setting, asked, temperature, streams) for setting in order}
-            for setting, run in runs.items():
-                rates[setting].append(run.tokens / run.seconds)
-                per_step[setting] = run.tokens / run.steps
-                differing += sum(run.texts[key] != text for key, text in runs["off"].texts.items())
-        ratios = {
-            setting: float(np.median(np.array(found) / np.array(rates["off"])))
-            for setting, found in rates.items()
-        }
-        records.append(
-            {
-                "family": family, "temperature": temperature, "streams": streams,
-                "tokens_per_second": {s: float(np.median(r)) for s, r in rates.items()},
-                "tokens_per_step": per_step, "ratio": ratios, "texts_that_differ": differing,
-            }
-        )  # fmt: skip
-    return records
+def _going(now: Report, before: Report, spent: float, seconds: float) -> bool:
+    return spent < seconds or now.steps - before.steps < LEAST_STEPS
 
 
-def show(records: list[dict[str, Any]], settings: Sequence[str]) -> None:
-    """Print speeds relative to plain decoding, and the geometric means over the families."""
-    rows = []
-    for record in records:
-        cells = [f"{record['ratio'][setting]:.2f}" for setting in settings]
-        rows.append(
-            [f"{record['family']} T={record['temperature']:g}", str(record["streams"]),
-             f"{record['tokens_per_second']['off']:.0f}", *cells, str(record["texts_that_differ"])]
-        )  # fmt: skip
-    for key in sorted({(r["temperature"], r["streams"]) for r in records}):
-        group = [r for r in records if (r["temperature"], r["streams"]) == key]
-        means = [np.exp(np.mean([np.log(r["ratio"][setting]) for r in group])) for setting in settings]
-        rows.append([f"mean T={key[0]:g}", str(key[1]), "", *(f"{mean:.2f}" for mean in means), ""])
-    table(
-        "Tokens a second, as a multiple of plain decoding",
-        ["family", "streams", "plain tok/s", *settings, "texts differ"],
-        rows,
-    )
+def _window(
+    before: Report, after: Report, seconds: float, tokens: int, texts: Mapping[str, list[int]]
+) -> Window:
+    assert before.step_parts is not None
+    assert after.step_parts is not None
+    assert before.speculation is not None
+    assert after.speculation is not None
+    return Window(
+        seconds, tokens, after.steps - before.steps,
+        after.step_parts.scheduling - before.step_parts.scheduling,
+        after.step_parts.draft - before.step_parts.draft,
+        after.step_parts.target - before.step_parts.target,
+        after.speculation.accepted - before.speculation.accepted,
+        after.speculation.drafts - before.speculation.drafts,
+        dict(texts),
+    )  # fmt: skip
 
 
-def plot(records: list[dict[str, Any]], settings: Sequence[str]) -> None:
-    """Geometric mean over the families against the number of streams, a panel a temperature."""
-    import matplotlib
+def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, Any]:
+    """The record of a piece: all settings in turns, a few times over, each time in another order. A machine
+    that others use too is now fast, now slow: what is compared was measured in the same turn."""
+    asked = prompts(piece.family, args.split, args.seed)
+    seconds = args.window
+    fitting = [
+        name for name in args.settings
+        if name in ("off", "goodput")
+        or piece.streams * (1 + parse_policy(name).shape.nodes) <= max(DEEPEST, 2 * piece.streams)
+    ]  # fmt: skip
+    bench.run("off", asked, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
+    bench.run("goodput", asked, piece.temperature, piece.streams, seconds)  # what it learns first
+    windows: dict[str, list[Window]] = defaultdict(list)
+    for turn in range(args.turns):
+        random.Random(f"{piece.name}-{turn}").shuffle(fitting)
+        for setting in fitting:
+            windows[setting].append(bench.run(setting, asked, piece.temperature, piece.streams, seconds))
+    plain = windows["off"]
+    return {
+        "family": piece.family, "temperature": piece.temperature, "streams": piece.streams,
+        "round": piece.round, "commit": commit(), "budget": budget(bench),
+        "settings": {name: _figures(found) for name, found in windows.items()},
+        "texts_compared": sum(_compared(plain[0], other) for found in windows.values() for other in found),
+        "texts_that_differ": sum(
+            _differing(plain[0], other) for found in windows.values() for other in found
+        ),
+    }  # fmt: skip
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    temperatures = sorted({record["temperature"] for record in records})
-    figure, panels = plt.subplots(1, len(temperatures), figsize=(6 * len(temperatures), 4), squeeze=False)
-    for panel, temperature in zip(panels[0], temperatures, strict=True):
-        streams = sorted({r["streams"] for r in records if r["temperature"] == temperature})
-        for setting in settings:
-            means = [
-                np.exp(np.mean([
-                    np.log(r["ratio"][setting]) for r in records
-                    if (r["temperature"], r["streams"]) == (temperature, count)
-                ]))
-                for count in streams
-            ]  # fmt: skip
-            panel.plot(streams, means, marker="o", label=setting, linewidth=3 if setting == "goodput" else 1)
-        panel.set(
-            xscale="log", xlabel="streams", ylabel="multiple of plain decoding", title=f"T={temperature:g}"
-        )
-        panel.axhline(1.0, color="grey", linewidth=0.5)
-    panels[0][-1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(RESULTS / "speculation.png", dpi=110)
+def budget(bench: Bench) -> float:
+    """B: rows after which a step costs twice what a row alone does, as the profile has it."""
+    return next((float(rows) for rows in range(2, 1024) if bench.cost(rows, 0) >= 2 * bench.cost(1, 0)), 1e3)
+
+
+def _figures(windows: Sequence[Window]) -> dict[str, Any]:
+    seconds, tokens = sum(w.seconds for w in windows), sum(w.tokens for w in windows)
+    drafts = sum(w.drafts for w in windows)
+    return {
+        "tokens_per_second": tokens / seconds,
+        "by_turn": [w.tokens / w.seconds for w in windows],
+        "tokens_per_step": tokens / sum(w.steps for w in windows),
+        "accepted_per_tree": sum(w.accepted for w in windows) / drafts if drafts else 0.0,
+        "scheduling_share": sum(w.scheduling for w in windows) / seconds,
+        "draft_share": sum(w.draft for w in windows) / seconds,
+        "target_share": sum(w.target for w in windows) / seconds,
+    }
+
+
+def _compared(plain: Window, other: Window) -> int:
+    return 0 if other is plain else len(plain.texts.keys() & other.texts.keys())
+
+
+def _differing(plain: Window, other: Window) -> int:
+    """Texts that are not the plain ones as far as both came."""
+    pairs = [(plain.texts[name], other.texts[name]) for name in plain.texts.keys() & other.texts.keys()]
+    return sum(any(a != b for a, b in zip(one, two, strict=False)) for one, two in pairs)
+
+
+class Watched(Speculation):
+    """Notes for every guess that was put to the test how likely it was thought, and what came of it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: list[tuple[float, bool]] = []
+
+    def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
+        path = tree.follow(tokens)
+        self.seen += [(tree.accept[node], node in path) for node in range(1, len(tree))]
+        super().verified(id, tree, tokens, sampled)
+
+
+def acceptance(args: argparse.Namespace, mode: SpeculationMode) -> list[dict[str, Any]]:
+    """Guesses accepted by the packaged pair itself: chains and trees, by family and temperature, and how far
+    calibrated chances came true."""
+    bench = Bench(embedded.path("embedded"), mode)
+    found = []
+    for setting, temperature in itertools.product(("fixed:4", "fixed-tree:3x4"), args.temperature):
+        for family in args.families:
+            watched = Watched(parse_policy(setting), bench.cost)
+            bench.speculations[setting] = watched
+            asked = prompts(family, args.split, args.seed)
+            window = bench.run(setting, asked, temperature, 8, args.window)
+            bins = [[0.0, 0, 0] for _ in range(10)]
+            for chance, came in watched.seen[len(watched.seen) // 4 :]:
+                place = bins[min(int(chance * 10), 9)]
+                place[0], place[1], place[2] = place[0] + chance, place[1] + came, place[2] + 1
+            found.append(
+                {
+                    "mode": mode, "setting": setting, "temperature": temperature, "family": family,
+                    "tokens": window.tokens, "accepted_per_tree": window.accepted / max(window.drafts, 1),
+                    "calibration": bins, "commit": commit(),
+                }
+            )  # fmt: skip
+    return found
+
+
+def pieces(args: argparse.Namespace) -> Iterator[Piece]:
+    """The grid, a round after the other."""
+    for number in range(args.rounds):
+        for temperature, streams in itertools.product(args.temperature, args.streams):
+            for family in args.families:
+                yield Piece(family, temperature, streams, number)
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure what is not there yet, for a while; then print and write what is."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--families", nargs="+", default=list(TASKS), choices=list(FAMILIES))
-    parser.add_argument("--concurrency", nargs="+", type=int, default=list(CONCURRENCY))
+    parser.add_argument("--streams", nargs="+", type=int, default=list(STREAMS))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), help="policies; off is always there")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--requests", type=int, default=6, help="prompts a run, at least twice the streams")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--window", type=float, default=1.0, help="seconds of a setting in a turn")
+    parser.add_argument("--turns", type=int, default=4, help="turns of a piece")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no piece later; 0: only report")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--split", choices=("train", "heldout"), default="train", help="wordings of the tasks"
-    )
-    parser.add_argument("--draft", default="auto", help="as in streamserve serve")
-    parser.add_argument("--target", type=Path, help="a target to use instead of the inflated packaged one")
+    parser.add_argument("--split", choices=("train", "heldout"), default="train", help="wordings of tasks")
     parser.add_argument("--name", default="speculation", help="name of the result files")
+    parser.add_argument("--acceptance", action="store_true", help="count acceptance instead of the grid")
     args = parser.parse_args()
     args.settings = list(dict.fromkeys(("off", *args.settings)))
-    with tempfile.TemporaryDirectory() as scratch:
-        target = args.target or Path(scratch) / "target"
-        if args.target is None:
-            inflate(embedded.path("embedded"), target, SHAPE)
-        bench = Bench(target, args.draft, args.settings)
-        records = measure(bench, args)
-    show(records, args.settings)
-    settings = {key: value for key, value in vars(args).items() if key not in ("target", "name")}
-    write(args.name, settings, records)
-    if args.name == "speculation":
-        plot(records, args.settings)
+    started = time.perf_counter()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    if args.acceptance:
+        counted = [record for mode in ("coupled", "rejection") for record in acceptance(args, mode)]
+        (KEPT / "acceptance.json").write_text(json.dumps(counted))
+    else:
+        todo = [piece for piece in pieces(args) if not (KEPT / f"grid-{piece.name}.json").exists()]
+        if todo and args.seconds > 0:
+            target = KEPT / "target"
+            if not target.exists():
+                inflate(embedded.path("embedded"), target, SHAPE)
+            bench = Bench(target)
+        for piece in todo:
+            if time.perf_counter() - started < args.seconds:
+                record = measure(bench, piece, args)
+                (KEPT / f"grid-{piece.name}.json").write_text(json.dumps(record))
+                print(piece.name, {k: round(v["tokens_per_second"]) for k, v in record["settings"].items()})
+    kept = ("window", "turns", "rounds", "seed", "split")
+    settings = {name: getattr(args, name) for name in kept}
+    report(KEPT, args.name, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers})
 
 
 if __name__ == "__main__":

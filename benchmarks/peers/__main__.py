@@ -43,6 +43,7 @@ def main() -> None:
         kv_bytes=args.kv_gib << 30,
         folder=folder,
         records=records,
+        paced=args.paced,
     )
     if args.command == "setup":
         _setup(plan)
@@ -79,6 +80,9 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="a few scenarios, kept apart from the full measurement"
     )
     parser.add_argument("--fresh", action="store_true", help="forget the rounds so far")
+    parser.add_argument(
+        "--paced", action="store_true", help="wait for Enter before every start and every scenario"
+    )
     parser.add_argument("--kv-gib", type=int, default=2, help="memory for everybody's KV cache (default 2)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="environments, checkpoints, rounds, logs")
     return parser.parse_args()

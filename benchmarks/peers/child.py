@@ -45,7 +45,7 @@ def main() -> None:
         try:
             if what == "load":
                 engine = importlib.import_module(sys.argv[1]).Engine(**order)
-                reply: dict[str, Any] = {"version": engine.version}
+                reply: dict[str, Any] = {"version": engine.version, "precision": engine.precision}
             elif what == "run":
                 reply = run(engine, order["work"])
             else:

@@ -111,7 +111,8 @@ class Engine(Process):
         started = time.perf_counter()
         super().__init__(command, variables, log, cores, answers=True)
         try:
-            self.version = self._ask({"do": "load", **load})["version"]
+            loaded = self._ask({"do": "load", **load})
+            self.version, self.precision = loaded["version"], loaded["precision"]
             self.run(first)
         except BaseException:
             self.end(0)

@@ -35,6 +35,8 @@ class Plan:
     kv_bytes: int
     folder: Path
     records: Path
+    paced: bool = False
+    """Wait for Enter before every start and every scenario."""
 
 
 class Slice:
@@ -47,6 +49,11 @@ class Slice:
         self.checkpoint = ensure(self.model, plan.folder / "checkpoints" / plan.model)
         self.running: dict[str, Process] = {}
         self.dropped: dict[tuple[str, str], str] = {}
+
+    def pause(self) -> None:
+        """Wait for Enter, where others measure on this machine too and we take turns."""
+        if self.plan.paced:
+            input("Enter: next\n")
 
     def record(self, round_number: int, scenario: str, engine: str, **rest: Any) -> None:
         """Add a line to the records."""
@@ -89,15 +96,14 @@ class Slice:
         engine.stop()
         self.running[label] = engine
         if label in PEERS:
-            self.record(
-                0, "ready", label, cost=engine.ready, value=engine.ready, unit="s", version=engine.version
-            )
+            about = {"version": engine.version, "precision": engine.precision}
+            self.record(0, "ready", label, cost=engine.ready, value=engine.ready, unit="s", **about)
 
     def serve(self, name: str, ports: dict[str, int]) -> None:
         """Start an engine's HTTP server, and note its port if it comes up."""
         peer, port, plan = PEERS[name], http.free_port(), self.plan
         arguments = peer.adapter.serve(
-            self.checkpoint, self._converted(name), port, len(plan.cores), plan.kv_bytes
+            self.checkpoint, self._converted(name), port, len(plan.cores), plan.kv_bytes, peer.options
         )
         server = Process(
             [str(setup.python(peer, plan.folder)), *arguments],
@@ -181,11 +187,13 @@ def offline(plan: Plan) -> None:
     """Measure the engines' libraries."""
     with slice_of(plan) as part, _progress(plan.rounds * len(plan.scenarios)) as progress:
         for name in plan.peers:
+            part.pause()
             progress.console.print(f"starting {name}")
             part.start(name)
         bar = progress.add_task("measuring", total=plan.rounds * len(plan.scenarios))
         for number in range(plan.rounds):
             for name in plan.scenarios:
+                part.pause()
                 progress.update(bar, description=f"round {number + 1}: {SCENARIOS[name].title}")
                 _measure_scenario(part, number, name)
                 progress.advance(bar)
@@ -231,11 +239,14 @@ def over_http(plan: Plan) -> None:
     with slice_of(plan) as part, _progress(plan.rounds) as progress:
         ports: dict[str, int] = {}
         for name in plan.peers:
+            part.pause()
             progress.console.print(f"starting {name}'s server")
             part.serve(name, ports)
+        part.pause()
         part.start(OURS, "offline")
         bar = progress.add_task("HTTP", total=plan.rounds)
         for number in range(plan.rounds):
+            part.pause()
             task = work("http", HTTP, f"{part.name} {number}")
             prompts = [text(ids) for ids in task["turns"][0]]
             least = part.floor(HTTP)

@@ -1,6 +1,5 @@
 """The table, the JSON and the picture of all rounds of a model."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib import pyplot as plt
 from benchmarks.peers.adapters import OURS, PEERS
 from benchmarks.peers.rounds import Record, best_peer, failures, figures, read
 from benchmarks.peers.scenarios import HTTP, SCENARIOS
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import RESULTS, machine, table, write
 
 TITLES = {name: scenario.title for name, scenario in SCENARIOS.items()} | {
     "http": HTTP.title,
@@ -27,13 +26,13 @@ NOTES = (
     "*: the best peer",
     "ratio: the peer's time or memory over ours in the same round, median and 95 % interval: above 1 we lead",
     "floor: weights and KV read once a step at this round's bandwidth, or the FLOPs at its matrix rate",
-    "OpenVINO keeps its KV cache in u8 unless told otherwise: shown, but the best peer has 16 bits",
+    "OpenVINO keeps its KV cache in u8 unless told otherwise: shown, but the best peer has 16 bits or more",
     "llama.cpp runs through its batch interface here; its Python server answers one request after another",
 )
 
 
 def report(model: str, records: Path, write_results: bool) -> None:
-    """Print what the records come to; `write_results` also writes peers.json and peers-MODEL.png."""
+    """Print what the records come to; `write_results` also writes them as JSON and PNG."""
     if not records.exists():
         raise SystemExit(f"nothing was measured yet: there is no {records}")
     lines = read(records)
@@ -65,7 +64,7 @@ def _print(model: str, found: dict[str, dict[str, dict[str, Any]]]) -> None:
                 ]
             )
     columns = ("scenario", "engine", "median", "floor", "ratio to ours", "rounds")
-    table(f"{model}, bf16", columns, rows)
+    table(f"{model} on {machine()['processor']}", columns, rows)
     print("\n".join(NOTES))
 
 
@@ -83,18 +82,17 @@ def _print_agreement(lines: list[Record]) -> None:
 
 
 def _write(model: str, lines: list[Record], found: dict[str, dict[str, dict[str, Any]]]) -> Path:
-    """The other model's figures stay."""
-    path = RESULTS / "peers.json"
-    kept = json.loads(path.read_text())["figures"] if path.exists() else {}
-    machine = [line for line in lines if "bandwidth" in line]
+    measured = [line for line in lines if "bandwidth" in line]
     settings = {
         "versions": {line["engine"]: line["version"] for line in lines if "version" in line},
-        "bandwidth GB/s": statistics.median(line["bandwidth"] for line in machine) / 1e9,
-        "rate TFLOP/s": statistics.median(line["rate"] for line in machine) / 1e12,
+        "precision": {line["engine"]: line["precision"] for line in lines if "precision" in line},
+        "bandwidth GB/s": statistics.median(line["bandwidth"] for line in measured) / 1e9,
+        "rate TFLOP/s": statistics.median(line["rate"] for line in measured) / 1e12,
         "notes": NOTES,
     }
     best = {name: best_peer(engines) for name, engines in found.items()}
-    return write("peers", settings, {**kept, model: {"best peer": best, "scenarios": found}})
+    figures = {"best peer": best, "scenarios": found, "failed": failures(lines)}
+    return write(f"peers-{model}", settings, figures)
 
 
 def plot(model: str, found: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
@@ -117,7 +115,7 @@ def plot(model: str, found: dict[str, dict[str, dict[str, Any]]], path: Path) ->
                 ratios.errorbar(entry["ratio"], y, xerr=error, fmt="o", color=colour, markersize=4)
     floors.set_yticks(range(len(timed)), [TITLES[scenario] for scenario in timed])
     floors.invert_yaxis()
-    floors.set(xlabel="share of the same round's floor", title=f"{model}, bf16")
+    floors.set(xlabel="share of the same round's floor", title=f"{model}, {machine()['processor']}")
     ratios.set(xlabel="their time / ours", xscale="log")
     ratios.axvline(1, color="grey", linewidth=0.8)
     floors.legend(fontsize=8)

@@ -38,6 +38,7 @@ from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings, topology
 from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
+from streamserve.text.latency import Stopwatch
 from streamserve.text.output import ChoiceText, Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -145,6 +146,7 @@ class AsyncLLM:
 
         Raises RequestError before the first item if the request is refused, or later if it is lost.
         """
+        watch = Stopwatch(time.monotonic())
         params = self._complete(prompt, params)
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
@@ -168,13 +170,16 @@ class AsyncLLM:
                     delta = _delta(choices[event.choice], event)
                     if delta is None:
                         continue
+                    for _ in delta.tokens:
+                        watch.token(event.choice, time.monotonic())
                     yield delta
                     if isinstance(delta.stop, str):
                         await self._shell.cancel(request_id, event.choice)
                 if all(choice.finished for choice in choices.values()):
                     break
         completion = sum(choice.emitted for choice in choices.values())
-        yield Usage(len(prompt), completion, cached, queued, guessed, accepted)
+        outcome = watch.outcome(params.slo)
+        yield Usage(len(prompt), completion, cached, queued, guessed, accepted, outcome)
 
     def _complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
         """Check a request, draw its seed, and bound its length by what the context holds."""
@@ -221,7 +226,7 @@ def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
     if isinstance(event, Token):
         return choice.feed(event)
     if event.reason == "error":
-        raise RequestError(event.error)
+        raise RequestError(event.error, status=event.status, retry_after=event.retry_after)
     return choice.finish(event.reason)
 
 

@@ -9,6 +9,7 @@ class Engine:
     """`options` may say to end too early, or to leave altogether."""
 
     version = "1"
+    precision = "exact"
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]

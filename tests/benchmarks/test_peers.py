@@ -127,6 +127,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 def test_an_engine_runs_in_a_process_of_its_own_and_is_stopped_meanwhile(engine: Engine) -> None:
     assert engine.version == "1"
+    assert engine.precision == "exact"
     assert engine.ready > 0
     assert engine.memory()["anonymous"] > 0
     engine.stop()

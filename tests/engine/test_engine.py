@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.engine.speculation import Speculation
 from streamserve.policy.order import ORDERS
+from streamserve.policy.shape import Shape
+from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree, chain
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel
-from streamserve.protocol.sampling import SamplingParams, Slo
+from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 from streamserve.simulate.executor import expected_outputs
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
 
@@ -319,3 +322,27 @@ def test_accepted_guesses_save_steps():
     assert_exact([request], collected, 96)
     assert engine.executor.accepted > 10
     assert engine.report().steps < 30
+
+
+class Watched(Speculation):
+    """Notes how many are said to decode beside the trees there are."""
+
+    def choose(self, trees, sampled, plain, needs, *further):
+        self.decoding = len(needs)
+        return super().choose(trees, sampled, plain, needs, *further)
+
+
+@pytest.mark.parametrize(("tokens_left", "decoding"), [(1, 1), (2, 2)])
+def test_who_gets_its_last_token_does_not_hold_up_the_guesses_of_others(tokens_left, decoding):
+    """Steps stay short for those that decode without guesses, unless they have no further steps at all."""
+    engine = make_engine(CONFIG, Oracle(3))
+    engine.speculation = Watched(SpeculationPolicy("fixed", Shape(4, 1)), lambda rows, kv_tokens: 1.0)
+    params = SamplingParams(temperature=0, max_tokens=30)
+    alone = SamplingParams(
+        temperature=0, max_tokens=1 + tokens_left, speculation=SpeculationLimits(enabled=False)
+    )
+    engine.handle(submit("guessed for", [1, 2, 3], params))
+    engine.handle(submit("beside it", [4, 5, 6], alone))
+    engine.step()
+    engine.step()
+    assert engine.speculation.decoding == decoding

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,15 +180,27 @@ def test_text_is_that_of_plain_decoding(
     guessing.executor.close()
 
 
-def test_a_draft_of_the_same_opinion_is_right_every_time(pair: tuple[Path, Path]) -> None:
-    """With the target as its own draft all guesses are accepted: greedy, and sampled under the shared noise.
-    (top_k, because a draft looks at its likeliest tokens only.)"""
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {},
+        {"frequency_penalty": 0.6, "repetition_penalty": 1.2},
+        {"presence_penalty": 0.5, "min_tokens": 60, "ignore_eos": False},
+        {"logit_bias": {7: 4.0}, "allowed_token_ids": tuple(range(5, 60))},
+    ],
+)
+def test_a_draft_of_the_same_opinion_is_right_every_time(
+    pair: tuple[Path, Path], wishes: dict[str, Any]
+) -> None:
+    """With the target as its own draft all guesses are accepted: greedy, and sampled under the shared noise,
+    whatever the path does to the logits. (top_k, because a draft looks at its likeliest tokens only.)"""
     target, _ = pair
     engine = make_engine((target, target), Case(policy="fixed:5"))
     for temperature in (0.0, 1.0):
         requests = [
-            Submit(str(n), 0, [5 + n, 9], SamplingParams(
-                temperature=temperature, top_k=20, seed=n, max_tokens=60, ignore_eos=True), {0: []}, 0.0)
+            Submit(str(n), 0, [5 + n, 9], SamplingParams(**{
+                "temperature": temperature, "top_k": 20, "seed": n, "max_tokens": 60, "ignore_eos": True,
+                **wishes}), {0: []}, 0.0)
             for n in range(4)
         ]  # fmt: skip
         before = (engine.speculation.counters.verified, engine.speculation.counters.accepted)

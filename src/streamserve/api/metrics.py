@@ -19,8 +19,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from streamserve.api.slo import strictness
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Report, SpeculationReport, StepParts, TransferReport
+from streamserve.protocol.sampling import NO_SLO, Slo
 from streamserve.text.output import Delta, Usage
 
 OURS, THEIRS = "streamserve:", "vllm:"
@@ -97,6 +99,18 @@ class Metrics:
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._attainment = Counter(
+            f"{OURS}slo_requests",
+            "Requests with latency targets that ended, by strictness and whether they met them.",
+            (_LABEL, "slo_class", "met"),
+            registry=self._registry,
+        )
+        self._goodput = Counter(
+            f"{OURS}slo_goodput_tokens",
+            "Tokens generated for requests that met their latency targets.",
+            (_LABEL, "slo_class"),
+            registry=self._registry,
+        )
         self._histograms = {name: self._histogram(name, *how) for name, how in _HISTOGRAMS.items()}
         self._registry.register(_Successes(self._finished))
         self._all = CollectorRegistry()
@@ -109,6 +123,12 @@ class Metrics:
     def finished(self, reason: str) -> None:
         """Count a choice that ended."""
         self._finished.labels(self._model_name, reason).inc()
+
+    def attained(self, slo: Slo, met: bool, tokens: int) -> None:
+        """Count a request that had latency targets, and its `tokens` if it met them."""
+        labels = (self._model_name, strictness(slo))
+        self._attainment.labels(*labels, str(met).lower()).inc()
+        self._goodput.labels(*labels).inc(tokens if met else 0)
 
     def observe(self, name: str, value: float) -> None:
         """Add a value to the histogram of this name."""
@@ -167,9 +187,11 @@ class RequestWatch:
             self._open.discard(delta.choice)
             self._metrics.finished(delta.finish)
 
-    def usage(self, usage: Usage) -> None:
+    def usage(self, usage: Usage, slo: Slo = NO_SLO) -> None:
         """The request has come to its end by itself: where its time went."""
         observe = self._metrics.observe
+        if usage.slo is not None:
+            self._metrics.attained(slo, usage.slo.met, usage.completion_tokens)
         observe("request_queue_time_seconds", usage.queued_seconds)
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.speculation import Speculation
+from streamserve.policy.admission import Load
 from streamserve.policy.order import CAPPED, EXCLUSIVE, Candidate, batch_cap, rank, turns
 from streamserve.policy.prefill import Chunk, Company, Prompt, chunks
 from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Submit
 
 FIRST_OUTPUT = 64.0
 """How many tokens an output has, as long as none has ended."""
@@ -61,8 +64,8 @@ def agenda(
     ranking = rank(order, candidates, now)
     ranked = [sequences[i] for i in ranking]
     needs = [candidate.need for candidate in candidates if candidate.decoding]
-    idle = not any(sequence.wanted(idle=False) for sequence in sequences)
-    working = [one for one in ranked if one.wanted(idle)]
+    idle = not any(sequence.todo(idle=False) for sequence in sequences)
+    working = [one for one in ranked if one.todo(idle)]
     prompts = [one for one in working if not (one.reserved or one.decoding)]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
     if order in CAPPED:
@@ -76,6 +79,33 @@ def agenda(
         wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
     in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
     return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE, idle)
+
+
+def workload(
+    sequences: List[Sequence],
+    config: EngineConfig,
+    message: Submit,
+    speculation: Speculation,
+    pace: Pace,
+) -> Load:
+    """What there is to do before and beside a request that comes now."""
+    ttft = message.params.slo.ttft_ms
+    deadline = None if ttft is None else message.arrival + ttft / 1000
+    prompts = [one for one in sequences if not one.outputs]
+    if config.order == "slo" and deadline is not None:
+        prompts = [one for one in prompts if one.deadline is not None and one.deadline <= deadline]
+    kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
+    draft, cover, depth = speculation.alone()
+    return Load(
+        decoding=sum(one.running and bool(one.outputs) for one in sequences),
+        ahead=sum(one.todo(idle=False) for one in prompts),
+        seconds=lambda rows: speculation.step_cost(rows, kv_tokens),
+        most=min(config.max_chunk, config.max_num_batched_tokens),
+        mean_output=pace.output,
+        draft=draft,
+        cover=cover,
+        depth=depth,
+    )
 
 
 def _candidate(sequence: Sequence) -> Candidate:
@@ -97,4 +127,4 @@ def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
     deadline = sequence.deadline
     due_in = None if deadline is None else deadline - now
     waited = max(0.0, now - sequence.arrival)
-    return Prompt(sequence.wanted(idle), len(sequence.tokens), waited, due_in, sequence.running)
+    return Prompt(sequence.todo(idle), len(sequence.tokens), waited, due_in, sequence.running)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
-from streamserve.engine.agenda import Pace, agenda
+from streamserve.engine.agenda import Pace, agenda, workload
 from streamserve.engine.exchange import Exchange
 from streamserve.engine.plan import (
     DRAFT,
@@ -22,6 +22,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
+from streamserve.policy.admission import hopeless
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.policy.outlook import Candidate
@@ -206,6 +207,8 @@ class Engine:
                 Finished(message.request, message.attempt, choice, "error", error)
                 for choice in message.outputs
             ]
+        if self.config.slo_admission and (refused := self._hopeless(message)):
+            return refused
         for sequence in self.scheduler.of(message.request):
             self._remove(sequence)  # an earlier attempt: only the latest one lives
         fresh = not any(message.outputs.values())
@@ -213,6 +216,27 @@ class Engine:
         for choices in groups:
             self._add(message, choices)
         return []
+
+    def _hopeless(self, message: Submit) -> list[Event]:
+        """The refusal of a request whose latency targets cannot be met now, once steps have been timed.
+        What has begun goes on."""
+        begun = any(message.outputs.values()) or message.phase == "decode" or message.open
+        if begun or not self.speculation.step_cost.observed:
+            return []
+        load = workload(
+            list(self.scheduler.sequences.values()), self.config, message, self.speculation, self.pace
+        )
+        slo = message.params.slo
+        tpot = slo.tpot_ms if message.phase == "both" else None  # else another worker decodes
+        found = hopeless(slo.ttft_ms, tpot, len(message.prompt), load)
+        if found is None:
+            return []
+        missed, again = found
+        error = f"the latency targets cannot be met at present (slo_admission): {'; '.join(missed)}"
+        return [
+            Finished(message.request, message.attempt, choice, "error", error, 503, again)
+            for choice in message.outputs
+        ]
 
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
@@ -305,7 +329,7 @@ class Engine:
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
         guessed_for = {proposal.sequence.id for proposal in able}
-        needs = {p.sequence.id: p.sequence.need for p in proposals if p.sequence.pending == 1}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
         shapes = self.speculation.shapes(
             [_candidate(proposal) for proposal in able],
             rows - len(able),
@@ -335,6 +359,12 @@ class Engine:
         chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
+
+    def _minds(self, sequence: Sequence) -> bool:
+        """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
+        has no further steps to be slowed down in: the others' guesses need not wait for it."""
+        goes_on = sequence.wanted(self.config.max_model_len) > 1
+        return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _ask(self, sequence: Sequence, shape: Shape) -> DraftRequest:
         plane = self.drafter.plane if self.drafter else None

@@ -80,7 +80,7 @@ class Scheduler:
         """Whether a step could do anything: run a sequence, or let the executor forget one. Open prompts
         that are computed as far as they are known are no work."""
         sequences = self.sequences.values()
-        return bool(self.released) or any(not s.held and s.wanted(idle=True) for s in sequences)
+        return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences.values() if sequence.running]
@@ -214,7 +214,7 @@ class Scheduler:
         sequence.told = 0
 
     def _wanted(self, sequence: Sequence) -> int:
-        return sequence.wanted(self._idle)
+        return sequence.todo(self._idle)
 
     def _admit(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
@@ -320,10 +320,7 @@ class Scheduler:
             return 0
         if not sequence.params.speculation.enabled:
             return 0
-        limit = sequence.params.max_tokens
-        wanted = self.config.max_model_len - len(sequence.tokens) - 1
-        if limit is not None:
-            wanted = min(wanted, limit - sequence.outputs - 1)
+        wanted = sequence.wanted(self.config.max_model_len) - 1
         most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(most, wanted, self.tables.room(sequence) - room))
 

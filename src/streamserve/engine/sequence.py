@@ -62,6 +62,8 @@ class Sequence:
     version: int = 0
     chunk_at: float = 0.0
     """When the latest part of the prompt came."""
+    finished_at: float | None = None
+    """When a prompt that was open came to its end."""
     survival: float = 1.0
     """The share of an open prompt that is expected to survive its next edit."""
     told_at: float = -1.0
@@ -97,17 +99,23 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Whether all it lacks is its next output."""
-        return self.running and self.pending == 1 and self.wanted(idle=False) == 1
+        return self.running and self.pending == 1 and self.todo(idle=False) == 1
 
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def asked_at(self) -> float:
+        """When all that was asked was there."""
+        return self.arrival if self.finished_at is None else self.finished_at
+
+    @property
     def deadline(self) -> float | None:
-        """When its first token is wanted, if a target says so and the token is not there yet."""
+        """When its first token is wanted, if a target says so and the token is not there yet. Nobody waits
+        for one before the prompt has come to its end."""
         ttft = self.params.slo.ttft_ms
-        return None if ttft is None or self.outputs else self.arrival + ttft / 1000
+        return None if ttft is None or self.outputs or self.open else self.asked_at + ttft / 1000
 
     @property
     def need(self) -> Need:
@@ -125,6 +133,12 @@ class Sequence:
                 return
             self.first_token_at, self.clocked = now, self.outputs
         self.decode_seconds = max(0.0, now - self.first_token_at)
+
+    def wanted(self, max_model_len: int) -> int:
+        """How many tokens it may still get."""
+        room = max_model_len - len(self.tokens)
+        limit = self.params.max_tokens
+        return room if limit is None else min(room, limit - self.outputs)
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Why the sequence ends with its last token, if it does."""

@@ -180,6 +180,13 @@ class Speculation:
         """The counters now."""
         return SpeculationReport(**asdict(self.counters))
 
+    def alone(self) -> tuple[float, float, int]:
+        """For one request: seconds of drafting a guess, the chance that it is right, and how many are made
+        at most; nothing as long as nothing was drafted."""
+        if self.policy.kind == "off" or not self.counters.drafts:
+            return 0.0, 0.0, 0
+        return self._pass_cost(1, 0), self._covers()[0], MOST_DEPTH
+
     def _covers(self) -> list[float]:
         """The chance that the next token is among a node's best 1, 2, … guesses."""
         covers, total = [], 0.0

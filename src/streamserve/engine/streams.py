@@ -61,6 +61,7 @@ class Streams:
                 events.append(Withdrawn(sequence.request, sequence.attempt, message.version))
         for branch in branches:
             branch.version, branch.tail, branch.open = message.version, message.tail, not message.finish
+            branch.finished_at = message.arrival if message.finish else None
         events.append(_progress(branches[0]))
         if message.finish:
             self._finish(branches[0])
@@ -73,7 +74,7 @@ class Streams:
         sequence = self._scheduler.sequences.get(id)
         if sequence is None or not sequence.open or sequence.outputs:
             return []
-        if sequence.wanted(idle=False) and now - sequence.told_at < PROGRESS_SECONDS:
+        if sequence.todo(idle=False) and now - sequence.told_at < PROGRESS_SECONDS:
             return []
         sequence.told_at = now
         return [_progress(sequence)]

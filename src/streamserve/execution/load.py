@@ -99,7 +99,7 @@ def load(
     attention = attention_on(cache, spec, team)
     eos = spec.eos_token_ids
     grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
-    drafter = _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection")
+    drafter = _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection", grammars)
     planes = (
         [cache, drafter.cache] if isinstance(drafter, ModelDrafter) and drafter.plane == DRAFT else [cache]
     )
@@ -117,20 +117,26 @@ def load(
 
 
 def _load_drafter(
-    draft: DraftChoice, model: Model, cache: KVCache, team: Team | None, drawing: bool
+    draft: DraftChoice,
+    model: Model,
+    cache: KVCache,
+    team: Team | None,
+    drawing: bool,
+    grammars: Grammars | None,
 ) -> ModelDrafter | NGramDrafter | None:
     """Who guesses for `model`: with KV beside the target's `cache`, on it, or without any."""
     if draft.kind == "ngram":
         return NGramDrafter()
+    eos = model.spec.eos_token_ids
     if draft.kind == "self":
         first = replace(model.spec, num_layers=draft.layers, windows=model.spec.windows[: draft.layers])
         early = Model(first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head)
         early = NativeModel.of(early, team) if team else early
-        return ModelDrafter(early, cache, attention_on(cache, first, team), TARGET, drawing)
+        return ModelDrafter(early, cache, attention_on(cache, first, team), TARGET, drawing, eos, grammars)
     if draft.spec:
         small = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, team)
         own = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype)
-        return ModelDrafter(small, own, attention_on(own, draft.spec, team), DRAFT, drawing)
+        return ModelDrafter(small, own, attention_on(own, draft.spec, team), DRAFT, drawing, eos, grammars)
     return None
 
 
@@ -196,6 +202,7 @@ def _engine_config(
         swap_blocks=swap_blocks,
         order=config.order,
         prefill_share=config.prefill_share,
+        slo_admission=config.slo_admission,
     )
 
 

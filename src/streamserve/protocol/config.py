@@ -31,7 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
     `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
     `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py);
-    `eviction`, what becomes of the KV of who must go, with `swap_blocks` of room in the host pool.
+    with `slo_admission`, requests whose latency targets are hopeless are refused (policy/admission.py).
+    `eviction` says what becomes of the KV of who must go, with `swap_blocks` of room in the host pool.
     """
 
     num_blocks: int
@@ -47,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefill_share: float | None = None
     eviction: Eviction = "cost"
     swap_blocks: int = 0
+    slo_admission: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +100,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ]
         | None
     ) = None
+    slo_admission: Annotated[
+        bool,
+        Meta(description="refuse requests whose latency targets cannot be met at the present load, with 503"),
+    ] = False
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
         True
     )

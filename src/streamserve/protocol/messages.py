@@ -136,13 +136,16 @@ class Guessed(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`)."""
+    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`). What
+    is refused has an HTTP `status`, and `retry_after` seconds if it may be served later."""
 
     request: str
     attempt: int
     choice: int
     reason: FinishReason
     error: str = ""
+    status: int = 400
+    retry_after: float | None = None
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):

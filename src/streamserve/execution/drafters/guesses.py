@@ -5,7 +5,7 @@ highest perturbed score, log p / T + G under the noise that the target will use 
 own probability says almost nothing there; the feature is the gap to the best other one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from streamserve.execution.noise import gumbel
 from streamserve.execution.rejection import DRAFTING, draw, uniforms
-from streamserve.execution.sampling import survivors
+from streamserve.execution.sampling import Scores, survivors
 from streamserve.protocol.sampling import SamplingParams
 
 CANDIDATES = 32
 """Tokens of a row that are looked at under noise: others have too little probability to matter."""
+
+NOTHING: Mapping[int, Scores] = {}
 
 FIRST_DRAW, LATER_DRAW = 0.7, 0.3
 """Features of drawn guesses."""
@@ -33,13 +35,13 @@ def best_guesses(
     choices: Sequence[int],
     outputs: Sequence[int],
     count: int,
+    adjusted: Mapping[int, Scores] = NOTHING,
 ) -> list[list[Guess]]:
     """For each row of `logits` [rows, vocabulary] up to `count` guesses, the best first; row i is about
-    output number `outputs[i]` of `choices[i]`."""
+    output number `outputs[i]` of `choices[i]`. `adjusted[i]` stands in for row i's logits."""
     scores = logits.float()
-    for row, one in enumerate(params):
-        for token, bias in one.logit_bias.items():
-            scores[row, token] += bias
+    for row, own in adjusted.items():
+        scores[row] = torch.from_numpy(own)
     found: list[list[Guess]] = [[] for _ in params]
     greedy = [row for row, one in enumerate(params) if one.greedy]
     if greedy:
@@ -66,13 +68,14 @@ def drawn_guesses(
     choices: Sequence[int],
     outputs: Sequence[int],
     count: int,
+    adjusted: Mapping[int, Scores] = NOTHING,
 ) -> list[tuple[list[Guess], NDArray[np.float32]]]:
     """For each row `count` independent draws of its processed distribution, and that distribution. The
     feature tells a first draw from the others and nothing else, as rejection demands."""
     scores = logits.float().double().numpy()
     found = []
     for row, one in enumerate(params):
-        shares = _distribution(scores[row], one)
+        shares = _distribution(adjusted.get(row, scores[row]), one)
         numbers = uniforms(one.seed or 0, choices[row], outputs[row], DRAFTING, count)
         tokens = [draw(shares, number) for number in numbers]
         guesses = [(token, FIRST_DRAW if rank == 0 else LATER_DRAW) for rank, token in enumerate(tokens)]
@@ -81,10 +84,8 @@ def drawn_guesses(
 
 
 def _distribution(scores: NDArray[np.float64], params: SamplingParams) -> NDArray[np.float64]:
-    """What a request's tokens are drawn from, but for what depends on its earlier tokens."""
+    """What a request's tokens are drawn from."""
     scaled = scores / params.temperature
-    for token, bias in params.logit_bias.items():
-        scaled[token] += bias / params.temperature
     ids = survivors(scaled, params)
     shares = np.zeros(len(scaled))
     shares[ids] = np.exp(scaled[ids] - scaled.max())

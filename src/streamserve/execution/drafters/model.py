@@ -19,9 +19,12 @@ from torch import Tensor
 from streamserve.engine.plan import DraftRequest, Span
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.drafters.guesses import Guess, best_guesses, drawn_guesses
+from streamserve.execution.drafters.path_state import PathState, has_path_state
+from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.model import Model
+from streamserve.execution.sampling import Scores
 from streamserve.policy.tree import TokenTree
 
 MOST_ROWS = 1024
@@ -37,6 +40,7 @@ class _Growing:
     request: DraftRequest
     length: int
     tokens: list[int]
+    state: PathState | None = None
     parents: list[int] = field(default_factory=lambda: [-1])
     scores: list[float] = field(default_factory=lambda: [1.0])
     accept: list[float] = field(default_factory=lambda: [1.0])
@@ -48,6 +52,14 @@ class _Growing:
     def wants_more(self) -> bool:
         full = len(self.tokens) > self.request.nodes
         return bool(self.level) and self.depth < self.request.depth and not full
+
+    def guessed(self, node: int) -> list[int]:
+        """The guesses from the root, which is none, to `node`."""
+        path: list[int] = []
+        while node:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
 
     def tree(self) -> TokenTree:
         return TokenTree(
@@ -81,11 +93,22 @@ class ModelDrafter:
     """engine.plan.Drafter on `model`, whose KV lives in `cache`, the blocks' plane number `plane`."""
 
     def __init__(
-        self, model: Model, cache: KVCache, attention: AttentionBackend, plane: int, drawing: bool = False
+        self,
+        model: Model,
+        cache: KVCache,
+        attention: AttentionBackend,
+        plane: int,
+        drawing: bool = False,
+        eos_token_ids: Sequence[int] = (),
+        grammars: Grammars | None = None,
     ) -> None:
-        """`drawing`: guesses of sampled requests are drawn at random, for verification by rejection."""
+        """`drawing`: guesses of sampled requests are drawn at random, for verification by rejection.
+        `eos_token_ids` are the target's; without `grammars` requests that have one are guessed for freely."""
         self.plane = plane
         self._drawing = drawing
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
+        self._states: dict[int, PathState] = {}
         self._model = model
         self.cache = cache
         self._attention = attention
@@ -112,12 +135,23 @@ class ModelDrafter:
     def release(self, ids: Sequence[int]) -> None:
         for id in ids:
             self._tokens.pop(id, None)
+            self._states.pop(id, None)
 
     def _start(self, request: DraftRequest) -> _Growing:
         tokens = self._tokens.setdefault(request.id, [])
         del tokens[request.keep :]
         tokens += request.new_tokens
-        return _Growing(request, len(tokens), [tokens[-1]])
+        return _Growing(request, len(tokens), [tokens[-1]], self._state(request, tokens))
+
+    def _state(self, request: DraftRequest, tokens: list[int]) -> PathState | None:
+        if not has_path_state(request.params):
+            return None
+        state = self._states.get(request.id)
+        if state is None:
+            state = PathState(request, tokens, self._eos_token_ids, self._grammars)
+            self._states[request.id] = state
+        state.commit(tokens[len(tokens) - request.output :])
+        return state
 
     def _read(self, trees: Sequence[_Growing]) -> Tensor:
         """Read all committed tokens that have no KV here yet; the hidden states of each sequence's last."""
@@ -164,7 +198,8 @@ class ModelDrafter:
         choices = [tree.request.choice for tree, _ in rows]
         outputs = [tree.request.output + tree.depth for tree, _ in rows]
         width = max(tree.request.width for tree in trees)
-        guesses = best_guesses(logits, params, choices, outputs, width)
+        adjusted, ended = _adjust(rows, logits)
+        guesses = best_guesses(logits, params, choices, outputs, width, adjusted)
         if self._drawing:
             drawn = [row for row, one in enumerate(params) if not one.greedy]
             draws = drawn_guesses(
@@ -173,12 +208,30 @@ class ModelDrafter:
                 [choices[row] for row in drawn],
                 [outputs[row] for row in drawn],
                 width,
+                {place: adjusted[row] for place, row in enumerate(drawn) if row in adjusted},
             )
             for row, (own, shares) in zip(drawn, draws, strict=True):
                 tree, node = rows[row]
                 guesses[row], tree.draws[node] = own, shares
+        for row in ended:
+            guesses[row] = []
         start = 0
         for tree in trees:
             end = start + len(tree.level)
             tree.grow(guesses[start:end])
             start = end
+
+
+def _adjust(rows: Sequence[tuple[_Growing, int]], logits: Tensor) -> tuple[dict[int, Scores], list[int]]:
+    """For nodes of requests with a state of their path: adjusted scores by row, and where texts ended."""
+    adjusted: dict[int, Scores] = {}
+    ended: list[int] = []
+    for row, (tree, node) in enumerate(rows):
+        if tree.state is None:
+            continue
+        scores = tree.state.adjusted(logits[row].float(), tree.guessed(node))
+        if scores is None:
+            ended.append(row)
+        else:
+            adjusted[row] = scores
+    return adjusted, ended

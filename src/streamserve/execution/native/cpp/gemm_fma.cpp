@@ -126,7 +126,7 @@ class Rows32 {
 
     // Takes rows `first` to `first + rows`.
     void take(int first, int rows) {
-        first_ = first, rows_ = rows;
+        rows_ = rows;
         for (int row = 0; row < rows; row++) {
             const T* from = reinterpret_cast<const T*>(x_.at(first + row, 0));
             for (int k = 0; k < w_.k_padded; k += CHUNK) {
@@ -190,7 +190,7 @@ class Rows32 {
 
     const Linear& w_;
     const Rows& x_;
-    int depth_, first_ = 0, rows_ = 0;
+    int depth_, rows_ = 0;
     float *sums_, *floats_;
 };
 

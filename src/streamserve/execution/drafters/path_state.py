@@ -1,0 +1,69 @@
+"""What a request's own path does to its logits, for a draft as for the target: bias, penalties, minimum
+length, grammar. A draft that knew nothing of it would guess what the target must not say."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from streamserve.engine.plan import DraftRequest
+from streamserve.execution.grammar import GrammarError, Grammars, Matcher
+from streamserve.execution.sampling import Row, Scores, adjust
+from streamserve.protocol.sampling import SamplingParams
+
+
+def has_path_state(params: SamplingParams) -> bool:
+    """Whether anything but the temperature and what follows it may change a request's logits."""
+    return bool(
+        params.penalized
+        or params.logit_bias
+        or params.allowed_token_ids
+        or params.min_tokens
+        or params.grammar is not None
+    )
+
+
+class PathState:
+    """The state of one sequence: its prompt and outputs, and a matcher of its own where it has a grammar.
+
+    Walking guesses can exhaust a grammar's parser; the target's matcher never hears of it, and who cannot
+    follow the grammar any more guesses without."""
+
+    def __init__(
+        self, request: DraftRequest, tokens: Sequence[int], eos: Sequence[int], grammars: Grammars | None
+    ) -> None:
+        """`tokens`: all committed tokens, `request.output` outputs at their end."""
+        self._params = request.params
+        self._choice = request.choice
+        self._eos = eos
+        prompt_length = len(tokens) - request.output
+        self._prompt = np.unique(np.asarray(tokens[:prompt_length], dtype=np.int64))
+        self._outputs = list(tokens[prompt_length:])
+        self._matcher: Matcher | None = None
+        if request.params.grammar is not None and grammars is not None:
+            try:
+                self._matcher = grammars.begin(request.params.grammar, self._outputs)
+            except GrammarError:
+                self._matcher = None  # the request is about to end for it, or has no need of guesses
+
+    def commit(self, outputs: Sequence[int]) -> None:
+        """Go on to `outputs`, which begin with those known so far."""
+        new = outputs[len(self._outputs) :]
+        self._outputs += new
+        if self._matcher and new:
+            self._matcher.commit(new)
+
+    def adjusted(self, logits: Tensor, path: Sequence[int]) -> Scores | None:
+        """The `logits` [vocabulary] behind the outputs and the guesses `path` with all that comes before the
+        temperature applied; None where the grammar has no more to say."""
+        allowed = None
+        if self._matcher and not self._matcher.error:
+            if any(self._matcher.ends(token) for token in path):
+                return None
+            allowed = self._matcher.allowed(path)
+            if allowed is None:
+                return None
+        scores: Scores = logits.double().numpy()
+        row = Row(0, self._params, self._choice, self._prompt, [*self._outputs, *path], allowed)
+        adjust(scores, row, self._eos)
+        return scores
