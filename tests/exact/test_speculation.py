@@ -11,6 +11,7 @@ import torch
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation
+from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.load import load
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
@@ -227,6 +228,26 @@ def test_forked_choices_speculate_each_for_itself(pair: tuple[Path, Path]) -> No
         assert engine.report().blocks_live == 0
         assert engine.report().copies_on_write > 0
     assert texts[0] == texts[1]
+    assert engine.speculation.counters.accepted > 0
+
+
+def test_a_draft_reads_prompts_beside_the_target(pair: tuple[Path, Path]) -> None:
+    """A chunk behind it, so that little is left to read when the first guess is asked for."""
+    prompt, chunk = list(range(5, 165)), 16
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    request = Submit("r", 0, prompt, params, {0: []}, 0.0)
+    engine = make_engine(pair, Case(policy="fixed:3", chunk=chunk, preempt_every=7))
+    assert isinstance(engine.drafter, ModelDrafter)
+    asked, begin = [], engine.drafter.begin
+    engine.drafter.begin = lambda requests: (asked.extend(requests), begin(requests))[1]
+    found = run(engine, [request], 1)["r"]
+    reading = [one for one in asked if not one.depth]
+    guessing = [one for one in asked if one.depth]
+    assert len(reading) >= len(prompt) // chunk - 1
+    assert all(one.keep + len(one.new_tokens) - one.computed <= chunk for one in reading)
+    assert guessing[0].computed >= len(prompt) - 2 * chunk
+    plain = run(make_engine(pair, Case(draft="none")), [request], 1)["r"]
+    assert [token.token for token in found] == [token.token for token in plain]
     assert engine.speculation.counters.accepted > 0
 
 

@@ -153,6 +153,7 @@ class Engine:
             agenda(able, self.config, started, self.speculation.step_cost, self.pace)
         )
         trees = self._draft(proposals)
+        self._read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
@@ -360,16 +361,42 @@ class Engine:
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
 
+    def _read_along(self, proposals: list[Proposal]) -> None:
+        """Let a draft model read what the target has computed of prompts, a chunk a step, so that it need not
+        read a whole prompt at once while others wait for their next token."""
+        if self.drafter is None or self.drafter.plane != DRAFT or not self.speculation.guessing:
+            return
+        left, asked = self.config.max_chunk, []
+        for sequence in (proposal.sequence for proposal in proposals):
+            known, end = sequence.computed[DRAFT], sequence.computed[TARGET]
+            end = min(end, known + left)
+            if (
+                sequence.pending > 1
+                and sequence.params.speculation.enabled
+                and max(known, sequence.told) < end
+            ):
+                asked.append(self._ask(sequence, PLAIN, end))
+                left -= end - known
+        if asked:
+            started = self.clock()
+            self.drafter.begin(asked)
+            found = self.drafter.collect(started + self.draft_wait)
+            self.speculation.counters.draft_seconds += self.clock() - started
+            for request in asked:
+                if request.id in found:
+                    self.scheduler.sequences[request.id].computed[DRAFT] = _length(request)
+
     def _minds(self, sequence: Sequence) -> bool:
         """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
         has no further steps to be slowed down in: the others' guesses need not wait for it."""
         goes_on = sequence.wanted(self.config.max_model_len) > 1
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
-    def _ask(self, sequence: Sequence, shape: Shape) -> DraftRequest:
+    def _ask(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
+        """For a tree behind all tokens, or to read those before `end`."""
         plane = self.drafter.plane if self.drafter else None
-        new, keep = sequence.tokens[sequence.told :], sequence.told
-        sequence.told = len(sequence.tokens)
+        new, keep = sequence.tokens[sequence.told : end], sequence.told
+        sequence.told = keep + len(new)
         return DraftRequest(
             id=sequence.id,
             epoch=sequence.epoch,

@@ -142,6 +142,8 @@ class DraftRequest:
     the tree's shape: levels, nodes a level, nodes in all, the root not counted. With an `expansion` each node
     of level l gets its best `expansion[l]` children, whatever their chances.
 
+    Of depth 0 it asks a drafter with KV of its own only to read the tokens, and is answered with a root.
+
     A drafter with KV of its own finds that of the first `computed` tokens in its plane of `blocks`, writes
     that of the others, and may use the slots behind them for `nodes` guesses.
     """

@@ -103,6 +103,11 @@ class Speculation:
         number = self._plain_steps // PROBE_EVERY % len(wanting)
         return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
 
+    @property
+    def guessing(self) -> bool:
+        """Whether requests are guessed for these days: then drafts should know their prompts."""
+        return self.policy.kind != "off" and not self._plain_steps
+
     def _draft_cost(self, shapes: Sequence[Shape]) -> float:
         """What drafting trees of these shapes takes: a pass a level, over the nodes of that level."""
         widths = sorted((shape.depth, shape.width) for shape in shapes if shape.depth)

@@ -119,8 +119,10 @@ class ModelDrafter:
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Guess at once: on one device there is nobody to wait for."""
         trees = [self._start(request) for request in requests]
+        growing = [tree for tree in trees if tree.wants_more]
         hidden = self._read(trees)
-        growing = trees
+        if len(growing) < len(trees):
+            hidden = hidden[[row for row, tree in enumerate(trees) if tree.wants_more]]
         while growing:
             self._extend(growing, self._model.logits(hidden))
             growing = [tree for tree in growing if tree.wants_more]
@@ -144,7 +146,7 @@ class ModelDrafter:
         return _Growing(request, len(tokens), [tokens[-1]], self._state(request, tokens))
 
     def _state(self, request: DraftRequest, tokens: list[int]) -> PathState | None:
-        if not has_path_state(request.params):
+        if not request.depth or not has_path_state(request.params):
             return None
         state = self._states.get(request.id)
         if state is None:
