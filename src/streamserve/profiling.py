@@ -84,8 +84,18 @@ def _heading(profile: Profile) -> list[str]:
         f"{machine.processor}, {machine.threads} threads on {machine.cores} cores",
         f"{profile.bandwidth / 1e9:.1f} GB/s of memory, {profile.matrix_rate / 1e9:.0f} GFLOP/s of matrices",
         f"{weights:.1f} MB of weights a step, {kv:.1f} kB of KV a token",
+        *_swapping(profile),
         "ms a step (share of its floor), by query rows and tokens of context held:",
     ]
+
+
+def _swapping(profile: Profile) -> list[str]:
+    """What swapping KV costs beside computing it, by the line through what was measured."""
+    if profile.swap is None:
+        return []
+    megabyte = 1 << 20
+    out, back = 1e3 * profile.swap.out(megabyte), 1e3 * profile.swap.back(megabyte)
+    return [f"a MiB of KV swapped out in {out:.2f} ms, back in {back:.2f} ms"]
 
 
 def plot(profile: Profile, path: Path) -> bool:

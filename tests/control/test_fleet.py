@@ -365,13 +365,15 @@ def test_an_early_answer_is_withdrawn_once_and_tokens_of_the_old_prompt_are_drop
     assert delivered.last, "a finish that changes nothing lets the answer stand"
 
 
-def test_after_a_loss_nothing_of_an_older_prompt_is_resumed() -> None:
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_after_a_loss_nothing_of_an_older_prompt_is_resumed(lost_first: bool) -> None:
     fleet = started()
     early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
     attempt = submitted(fleet.handle(early, 0.0)).attempt
     say(fleet, token(attempt, 0))
-    fleet.handle(Edit("r", 1, 1, [3]), 1.0)
-    fleet.handle(Lost(W, 1, "killed"), 2.0)
+    changes = [Edit("r", 1, 1, [3]), Lost(W, 1, "killed")]
+    for change in reversed(changes) if lost_first else changes:
+        fleet.handle(change, 2.0)
     again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
     assert (again.prompt, again.outputs) == ([1, 3], {0: []})
     first = token(again.attempt, 0)

@@ -7,7 +7,16 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Event, Finished, ModelInfo, PromptLogprobs, Submit, Token
+from streamserve.protocol.messages import (
+    Event,
+    Finished,
+    ModelInfo,
+    Progress,
+    PromptLogprobs,
+    Submit,
+    Token,
+    Withdrawn,
+)
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor, expected_outputs
 
@@ -23,7 +32,9 @@ def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
 
 
 def make_engine(config: EngineConfig, drafter=None, eos: tuple[int, ...] = ()) -> Engine:
-    executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0)
+    executor = CostExecutor(
+        config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0, swap_blocks=config.swap_blocks
+    )
     ticks = itertools.count()
     speculation = Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
     clock = lambda: float(next(ticks))  # noqa: E731
@@ -42,6 +53,8 @@ class Collected:
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.finish: dict[tuple[str, int], str] = {}
         self.prompt_logprobs: dict[str, list[int]] = defaultdict(list)
+        self.progress: dict[str, Progress] = {}
+        self.withdrawn = 0
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -52,6 +65,13 @@ class Collected:
                 self.tokens[key].append(event.token)
                 if event.finish:
                     self.finish[key] = event.finish
+            elif isinstance(event, Withdrawn):
+                self.withdrawn += 1
+                assert not any(request == event.request for request, _ in self.finish)
+                for key in [key for key in self.tokens if key[0] == event.request]:
+                    del self.tokens[key]
+            elif isinstance(event, Progress):
+                self.progress[event.request] = event
             elif isinstance(event, Finished):
                 self.finish[event.request, event.choice] = event.reason
             elif isinstance(event, PromptLogprobs):
@@ -73,6 +93,7 @@ def assert_engine_empty(engine: Engine) -> None:
     pool = engine.scheduler.tables.pool
     assert not engine.has_work
     assert pool.free == pool.size
+    assert engine.scheduler.swap.free == engine.scheduler.swap.size
     assert not engine.executor.states
     report = engine.report()
     assert (report.running, report.waiting, report.blocks_live) == (0, 0, 0)

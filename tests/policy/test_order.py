@@ -29,6 +29,20 @@ def test_every_order_ranks_everybody_and_priority_comes_first(order, candidates,
     assert sorted(turns(order, candidates, ranked, now)) == sorted(ranked)
 
 
+def test_orders_of_arriving_prompts() -> None:
+    partial = Candidate(1.0, complete=False, last_chunk_at=8.0, computed=30)
+    complete = Candidate(2.0, last_chunk_at=5.0, computed=10)
+    fresh = Candidate(3.0, complete=False, last_chunk_at=9.0, computed=20)
+    three = [partial, complete, fresh]
+    assert rank("arrival", three, 9.0) == [0, 1, 2]
+    assert rank("fcfs", three, 9.0) == rank("slo", three, 9.0) == [1, 0, 2]
+    assert rank("lcas", three, 9.0) == [2, 0, 1]
+    assert rank("mcps", three, 9.0) == [0, 2, 1]
+    assert rank("lcas", three, 5.0 + PATIENCE) == [1, 2, 0], (
+        "who waits with a complete prompt is not forgotten"
+    )
+
+
 @given(order=st.sampled_from(ORDERS), candidates=candidates, now=times)
 def test_ranking_does_not_depend_on_who_else_is_there(order, candidates, now) -> None:
     """So two sequences never take each other's memory in turns."""

@@ -188,6 +188,7 @@ class Fleet:
             request.awaits = event.version if request.worker is not None else None
             if any(request.outputs.values()):
                 request.outputs = {choice: [] for choice in request.outputs}
+                request.resumed = {choice: [] for choice in request.outputs}
                 request.began.clear()
                 withdrawn = Withdrawn(event.request, request.attempt, event.version)
                 yield Deliver(event.request, [withdrawn], last=False)

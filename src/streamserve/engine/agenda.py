@@ -40,13 +40,15 @@ class Pace:
 class Agenda:
     """`ranked`: who keeps places and memory, the first to last. `turns`: who is given rows first, of `budget`
     in all. `chunks` bounds the rows of prompts, by sequence; what is not in it is bounded by nothing else.
-    With `exclusive`, nobody decodes beside a prompt."""
+    With `exclusive`, nobody decodes beside a prompt. `idle`: nothing is left to compute but the tails of
+    prompts that are still arriving."""
 
     ranked: list[Sequence]
     turns: list[Sequence]
     budget: int
     chunks: dict[int, Chunk]
     exclusive: bool = False
+    idle: bool = False
 
 
 def agenda(
@@ -62,17 +64,21 @@ def agenda(
     ranking = rank(order, candidates, now)
     ranked = [sequences[i] for i in ranking]
     needs = [candidate.need for candidate in candidates if candidate.decoding]
-    prompts = [one for one in ranked if not (one.reserved or (one.running and one.pending == 1))]
-    kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
+    idle = not any(sequence.todo(idle=False) for sequence in sequences)
+    working = [one for one in ranked if one.todo(idle)]
+    prompts = [one for one in working if not (one.reserved or one.decoding)]
+    kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
     if order in CAPPED:
         budget = batch_cap(needs, lambda rows: cost(rows, kv_tokens), budget)
     wanted: dict[int, Chunk] = {}
     if order == "slo" and prompts:
         company = Company(needs, lambda rows: cost(rows, kv_tokens), budget, config.max_chunk, pace.step)
-        given = chunks([_prompt(one, now) for one in prompts], company, pace.output, config.prefill_share)
+        given = chunks(
+            [_prompt(one, now, idle) for one in prompts], company, pace.output, config.prefill_share
+        )
         wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
     in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
-    return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE)
+    return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE, idle)
 
 
 def workload(
@@ -92,7 +98,7 @@ def workload(
     draft, cover, depth = speculation.alone()
     return Load(
         decoding=sum(one.running and bool(one.outputs) for one in sequences),
-        ahead=sum(one.pending for one in prompts),
+        ahead=sum(one.todo(idle=False) for one in prompts),
         seconds=lambda rows: speculation.step_cost(rows, kv_tokens),
         most=min(config.max_chunk, config.max_num_batched_tokens),
         mean_output=pace.output,
@@ -109,15 +115,16 @@ def _candidate(sequence: Sequence) -> Candidate:
         remaining=sequence.pending,
         computed=sequence.computed[TARGET],
         running=sequence.running,
-        decoding=sequence.running and sequence.pending == 1,
-        last_chunk_at=sequence.arrival,
+        decoding=sequence.decoding,
+        complete=not sequence.open,
+        last_chunk_at=sequence.chunk_at,
         deadline=sequence.deadline,
         need=sequence.need,
     )
 
 
-def _prompt(sequence: Sequence, now: float) -> Prompt:
+def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
     deadline = sequence.deadline
     due_in = None if deadline is None else deadline - now
     waited = max(0.0, now - sequence.arrival)
-    return Prompt(sequence.pending, len(sequence.tokens), waited, due_in, sequence.running)
+    return Prompt(sequence.todo(idle), len(sequence.tokens), waited, due_in, sequence.running)

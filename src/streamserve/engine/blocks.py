@@ -65,6 +65,10 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0
 
+    def sole(self, block: int) -> bool:
+        """Whether the block has one holder."""
+        return self._references[block] == 1
+
     def writable(self, block: int) -> bool:
         """Whether one sequence alone holds the block and nobody can find it."""
         return self._references[block] == 1 and self._hashes[block] is None

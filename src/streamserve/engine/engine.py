@@ -1,6 +1,7 @@
 """The engine: takes requests and cancellations, and turns them step by step into tokens."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from streamserve.engine.agenda import Pace, agenda, workload
 from streamserve.engine.exchange import Exchange
@@ -19,8 +20,11 @@ from streamserve.engine.plan import (
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
+from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
 from streamserve.policy.admission import hopeless
+from streamserve.policy.cost import SwapCost
+from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.policy.outlook import Candidate
 from streamserve.policy.prefix import namespace
 from streamserve.policy.shape import PLAIN, Shape
@@ -32,6 +36,7 @@ from streamserve.protocol.messages import (
     Cancel,
     Edit,
     Event,
+    EvictionReport,
     Finished,
     FinishReason,
     Guessed,
@@ -39,6 +44,7 @@ from streamserve.protocol.messages import (
     PromptLogprobs,
     Report,
     StepParts,
+    StreamReport,
     Submit,
     ToEngine,
     Token,
@@ -52,6 +58,9 @@ class Engine:
     `clock` gives seconds; it is real in a worker and virtual in a simulation. A drafter that has not
     answered `draft_wait` seconds after it was asked is done without in this step. `floor`, where the
     machine has been measured, gives the least seconds that a plan could take: reports have their sum.
+    `swap_cost`: what copying KV blocks to the host pool and back takes.
+
+    What is handled while a step runs is taken when that step is committed.
 
     With a `transport` it can hand the KV of prompts over to other workers; with `cache`, the address of its
     own pool, others can hand theirs over to it.
@@ -67,6 +76,7 @@ class Engine:
         speculation: Speculation | None = None,
         draft_wait: float = 1.0,
         floor: Callable[[StepPlan], float] | None = None,
+        swap_cost: SwapCost = GUESSED_SWAP,
         transport: Transport | None = None,
         cache: CacheAddress | None = None,
         name: str = "",
@@ -79,7 +89,13 @@ class Engine:
         self.draft_wait = draft_wait
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
-        self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
+        costs = Costs(self.speculation.step_cost, swap_cost, config.max_chunk)
+        self.scheduler = Scheduler(config, planes, drafter is not None, costs)
+        self.streams = Streams(self.scheduler, config, model)
+        self.stalled = False
+        """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
+        self._stepping = False
+        self._later: list[ToEngine] = []
         self.pace = Pace()
         pool = self.scheduler.tables.pool
         outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
@@ -101,11 +117,15 @@ class Engine:
 
     def handle(self, message: ToEngine) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
+        self.stalled = False
+        if self._stepping:
+            self._later.append(message)
+            return []
         match message:
             case Submit():
                 return self._submit(message)
             case Edit():
-                return []
+                return self._edit(message)
             case Cancel():
                 return self._cancel(message)
             case Push() | Join() | Release():
@@ -114,6 +134,17 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
+        self._stepping = True
+        try:
+            events = self._step()
+        finally:
+            self._stepping = False
+        later, self._later = self._later, []
+        for message in later:
+            events += self.handle(message)
+        return events
+
+    def _step(self) -> list[Event]:
         started, elsewhere = self.clock(), self._computing_seconds
         able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
         for sequence in able:
@@ -130,6 +161,8 @@ class Engine:
         events = self._admissions(proposals, started)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
+            events += self.streams.progress(span.sequence, started)
+        self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
@@ -158,6 +191,8 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
+            evictions=EvictionReport(**asdict(scheduler.evictions)),
+            streams=StreamReport(**asdict(self.streams.counters)),
             transfer=self.exchange.report(),
         )
 
@@ -186,7 +221,7 @@ class Engine:
     def _hopeless(self, message: Submit) -> list[Event]:
         """The refusal of a request whose latency targets cannot be met now, once steps have been timed.
         What has begun goes on."""
-        begun = any(message.outputs.values()) or message.phase == "decode"
+        begun = any(message.outputs.values()) or message.phase == "decode" or message.open
         if begun or not self.speculation.step_cost.observed:
             return []
         load = workload(
@@ -207,10 +242,10 @@ class Engine:
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
         length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
-        if message.open:
-            return "open prompts are not served yet"
-        if not message.prompt or not message.outputs:
+        if not message.outputs or not (message.prompt or message.open):
             return "the prompt is empty"
+        if message.open and message.params.prompt_logprobs is not None:
+            return "a prompt that is still arriving has no prompt log-probabilities"
         if length > self.config.max_model_len:
             return f"the prompt has {length} tokens, but the model's limit is {self.config.max_model_len}"
         if not self.exchange.serves(message.phase):
@@ -244,10 +279,25 @@ class Engine:
                 first_token_at=message.began.get(choices[0]),
                 handoff=message.phase == "prefill",
                 reserved=message.phase == "decode",
+                open=message.open,
+                early=message.answer_early,
+                tail=message.tail,
+                version=message.version,
+                chunk_at=message.arrival,
+                survival=self.streams.survival,
             )
         )
-        if message.phase != "decode":
+        if message.phase != "decode" and not message.open:
             self._prompt_tokens += len(message.prompt)
+
+    def _edit(self, message: Edit) -> list[Event]:
+        events = self.streams.edit(message)
+        if message.finish:
+            prompts = [
+                s.prompt_length for s in self.scheduler.of(message.request) if s.attempt == message.attempt
+            ]
+            self._prompt_tokens += max(prompts, default=0)
+        return events
 
     def _cancel(self, message: Cancel) -> list[Event]:
         events: list[Event] = []
@@ -339,7 +389,7 @@ class Engine:
     def _minds(self, sequence: Sequence) -> bool:
         """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
         has no further steps to be slowed down in: the others' guesses need not wait for it."""
-        goes_on = sequence.wanted(self.config.max_model_len) > 1
+        goes_on = sequence.outputs_left(self.config.max_model_len) > 1
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _ask(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
@@ -369,6 +419,7 @@ class Engine:
         result = self.executor.run(plan)
         spent = self.clock() - started if result.seconds is None else result.seconds
         self._target_seconds += spent
+        self.scheduler.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
@@ -454,6 +505,12 @@ class Engine:
                 priority=sequence.priority,
                 arrival=sequence.arrival,
                 computed=[],
+                open=sequence.open,
+                early=sequence.early,
+                tail=sequence.tail,
+                version=sequence.version,
+                chunk_at=sequence.chunk_at,
+                survival=sequence.survival,
             )
             self.scheduler.tables.fork(sequence, branch)
             self.scheduler.add(branch)
@@ -476,7 +533,9 @@ class Engine:
             self._generation_tokens += 1
             events.append(_token(sequence, sequence.choices[0], one, finish))
         self.scheduler.tables.register(sequence)
-        if finish:
+        if finish and sequence.open:
+            sequence.ending = _last(events)
+        elif finish:
             self.pace.ended(sequence.outputs)
             self._remove(sequence)
         return events
@@ -508,6 +567,13 @@ def _fits(tree: TokenTree, request: DraftRequest) -> bool:
         and bool(request.new_tokens)
         and tree.tokens[0] == request.new_tokens[-1]
     )
+
+
+def _last(events: list[Event]) -> Token | Finished:
+    """Takes the event that ends a choice from behind the others."""
+    last = events.pop()
+    assert isinstance(last, Token | Finished)
+    return last
 
 
 def _length(request: DraftRequest) -> int:

@@ -8,7 +8,7 @@ commit    state moves, events come out                             (engine/sched
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -69,13 +69,19 @@ class Span(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class StepPlan:
     """One step. The executor does things in this order: forget `released` sequences, take `admitted` ones,
-    perform `copies` (source block, destination block; one after another, all planes), run `spans`."""
+    perform `copies` (source block, destination block; one after another, all planes), run `spans`.
+
+    Beside all that, at any time until the step is over, it copies blocks of all planes to and from the host
+    pool: `swap_out` (KV block, host block) and then `swap_in` (host block, KV block). No span or copy touches
+    a block that these read or write."""
 
     step: int
     admitted: list[SequenceState]
     released: list[int]
     copies: list[tuple[int, int]]
     spans: list[Span]
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -105,10 +111,12 @@ class SpanResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One entry a span, in the plan's order. `seconds`: how long it took, where no clock shows it."""
+    """One entry a span, in the plan's order. `seconds`: how long it took, where no clock shows it. The swap
+    copies took `swap_seconds`, beside the rest."""
 
     spans: list[SpanResult]
     seconds: float | None = None
+    swap_seconds: float = 0.0
 
 
 class Executor(Protocol):

@@ -5,17 +5,23 @@ query tokens: a prompt chunk, the next token, or a tree. The agenda ranks withou
 room in its turns, by default first for those one token behind (they are decoding), then for the rest,
 evicting the lowest-ranked sequences where memory is short. `select` decides what of that room is used, and
 gives the surplus back.
+
+Order knows nothing of eviction, eviction nothing of order: who goes first is policy/order.py's to say, what
+becomes of an evicted sequence's KV policy/eviction.py's.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from streamserve.engine.agenda import Agenda
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.swap import SwapSpace, cut
 from streamserve.engine.tables import BlockTables
 from streamserve.policy.budget import divide
+from streamserve.policy.eviction import Costs, decide
 from streamserve.policy.prefill import Chunk
 from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
@@ -33,17 +39,36 @@ class Proposal(msgspec.Struct, frozen=True):
     cached: int | None
 
 
+@dataclass
+class EvictionCounters:
+    """What evictions came to so far, as in EvictionReport."""
+
+    swaps: int = 0
+    recomputes: int = 0
+    blocks_out: int = 0
+    blocks_back: int = 0
+    swap_predicted: float = 0.0
+    swap_seconds: float = 0.0
+    recompute_predicted: float = 0.0
+    recompute_seconds: float = 0.0
+
+
 class Scheduler:
     """Owns the live sequences of one engine, and through `tables` their blocks."""
 
-    def __init__(self, config: EngineConfig, planes: int, drafting: bool) -> None:
+    def __init__(self, config: EngineConfig, planes: int, drafting: bool, costs: Costs) -> None:
         self.config = config
+        self.costs = costs
         self.drafting = drafting
         self.tables = BlockTables(
             config.num_blocks, config.block_size, planes, prefix_caching=config.enable_prefix_caching
         )
+        self.swap = SwapSpace(self.tables, config.swap_blocks)
+        self.evictions = EvictionCounters()
         self.sequences: dict[int, Sequence] = {}
         self.released: list[int] = []
+        self._again: dict[int, int] = {}
+        self._idle = False
         self.reserved: list[Sequence] = []
         self.preemptions = 0
         self.steps = 0
@@ -52,8 +77,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: run a sequence, or let the executor forget one."""
-        return bool(self.released) or any(not sequence.held for sequence in self.sequences.values())
+        """Whether a step could do anything: run a sequence, or let the executor forget one. Open prompts
+        that are computed as far as they are known are no work."""
+        sequences = self.sequences.values()
+        return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences.values() if sequence.running]
@@ -68,6 +95,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free all it holds."""
         self.tables.drop(sequence)
+        self.swap.forget(sequence)
+        self._again.pop(sequence.id, None)
         del self.sequences[sequence.id]
         if sequence.known:
             self.released.append(sequence.id)
@@ -78,19 +107,22 @@ class Scheduler:
         ranked, budget = agenda.ranked, agenda.budget
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
             self._preempt_lowest(ranked)
-        decoding = {s.id for s in ranked if s.running and s.pending == 1}
-        places = self.config.max_num_seqs
+        self._idle = agenda.idle
+        decoding = {s.id for s in ranked if s.decoding}
+        places = seats = self.config.max_num_seqs
         coming: set[bytes] = set()
         if len(decoding) < len(ranked):
-            coming.update(*(self.tables.coming(s) for s in ranked if s.running))
+            coming.update(*(self.tables.coming(s) for s in ranked if s.running and self._wanted(s)))
         proposals: dict[int, Proposal] = {}
         for sequence in agenda.turns:
             if not budget:
                 break
+            if not self._wanted(sequence) or sequence.id in self.swap.moved:
+                continue
             if sequence.id in decoding and (not sequence.running or (agenda.exclusive and proposals)):
                 continue  # evicted a moment ago for one that ranks higher, or not to decode beside a prompt
             wanted = agenda.chunks.get(sequence.id, Chunk(self.config.max_chunk, 1))
-            if not wanted.tokens:
+            if not wanted.tokens or seats < len(sequence.choices):
                 continue
             cached = None
             if not sequence.running:
@@ -99,6 +131,9 @@ class Scheduler:
                 if not sequence.reserved and self.tables.next_hash(sequence) in coming:
                     places -= 1
                     continue  # another is computing what it needs next: it finds that soon
+                if sequence.swapped and not self._known_by_now(sequence):
+                    places = places if self._swap_in(sequence, ranked, proposals) else 0
+                    continue
                 cached = self._admit(sequence, ranked, proposals)
                 if cached is None:
                     places = 0
@@ -111,6 +146,7 @@ class Scheduler:
             if proposal:
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
+                seats -= len(sequence.choices)
                 if cached is not None:
                     self.prefix_queries += len(sequence.tokens)
                     self.prefix_hits += cached
@@ -131,37 +167,108 @@ class Scheduler:
             self.tables.trim(sequence, chunk + (len(tree) - 1 if tree else 0))
             if not chunk:
                 continue
-            if not sequence.known:
+            if (sequence.stale or not sequence.known) and (sequence.early or not sequence.open):
                 admitted.append(_state(sequence))
-                sequence.known = True
+                sequence.known, sequence.stale = True, False
             spans.append(_span(sequence, chunk, tree))
         released, self.released = self.released, []
-        return StepPlan(self.steps, admitted, released, self.tables.take_copies(), spans)
+        outs, backs = self.swap.take()
+        return StepPlan(self.steps, admitted, released, self.tables.take_copies(), spans, outs, backs)
+
+    def stepped(self, plan: StepPlan, seconds: float, swap_seconds: float) -> None:
+        """The plan has been carried out, in so many seconds in all, so many of which went to its swaps."""
+        self.swap.settle()
+        self.evictions.swap_seconds += swap_seconds
+        rows = sum(span.rows for span in plan.spans)
+        for span in plan.spans:
+            again = self._again.get(span.sequence, 0) - span.start
+            if again > 0:  # of what an eviction dropped
+                self.evictions.recompute_seconds += seconds * min(len(span.tokens), again) / rows
+            if again <= len(span.tokens):
+                self._again.pop(span.sequence, None)
+
+    def cut(self, sequence: Sequence, keep: int) -> int:
+        """Drop the KV behind a sequence's first `keep` tokens; returns how many tokens of it there were."""
+        return cut(self.tables, self.swap, sequence, keep)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks; its KV will be recomputed, as far as the prefix index forgot it."""
+        """Take a sequence's blocks: its KV waits in the host pool, or will be recomputed as far as the
+        prefix index forgets it, whichever the policy says."""
+        sequence.preempted_at = sequence.outputs
+        self.preemptions += 1
+        tokens = sequence.computed[TARGET]
+        verdict = decide(
+            self.config.eviction, self.costs, max(sequence.computed), self.config.block_size,
+            sequence.survival if sequence.open else 1.0, self.swap.free,
+        )  # fmt: skip
+        if verdict.swap:
+            self.evictions.swap_predicted += verdict.swap_seconds
+            self.evictions.swaps += 1
+            self.evictions.blocks_out += self.swap.out(sequence)
+            return
+        self.evictions.recompute_predicted += verdict.recompute_seconds
+        self.evictions.recomputes += 1
+        self._again[sequence.id] = tokens
         self.tables.drop(sequence)
         sequence.epoch += 1
         sequence.told = 0
-        sequence.preempted_at = sequence.outputs
-        self.preemptions += 1
+
+    def _wanted(self, sequence: Sequence) -> int:
+        return sequence.todo(self._idle)
 
     def _admit(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
     ) -> int | None:
         """Let a waiting sequence hold blocks if all its tokens could fit: into free blocks, or into those of
         running sequences that rank lower. Returns how many tokens were cached, None if it must wait."""
-        while sum(len(s.choices) for s in self.running()) + len(sequence.choices) > self.config.max_num_seqs:
-            if not self._evict_below(sequence, ranked, proposals):
-                return None
+        if not self._seated(sequence, ranked, proposals):
+            return None
         found = self.tables.match(sequence)
         missing = self.tables.blocks_for(len(sequence.tokens) + 1) - len(found)
-        free = self.tables.pool.free - sum(self.tables.pool.is_free(block) for block in found)
+        free = self._free_beside(found) + self.swap.leaving
         below = sum(len(s.blocks) for s in self._below(sequence, ranked, proposals))
         if self.running() and missing > free + below:
             return None
         self.tables.attach(sequence, found)
         return len(found) * self.config.block_size
+
+    def _seated(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
+        """Whether there is a place for one more to run beside those that have something to compute."""
+        while True:
+            working = [s for s in self.running() if s.held or self._wanted(s)]
+            if sum(len(s.choices) for s in working) + len(sequence.choices) <= self.config.max_num_seqs:
+                return True
+            below = [s for s in self._below(sequence, ranked, proposals) if self._wanted(s)]
+            if not below:
+                return False
+            self.preempt(below[-1])
+
+    def _free_beside(self, found: list[int]) -> int:
+        """Blocks that could be allocated once the cached blocks `found` are taken."""
+        return self.tables.pool.free - sum(self.tables.pool.is_free(block) for block in found)
+
+    def _known_by_now(self, sequence: Sequence) -> bool:
+        """Whether the prefix index finds as much as a swapped sequence has on the host, which is forgotten
+        then."""
+        known = len(self.tables.match(sequence)) * self.config.block_size
+        if known >= sequence.computed[TARGET]:
+            self.swap.forget(sequence)
+            sequence.computed = [0] * self.tables.planes
+        return not sequence.swapped
+
+    def _swap_in(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
+        """Let a swapped sequence come back, if there is room now; it goes on with the next step."""
+        found = self.tables.match(sequence)
+        if not self._seated(sequence, ranked, proposals):
+            return False
+        wanted = self.swap.wanted(sequence, found) + 1  # and one to go on with
+        while wanted > self._free_beside(found) + self.swap.leaving:
+            if not self._evict_below(sequence, ranked, proposals):
+                return False
+        if wanted > self._free_beside(found):
+            return False
+        self.evictions.blocks_back += self.swap.back(sequence, found)
+        return True
 
     def take_reserved(self) -> list[Sequence]:
         """The sequences that have got their blocks for another worker's KV since the last call."""
@@ -171,10 +278,13 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
         """Blocks for all of an admitted sequence's tokens and the next; false if there are not enough."""
         rows = sequence.pending + 1
-        while self.tables.shortage(sequence, rows):
+        while self.tables.shortage(sequence, rows) > self.swap.leaving:
             if not self._evict_below(sequence, ranked, proposals):
                 self.tables.drop(sequence)
                 return False
+        if self.tables.shortage(sequence, rows):
+            self.tables.drop(sequence)
+            return False
         self.tables.grow(sequence, rows)
         sequence.held = True
         self.reserved.append(sequence)
@@ -190,11 +300,11 @@ class Scheduler:
         proposals: Mapping[int, Proposal],
     ) -> Proposal | None:
         """Blocks for the sequence's next tokens: as many as budget and memory allow, evicting lower ranks."""
-        wanted = min(sequence.pending, budget, chunk.tokens)
+        wanted = min(self._wanted(sequence), budget, chunk.tokens)
         due = min(wanted, chunk.due)
         if not self.drafting and self.tables.writable(sequence, wanted):
             return Proposal(sequence, wanted, due, 0, cached)
-        while self.tables.shortage(sequence, wanted):
+        while self.tables.shortage(sequence, wanted) > self.swap.leaving:
             if not self._evict_below(sequence, ranked, proposals):
                 break
         room = min(wanted, self.tables.room(sequence))
@@ -210,7 +320,7 @@ class Scheduler:
             return 0
         if not sequence.params.speculation.enabled:
             return 0
-        wanted = sequence.wanted(self.config.max_model_len) - 1
+        wanted = sequence.outputs_left(self.config.max_model_len) - 1
         most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(most, wanted, self.tables.room(sequence) - room))
 
@@ -219,7 +329,7 @@ class Scheduler:
     ) -> list[Sequence]:
         """Running sequences that rank below this one and are not part of the step yet."""
         lower = ranked[ranked.index(sequence) + 1 :]
-        return [s for s in lower if s.running and s.id not in proposals]
+        return [s for s in lower if s.running and s.id not in proposals and s.id not in self.swap.moved]
 
     def _evict_below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 from streamserve.engine.plan import TARGET
 from streamserve.policy.slo import NO_NEED, Need
-from streamserve.protocol.messages import FinishReason
+from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A sequence is *running* while it holds blocks, else it waits.
+    """A sequence is *running* while it holds blocks, else it waits, *swapped* while host blocks hold its KV.
 
     tokens     prompt ─────────────┬ outputs ──┐      len(tokens)
     computed   ──────────────┐ KV in the plane │      pending = len(tokens) - computed
@@ -19,6 +19,9 @@ class Sequence:
 
     `choices`: the output choices that come from it. A fresh request is one sequence for all its choices;
     they fork when its prompt is computed, and then each has one. `told` is how many tokens the drafter knows.
+
+    While its prompt is `open` it may be edited (`version` counts), and is only sampled if answered `early`;
+    the prompt's last `tail` tokens are computed last.
 
     The decode clock runs from the first token on, whatever happens to the sequence: who waits for it does not
     care whether it was preempted. `decode_seconds` is what it showed when the step began.
@@ -49,6 +52,24 @@ class Sequence:
     """Number of outputs there were when the decode clock started."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
+    stale: bool = False
+    """Whether that state is of an earlier prompt."""
+    swapped: list[int] = field(default_factory=list)
+    """Host blocks that hold what is `computed`, while it is evicted into the host pool."""
+    open: bool = False
+    early: bool = False
+    tail: int = 0
+    version: int = 0
+    chunk_at: float = 0.0
+    """When the latest part of the prompt came."""
+    finished_at: float | None = None
+    """When a prompt that was open came to its end."""
+    survival: float = 1.0
+    """The share of an open prompt that is expected to survive its next edit."""
+    told_at: float = -1.0
+    """When a Progress was last sent."""
+    ending: Token | Finished | None = None
+    """What ended an early answer: that it is the last event is known when the prompt is finished."""
     handoff: bool = False
     """Whether its KV goes to another worker, which decodes."""
     reserved: bool = False
@@ -65,15 +86,36 @@ class Sequence:
         """Tokens whose target KV is not computed yet; 1 while decoding."""
         return len(self.tokens) - self.computed[TARGET]
 
+    def wanted(self, idle: bool) -> int:
+        """How many tokens a step should compute. Of an open prompt all but the last, whose output is not
+        wanted yet, and its tail only where a step would be `idle` otherwise."""
+        if self.ending is not None:
+            return 0
+        if not self.open or self.early:
+            return self.pending
+        last = 1 if idle else max(self.tail, 1)
+        return max(0, len(self.tokens) - last - self.computed[TARGET])
+
+    @property
+    def decoding(self) -> bool:
+        """Whether all it lacks is its next output."""
+        return self.running and self.pending == 1 and self.todo(idle=False) == 1
+
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def asked_at(self) -> float:
+        """When all that was asked was there."""
+        return self.arrival if self.finished_at is None else self.finished_at
+
+    @property
     def deadline(self) -> float | None:
-        """When its first token is wanted, if a target says so and the token is not there yet."""
+        """When its first token is wanted, if a target says so and the token is not there yet. Nobody waits
+        for one before the prompt has come to its end."""
         ttft = self.params.slo.ttft_ms
-        return None if ttft is None or self.outputs else self.arrival + ttft / 1000
+        return None if ttft is None or self.outputs or self.open else self.asked_at + ttft / 1000
 
     @property
     def need(self) -> Need:
@@ -92,7 +134,7 @@ class Sequence:
             self.first_token_at, self.clocked = now, self.outputs
         self.decode_seconds = max(0.0, now - self.first_token_at)
 
-    def wanted(self, max_model_len: int) -> int:
+    def outputs_left(self, max_model_len: int) -> int:
         """How many tokens it may still get."""
         room = max_model_len - len(self.tokens)
         limit = self.params.max_tokens

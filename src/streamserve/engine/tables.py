@@ -96,7 +96,11 @@ class BlockTables:
 
     def trim(self, sequence: Sequence, rows: int) -> None:
         """Give back blocks beyond the next `rows` positions."""
-        keep = self.blocks_for(sequence.computed[TARGET] + rows)
+        self.trim_to(sequence, sequence.computed[TARGET] + rows)
+
+    def trim_to(self, sequence: Sequence, length: int) -> None:
+        """Give back blocks beyond the first `length` positions."""
+        keep = self.blocks_for(length)
         if keep < len(sequence.blocks):
             self.pool.release(sequence.blocks[keep:])
             del sequence.blocks[keep:]

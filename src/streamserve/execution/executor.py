@@ -17,6 +17,7 @@ from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.model import Model
 from streamserve.execution.rejection import verify_drawn
 from streamserve.execution.sampling import Chooser, Ids, Row, Sampler
+from streamserve.execution.swap import HostPool
 from streamserve.execution.verify import Walk, verify
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.protocol.sampling import SamplingParams
@@ -77,6 +78,7 @@ class TorchExecutor:
         eos_token_ids: Sequence[int],
         grammars: Grammars | None = None,
         chooser: Chooser | None = None,
+        host: HostPool | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -84,6 +86,7 @@ class TorchExecutor:
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammars = grammars
         self._chooser = chooser
+        self._host = host
         self._sequences: dict[int, _Sequence] = {}
 
     @property
@@ -93,27 +96,35 @@ class TorchExecutor:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Carry out `plan`. Raises ValueError for spans that contradict themselves, before computing any."""
+        if not (plan.swap_out or plan.swap_in):
+            return StepResult(self._run(plan))
+        if self._host is None:
+            raise ValueError("this executor has no host pool to swap with")
+        with self._host.copying(plan.swap_out, plan.swap_in) as copies:
+            spans = self._run(plan)
+        return StepResult(spans, swap_seconds=copies.seconds)
+
+    def _run(self, plan: StepPlan) -> list[SpanResult]:
         self._take(plan)
         self._cache.copy_blocks(plan.copies)
         if not plan.spans:
-            return StepResult([])
+            return []
         if any(span.plane != TARGET for span in plan.spans):
             raise ValueError("this executor has one KV plane, the target's")
         layout = lay_out(plan.spans, self._cache.block_size)
         hidden = self._forward(layout)
         outputs = self._outputs(layout, hidden)
-        return StepResult(
-            [
-                SpanResult(
-                    part.span.sequence, sampled, self._prompt_logprobs(part, hidden), self._error(part)
-                )
-                for part, sampled in zip(layout.parts, outputs, strict=True)
-            ]
-        )
+        return [
+            SpanResult(part.span.sequence, sampled, self._prompt_logprobs(part, hidden), self._error(part))
+            for part, sampled in zip(layout.parts, outputs, strict=True)
+        ]
 
     def close(self) -> None:
-        """Forget all sequences and let go of weights and cache."""
+        """Forget all sequences and let go of weights and caches."""
         self._sequences.clear()
+        if self._host is not None:
+            self._host.close()
+            self._host = None
         del self._model, self._cache, self._attention
 
     def _error(self, part: SpanRows) -> str:

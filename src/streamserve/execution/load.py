@@ -20,7 +20,7 @@ from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.linear import packs
-from streamserve.execution.memory import after_weights, available_bytes, size_pool
+from streamserve.execution.memory import after_weights, available_bytes, size_pool, size_swap
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MOST_QUERIES, NativeAttention
 from streamserve.execution.native.library import Team, kernels
@@ -28,6 +28,7 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.sampling import NativeChooser
 from streamserve.execution.spec import ModelSpec, read_spec
+from streamserve.execution.swap import HostPool
 from streamserve.execution.weights import (
     EMBEDDING,
     check_weights,
@@ -88,6 +89,8 @@ def load(
     if draft.spec:
         free = after_weights(weight_bytes(draft.spec, dtype, _head_is_second(team, dtype)), free)
         block_bytes += bytes_per_block(draft.spec, config.block_size, dtype)
+    swap_blocks = size_swap(config, block_bytes, free)
+    free -= swap_blocks * block_bytes
     blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
     model = _load_model(checkpoint, spec, dtype, team)
     pool_bytes = blocks * bytes_per_block(spec, config.block_size, dtype)
@@ -96,15 +99,20 @@ def load(
     attention = attention_on(cache, spec, team)
     eos = spec.eos_token_ids
     grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
+    drafter = _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection", grammars)
+    planes = (
+        [cache, drafter.cache] if isinstance(drafter, ModelDrafter) and drafter.plane == DRAFT else [cache]
+    )
+    host = HostPool(planes, swap_blocks) if swap_blocks else None
     return Loaded(
-        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None),
-        _engine_config(config, blocks, max_len),
+        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None, host),
+        _engine_config(config, blocks, max_len, swap_blocks),
         _model_info(checkpoint, model, max_len, attention.row_invariant, _head_is_second(team, dtype)),
         blocks * block_bytes,
         model,
         team,
         cache,
-        _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection", grammars),
+        drafter,
     )
 
 
@@ -115,7 +123,7 @@ def _load_drafter(
     team: Team | None,
     drawing: bool,
     grammars: Grammars | None,
-) -> Drafter | None:
+) -> ModelDrafter | NGramDrafter | None:
     """Who guesses for `model`: with KV beside the target's `cache`, on it, or without any."""
     if draft.kind == "ngram":
         return NGramDrafter()
@@ -178,7 +186,9 @@ def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint)
     return torch.float32 if stored == torch.float16 else stored
 
 
-def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> EngineConfig:
+def _engine_config(
+    config: ModelConfig, num_blocks: int, max_model_len: int, swap_blocks: int
+) -> EngineConfig:
     return EngineConfig(
         num_blocks=num_blocks,
         block_size=config.block_size,
@@ -188,6 +198,8 @@ def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> 
         max_chunk=config.max_chunk,
         enable_prefix_caching=config.enable_prefix_caching,
         preempt_every=config.preempt_every,
+        eviction=config.eviction,
+        swap_blocks=swap_blocks,
         order=config.order,
         prefill_share=config.prefill_share,
         slo_admission=config.slo_admission,

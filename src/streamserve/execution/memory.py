@@ -85,6 +85,19 @@ def size_pool(config: ModelConfig, block_bytes: int, model_limit: int, available
     return blocks, min(max_len, blocks * config.block_size)
 
 
+def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
+    """Number of host blocks to swap KV into, with `available` bytes of memory. Raises CheckpointError if they
+    do not fit, or if there are none where swapping is asked for."""
+    blocks = int(config.swap_space * 2**30) // block_bytes
+    if blocks * block_bytes > available:
+        raise CheckpointError(f"--swap-space {config.swap_space:g}, but {_mib(available)} of memory are free")
+    if config.eviction == "swap" and not blocks:
+        raise CheckpointError(
+            f"--eviction swap needs --swap-space for at least one block of {_mib(block_bytes)}"
+        )
+    return blocks
+
+
 def _wanted_blocks(config: ModelConfig, block_bytes: int, context: int, available: int) -> tuple[int, str]:
     """The pool's size, and the setting it comes from."""
     if config.num_blocks is not None:

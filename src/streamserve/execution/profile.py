@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from streamserve.policy.cost import StepCost
+from streamserve.policy.cost import StepCost, SwapCost
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 1 << 20
 
 
@@ -37,7 +37,8 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bandwidth in bytes and matrix rate in floating point operations a second; the cost of steps and their
-    floor in seconds, over the same grid. `quick`: measured while a server started, on a coarse grid."""
+    floor in seconds, over the same grid; the cost of swapping KV, by bytes. `quick`: measured while a server
+    started, on a coarse grid."""
 
     subject: Subject
     model: str
@@ -50,6 +51,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_token_bytes: int
     cost: StepCost
     floor: tuple[tuple[float, ...], ...]
+    swap: SwapCost | None = None
     format: int = FORMAT
 
     @property

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.profile import Kept, Profile, Subject, this_machine
 from streamserve.execution.profile_floor import StepFloor
 from streamserve.execution.profile_steps import Point, Steps, grid_points, span_points
-from streamserve.policy.cost import StepCost, fit, further_pairs
+from streamserve.policy.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ READ_BYTES = 256 << 20
 
 MATRIX = (8192, 1024)
 """Outputs and inputs of the weight that tells the matrix rate."""
+
+SWAPPED = (1, 4, 16, 64)
+"""Blocks that are copied out to a host pool at once, and back."""
 
 LEAST_SECONDS = 0.002
 """What takes less is repeated until it has taken this long."""
@@ -112,6 +116,11 @@ class Bench:
         self._grid = grid_points(effort.rows, effort.contexts, limits, room)
         self._spans = span_points(effort.span, self._grid[0][-1].context, limits, room)
         self._steps = Steps(loaded, [point for line in (*self._grid, self._spans) for point in line])
+        self._block_bytes = self._kv_token_bytes * limits.block_size
+        host, out, back = self._steps.swaps(max(SWAPPED))
+        counts = [count for count in SWAPPED if count <= host.num_blocks]
+        self._outs = {count: Series(partial(host.copy, out[:count], ()), 0) for count in counts}
+        self._backs = {count: Series(partial(host.copy, (), back[:count]), 0) for count in counts}
         self._read = Series(_reader(loaded.team, self._read_bytes), -2)
         self._products = {rows: Series(_product(loaded, rows), -1) for rows in effort.matrix_rows}
         least = self._grid[:2]
@@ -121,7 +130,8 @@ class Bench:
         }
 
     def series(self) -> list[Series]:
-        return [self._read, *self._products.values(), *self._points.values()]
+        swaps = (*self._outs.values(), *self._backs.values())
+        return [self._read, *self._products.values(), *swaps, *self._points.values()]
 
     def profile(self) -> Profile:
         """What was measured so far."""
@@ -149,8 +159,14 @@ class Bench:
             weight_bytes=self._weight_bytes,
             kv_token_bytes=self._kv_token_bytes,
             cost=replace(curve, pair_seconds=self._pair_seconds(curve)),
+            swap=SwapCost(self._line(self._outs), self._line(self._backs)),
             floor=tuple(tuple(floor(self._steps.plans[point]) for point in line) for line in lines),
         )
+
+    def _line(self, copies: dict[int, Series]) -> Line:
+        """Seconds by bytes, through what was measured by blocks."""
+        sizes = [count * self._block_bytes for count in copies]
+        return fit_line(sizes, [series.median for series in copies.values()])
 
     def _rates(self, points: Sequence[Point]) -> tuple[float, float]:
         """Bandwidth and matrix rate: the best that was seen, in whole steps too."""

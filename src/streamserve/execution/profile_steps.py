@@ -7,6 +7,7 @@ from streamserve.engine.plan import SequenceState, Span, StepPlan
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.load import Loaded, attention_on
+from streamserve.execution.swap import HostPool
 from streamserve.policy.tree import root
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
@@ -73,6 +74,7 @@ class Steps:
         size, model = loaded.engine_config.block_size, loaded.model
         cache = KVCache(model.spec, max(point.blocks(size) for point in points), size, model.dtype)
         cache.data.fill_(0.01)  # pages that nobody wrote are not read from memory
+        self._cache = cache
         self._executor = TorchExecutor(model, cache, attention_on(cache, model.spec, loaded.team), ())
         self.plans: dict[Point, StepPlan] = {}
         first = 0
@@ -81,6 +83,12 @@ class Steps:
             first += point.sequences
         states = [_state(span) for plan in self.plans.values() for span in plan.spans]
         self._executor.run(StepPlan(0, states, [], [], []))
+
+    def swaps(self, blocks: int) -> tuple[HostPool, list[tuple[int, int]], list[tuple[int, int]]]:
+        """A host pool of `blocks` blocks, if the cache has as many, and the copies that fill and empty it."""
+        count = min(blocks, self._cache.num_blocks)
+        numbers = [(block, block) for block in range(count)]
+        return HostPool([self._cache], count), numbers, numbers
 
     def call(self, point: Point) -> Callable[[], object]:
         """What carries out the point's step: layers, logits of one row a sequence, and the choice."""

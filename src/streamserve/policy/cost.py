@@ -80,6 +80,40 @@ class StepCost:
         return _last_slopes(self.kv_bytes, np.array(self.seconds), self.byte_seconds)
 
 
+@dataclass(frozen=True)
+class Line:
+    """Seconds of something done `count` times: `start + each * count`; nothing at all costs nothing."""
+
+    start: float
+    each: float
+
+    def __call__(self, count: float) -> float:
+        return self.start + self.each * count if count else 0.0
+
+
+@dataclass(frozen=True)
+class SwapCost:
+    """Seconds of copying KV out to the host pool and back: so many bytes, or so many blocks."""
+
+    out: Line
+    back: Line
+
+    def in_blocks(self, block_bytes: int) -> "SwapCost":
+        """The same by blocks of so many bytes, where this one is by bytes."""
+        lines = (Line(line.start, line.each * block_bytes) for line in (self.out, self.back))
+        return SwapCost(*lines)
+
+
+def fit_line(counts: Sequence[int], seconds: Sequence[float]) -> Line:
+    """The line through measured `seconds` by least squares of relative errors; no part is negative."""
+    x, y = np.asarray(counts, np.float64), np.asarray(seconds, np.float64)
+    basis = np.stack((1 / y, x / y), axis=1)
+    (start, each), *_ = np.linalg.lstsq(basis, np.ones(len(y)))
+    if start < 0 or each < 0:
+        start, each = 0.0, float(np.median(y / x))
+    return Line(float(start), float(each))
+
+
 def fit(
     tokens: Sequence[int],
     kv_bytes: Sequence[int],

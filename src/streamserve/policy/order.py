@@ -1,12 +1,16 @@
 """Who goes first: the orders in which an engine serves its sequences, by name.
 
     slo            by latency target, then by arrival; one step holds what decodes and chunks of prompts
+    arrival        by arrival, whether a prompt is complete or not: streaming without a policy (vLLM's)
+    lcas           the latest chunk first, but complete prompts that waited too long before all (Stream2LLM)
+    mcps           most computed first (Stream2LLM)
     chunked        by arrival; likewise, blind to targets (Sarathi-Serve)
     prefill-first  by arrival; a step holds prompts, or what decodes while no prompt can run (vLLM's first)
     fcfs           by arrival; the batch stays as small as the strictest target of those that decode demands
     stta           shortest time to attain: as fcfs, by the time that is left until a target is missed
                    (both as AdaServe, section 6.3, compares itself with them)
 
+In slo, fcfs and stta complete prompts come before those that are still arriving, as in Stream2LLM's FCFS.
 In every order a lower `priority` goes first. `rank` is about places and memory: the last lose theirs to the
 first, so it must not change back and forth. `turns` is about the rows of one step.
 """
@@ -17,7 +21,7 @@ from typing import Literal, NamedTuple, get_args
 
 from streamserve.policy.slo import NO_NEED, Need
 
-Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta"]
+Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 PATIENCE = 10.0
@@ -47,8 +51,13 @@ class Candidate(NamedTuple):
 
 def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]:
     """The candidates' indices, the first to be served first; equals stay in the given order."""
-    when = [_due(one, now) if order == "slo" else one.arrival for one in candidates]
-    return sorted(range(len(candidates)), key=lambda i: (candidates[i].priority, when[i]))
+    key, apart = _KEYS.get(order, _by_arrival), order in COMPLETE_FIRST
+
+    def place(i: int) -> tuple[int, bool, float]:
+        one = candidates[i]
+        return (one.priority, apart and not one.complete, key(one, now))
+
+    return sorted(range(len(candidates)), key=place)
 
 
 def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float) -> list[int]:
@@ -65,6 +74,9 @@ def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], 
 
 EXCLUSIVE: Order = "prefill-first"
 """The order where a step with a prompt in it decodes nothing."""
+
+COMPLETE_FIRST: tuple[Order, ...] = ("slo", "fcfs", "stta")
+"""The orders where a prompt that is still arriving waits for all complete ones: nobody reads on yet."""
 
 CAPPED: tuple[Order, ...] = ("fcfs", "stta")
 """The orders that bound the rows of a step by `batch_cap`."""
@@ -83,6 +95,22 @@ def batch_cap(needs: Sequence[Need], step: Callable[[int], float], most: int) ->
     return low
 
 
+def _by_arrival(candidate: Candidate, now: float) -> float:
+    return candidate.arrival
+
+
+def _by_chunk(candidate: Candidate, now: float) -> float:
+    """The latest chunk first. Who has waited longer than PATIENCE with a complete prompt comes before all,
+    the oldest first."""
+    if candidate.complete and now - candidate.last_chunk_at >= PATIENCE:
+        return candidate.last_chunk_at - 2 * abs(now) - 1.0
+    return -candidate.last_chunk_at
+
+
+def _by_computed(candidate: Candidate, now: float) -> float:
+    return -candidate.computed
+
+
 def _due(candidate: Candidate, now: float) -> float:
     """When it is due: with a target for its further tokens, when it came."""
     if candidate.need.tpot is not None:
@@ -96,3 +124,10 @@ def time_to_attain(candidate: Candidate, now: float) -> float:
     if candidate.decoding or candidate.need.tpot is not None:
         return candidate.need.slack(1.0)
     return (candidate.arrival + PATIENCE if candidate.deadline is None else candidate.deadline) - now
+
+
+_KEYS: dict[Order, Callable[[Candidate, float], float]] = {
+    "slo": _due,
+    "lcas": _by_chunk,
+    "mcps": _by_computed,
+}

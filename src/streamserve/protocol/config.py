@@ -17,9 +17,10 @@ Backend = Literal["auto", "native", "reference"]
 SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
-Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta"]
+Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode"]
 KVTransport = Literal["shm", "nixl"]
+Eviction = Literal["recompute", "swap", "cost"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -32,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
     `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py);
     with `slo_admission`, requests whose latency targets are hopeless are refused (policy/admission.py).
+    `eviction` says what becomes of the KV of who must go, with `swap_blocks` of room in the host pool.
     """
 
     num_blocks: int
@@ -45,6 +47,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_nodes: int = 32
     order: Order = "slo"
     prefill_share: float | None = None
+    eviction: Eviction = "cost"
+    swap_blocks: int = 0
     slo_admission: bool = False
 
 
@@ -81,7 +85,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Order,
         Meta(
             description="who goes first: slo by latency target, then by arrival; the others, for comparison, "
-            "by arrival alone or with batches capped for the strictest target"
+            "by arrival alone, with batches capped for the strictest target, or for prompts still arriving "
+            "by the latest chunk (lcas) or what is computed (mcps)"
         ),
     ] = "slo"
     prefill_share: (
@@ -103,6 +108,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
         True
     )
+    eviction: Annotated[
+        Eviction,
+        Meta(description="KV that must make room is computed again, swapped, or whichever costs less"),
+    ] = "cost"
+    swap_space: Annotated[
+        float, Meta(ge=0, description="GiB of memory to swap KV blocks into, beside the KV cache")
+    ] = 0.0
     profile: Annotated[
         bool,
         Meta(description="measure the model on this machine when it is first served: a second, then kept"),

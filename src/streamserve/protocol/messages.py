@@ -266,6 +266,34 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     target: float
 
 
+class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of evicted sequences' KV so far. Predicted seconds are those of the way that was chosen,
+    when it was; `swap_seconds` were spent on copies, `recompute_seconds` on computing again what had been
+    dropped, as a share of steps by rows."""
+
+    swaps: int
+    recomputes: int
+    blocks_out: int
+    blocks_back: int
+    swap_predicted: float
+    swap_seconds: float
+    recompute_predicted: float
+    recompute_seconds: float
+
+
+class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of prompts that arrived in parts so far. `chunks`: edits that changed a prompt;
+    `invalidated`: tokens whose KV an edit dropped. Of the `finished` prompts' `tokens`, `computed_before`
+    had KV when the prompt was finished; `withdrawn` early answers' tokens became void."""
+
+    chunks: int
+    invalidated: int
+    finished: int
+    tokens: int
+    computed_before: int
+    withdrawn: int
+
+
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """KV that went to other workers (`handed_over` sequences, `failed` ones) and came from them (`received`).
     `exposed_seconds`: from a prompt's end until its KV had landed; `wire_seconds`: all the time on the wire.
@@ -301,6 +329,8 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_parts: StepParts | None = None
     speculation: SpeculationReport | None = None
     step_floor_seconds: float | None = None
+    evictions: EvictionReport | None = None
+    streams: StreamReport | None = None
     transfer: TransferReport | None = None
 
 

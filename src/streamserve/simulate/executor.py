@@ -2,7 +2,8 @@
 
 Each KV slot holds the token that was written there, so the next token, a hash of everything that the block
 table leads to, comes out wrong as soon as a block is stale, foreign, or was copied too late. That makes the
-simulation a sharp test of scheduling and block bookkeeping as well as a clock.
+simulation a sharp test of scheduling and block bookkeeping as well as a clock. The same holds for blocks that
+are swapped: they are copied beside the step, as late as can be.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.engine.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
+from streamserve.policy.cost import SwapCost
+from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
 
@@ -42,7 +45,14 @@ class CostExecutor:
     """Carries out plans on an array of token ids; `seconds` is what they cost since somebody set it to 0."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int, cost: Cost, planes: int = 1
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        cost: Cost,
+        planes: int = 1,
+        swap_blocks: int = 0,
+        swap_cost: SwapCost = GUESSED_SWAP,
     ) -> None:
         self.planes = planes
         self.block_size = block_size
@@ -51,7 +61,9 @@ class CostExecutor:
         self.seconds = 0.0
         self.accepted = 0
         self.states: dict[int, SequenceState] = {}
+        self.swap_cost = swap_cost
         self._kv: Tokens = np.full((planes, num_blocks, block_size), -1, np.int64)
+        self._host: Tokens = np.full((planes, swap_blocks, block_size), -1, np.int64)
 
     def receive(self, source: "CostExecutor", copies: list[tuple[int, int]]) -> None:
         """Take over blocks (block of `source`, own block) as they are now."""
@@ -65,15 +77,28 @@ class CostExecutor:
             self.states[state.sequence] = state
         for source, target in plan.copies:
             self._kv[:, target] = self._kv[:, source]
+        before = self._kv[:, [source for source, _ in plan.swap_out]]
         results = [self._span(span) for span in plan.spans]
+        self._swap(plan, before)
         rows = sum(span.rows for span in plan.spans)
         context = sum(span.start + span.rows for span in plan.spans)
-        seconds = self.cost(rows, context)
+        swapping = self.swap_cost.out(len(plan.swap_out)) + self.swap_cost.back(len(plan.swap_in))
+        seconds = max(self.cost(rows, context), swapping)
         self.seconds += seconds
-        return StepResult(results, seconds)
+        return StepResult(results, seconds, swapping)
 
     def close(self) -> None:
         self.states.clear()
+
+    def _swap(self, plan: StepPlan, before: Tokens) -> None:
+        """At the end of the step, the latest that it may be: until then who came back finds nothing."""
+        if not np.array_equal(before, self._kv[:, [source for source, _ in plan.swap_out]]):
+            raise RuntimeError("a block was written while it was copied out")
+        for source, host in plan.swap_out:
+            self._host[:, host] = self._kv[:, source]
+        for host, target in plan.swap_in:
+            self._kv[:, target] = self._host[:, host]
+            self._host[:, host] = -1
 
     def _span(self, span: Span) -> SpanResult:
         self._write(span, span.start, span.tokens)

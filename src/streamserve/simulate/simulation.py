@@ -27,6 +27,8 @@ from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.speculation import Speculation
+from streamserve.policy.cost import SwapCost
+from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
@@ -90,6 +92,7 @@ class Simulation:
         model: ModelInfo,
         cost: Cost,
         start_seconds: float = 1.0,
+        swap_cost: SwapCost = GUESSED_SWAP,
         wire_seconds: float = 0.0,
         policy: str = "goodput",
         drafter: Callable[[CostExecutor], Drafter] | None = None,
@@ -100,6 +103,7 @@ class Simulation:
         self._engine_config = engine
         self._model = model
         self._cost = cost
+        self._swap_cost = swap_cost
         self._start_seconds = start_seconds
         self._wire_seconds = wire_seconds
         self._policy = parse_policy(policy)
@@ -156,7 +160,10 @@ class Simulation:
 
     def _start(self, command: Start) -> None:
         config = self._engine_config
-        executor = CostExecutor(config.num_blocks, config.block_size, self._model.vocab_size, self._cost)
+        executor = CostExecutor(
+            config.num_blocks, config.block_size, self._model.vocab_size, self._cost,
+            swap_blocks=config.swap_blocks, swap_cost=self._swap_cost,
+        )  # fmt: skip
         name, topology = command.worker, self.fleet.config.topology
         here = f"{name}/{command.incarnation}"
         engine = Engine(
@@ -171,6 +178,7 @@ class Simulation:
             if name in topology.decode
             else None,
             name=here,
+            swap_cost=self._swap_cost,
         )
         self.workers[name] = _Worker(engine, executor, command.incarnation)
         ready = Ready(

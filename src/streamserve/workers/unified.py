@@ -17,9 +17,11 @@ from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import Cores, claim
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.profile import users_profiles
+from streamserve.execution.profile import Profile, users_profiles
 from streamserve.execution.profile_floor import floor_of
 from streamserve.execution.profile_measure import first_profile
+from streamserve.policy.cost import SwapCost
+from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import KVTransport, WorkerConfig
 from streamserve.protocol.errors import CheckpointError
@@ -46,6 +48,8 @@ from streamserve.workers.pace import Pace
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
+STALLED_MILLISECONDS = 10
+"""How long to wait for messages before looking again whether there is memory for who waits for it."""
 TRANSFER_MILLISECONDS = 1
 """How often an idle worker looks whether KV has landed."""
 CHECKPOINT_EXIT_STATUS = 2
@@ -95,6 +99,7 @@ def run(config: WorkerConfig) -> int:
             loaded.drafter,
             speculation,
             floor=floor_of(loaded, profile) if profile else None,
+            swap_cost=_swap_cost(loaded, profile),
             transport=transport,
             cache=cache,
             name=config.worker,
@@ -120,6 +125,13 @@ def run(config: WorkerConfig) -> int:
         memory.close()
         loaded.executor.close()
     return 0
+
+
+def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:
+    """Seconds of swapping so many blocks, of all planes."""
+    if profile is None or profile.swap is None:
+        return GUESSED_SWAP
+    return profile.swap.in_blocks(loaded.kv_cache_bytes // loaded.engine_config.num_blocks)
 
 
 def _settle(cores: Cores, loaded: Loaded) -> None:
@@ -152,8 +164,9 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     pace = Pace(engine.report(), reported)
     while True:
         events: list[Event] = []
-        idle = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
-        wait = 0 if engine.has_work else idle
+        wait = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
+        if engine.has_work:
+            wait = min(wait, STALLED_MILLISECONDS) if engine.stalled else 0
         while socket.poll(wait):
             try:
                 message = decode_to_worker(socket.recv())

@@ -110,7 +110,7 @@ class ModelDrafter:
         self._grammars = grammars
         self._states: dict[int, PathState] = {}
         self._model = model
-        self._cache = cache
+        self.cache = cache
         self._attention = attention
         self._tokens: dict[int, list[int]] = {}
         self._trees: dict[int, TokenTree] = {}
@@ -187,7 +187,7 @@ class ModelDrafter:
 
     def _forward(self, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:
         """Hidden states of all rows, and where each span's begin."""
-        layout = lay_out(spans, self._cache.block_size)
+        layout = lay_out(spans, self.cache.block_size)
         self._attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
         hidden = self._model.forward(tokens, positions, self._attention)

@@ -1,0 +1,99 @@
+"""The host pool: where evicted sequences' KV blocks wait, and the copies out and back.
+
+    plan N    evict: source blocks stay pinned, host blocks are taken      ┐ copied beside step N
+              resume: device blocks are taken, the sequence sits out       ┘
+    settle    after step N: sources and emptied host blocks are free, who came back is as if never gone
+
+Nothing that a copy reads or writes is touched by the step beside it, so both may go on at once.
+"""
+
+from streamserve.engine.plan import TARGET
+from streamserve.engine.sequence import Sequence
+from streamserve.engine.tables import BlockTables
+
+
+class SwapSpace:
+    """Owns `size` host blocks, and the pins of the blocks being copied."""
+
+    def __init__(self, tables: BlockTables, size: int) -> None:
+        self.size = size
+        self.moved: set[int] = set()
+        """Ids of the sequences that leave or come back in this step."""
+        self._tables = tables
+        self._free = list(range(size))
+        self._outs: list[tuple[int, int]] = []
+        self._backs: list[tuple[int, int]] = []
+        self._pinned: list[list[int]] = []
+        self._emptied: list[int] = []
+
+    @property
+    def free(self) -> int:
+        """Host blocks that could be taken now."""
+        return len(self._free)
+
+    @property
+    def leaving(self) -> int:
+        """KV blocks that will be free when this step is over."""
+        return sum(self._tables.pool.sole(block) for blocks in self._pinned for block in blocks)
+
+    def out(self, sequence: Sequence) -> int:
+        """Evict a running sequence into host blocks, of which there must be enough; returns how many."""
+        self._tables.trim_to(sequence, max(sequence.computed))
+        blocks, sequence.blocks = sequence.blocks, []
+        sequence.swapped = [self._free.pop() for _ in blocks]
+        self._outs += zip(blocks, sequence.swapped, strict=True)
+        self._pinned.append(blocks)
+        self.moved.add(sequence.id)
+        return len(blocks)
+
+    def wanted(self, sequence: Sequence, found: list[int]) -> int:
+        """KV blocks to allocate for a swapped sequence, whose `found` blocks are still cached."""
+        return max(0, len(sequence.swapped) - len(found))
+
+    def back(self, sequence: Sequence, found: list[int]) -> int:
+        """Bring a sequence back: first the `found` blocks that the prefix index still knows, which hold less
+        than was computed, then copies of the rest. Returns the number of copies."""
+        computed = list(sequence.computed)
+        self._tables.attach(sequence, found)
+        fresh = [self._tables.pool.allocate() for _ in sequence.swapped[len(found) :]]
+        self._backs += zip(sequence.swapped[len(found) :], fresh, strict=True)
+        for plane, known in enumerate(sequence.computed):
+            whole = known == len(found) * self._tables.block_size
+            sequence.computed[plane] = computed[plane] if whole else min(known, computed[plane])
+        sequence.blocks += fresh
+        self.moved.add(sequence.id)
+        self._emptied += sequence.swapped
+        sequence.swapped = []
+        return len(fresh)
+
+    def forget(self, sequence: Sequence, keep: int = 0) -> None:
+        """Empty a sequence's host blocks but the first `keep`; no copy of this step is to read them."""
+        self._free += sequence.swapped[keep:]
+        del sequence.swapped[keep:]
+
+    def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """This step's copies: (KV block, host block) out, and (host block, KV block) back."""
+        copies = self._outs, self._backs
+        self._outs, self._backs = [], []
+        return copies
+
+    def settle(self) -> None:
+        """The step's copies are done."""
+        for blocks in self._pinned:
+            self._tables.pool.release(blocks)
+        self._free += self._emptied
+        self._pinned, self._emptied = [], []
+        self.moved.clear()
+
+
+def cut(tables: BlockTables, swap: SwapSpace, sequence: Sequence, keep: int) -> int:
+    """Drop the KV behind a sequence's first `keep` tokens, wherever it is; returns how many tokens of the
+    target's KV that were. A partly kept block that others hold is copied when it is written to."""
+    dropped = max(0, sequence.computed[TARGET] - keep)
+    sequence.computed = [min(computed, keep) for computed in sequence.computed]
+    del sequence.hashes[keep // tables.block_size :]
+    blocks = tables.blocks_for(max(sequence.computed))
+    if sequence.swapped:
+        swap.forget(sequence, blocks)
+    tables.trim_to(sequence, max(sequence.computed))
+    return dropped

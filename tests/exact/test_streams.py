@@ -1,0 +1,69 @@
+"""Edits, swaps and speculation on real models: the text is that of the final prompt, sent at once."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamserve.engine.engine import Engine
+from streamserve.engine.speculation import Speculation
+from streamserve.execution.load import load
+from streamserve.policy.speculation import parse_policy
+from streamserve.protocol.config import Eviction, ModelConfig
+from streamserve.protocol.messages import Submit
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+from tests.engine.drive import Collected
+from tests.engine.test_streams import Script, play
+
+LONGEST = 60
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models of the same kind and weights: the draft is often right, as far as sampling lets it."""
+    folders = [make_checkpoint(tmp_path_factory.mktemp(name)) for name in ("target", "draft")]
+    return folders[0], folders[1]
+
+
+def make_engine(pair: tuple[Path, Path], squeezed: bool, eviction: Eviction = "cost") -> Engine:
+    loaded = load(
+        ModelConfig(
+            path=str(pair[0]), dtype="float32", threads=1, block_size=4, num_blocks=26 if squeezed else 400,
+            max_model_len=96, max_num_seqs=8, max_num_batched_tokens=64, max_chunk=16, eviction=eviction,
+            swap_space=0.01 if squeezed else 0.0, preempt_every=7 if squeezed else 0,
+            draft=str(pair[1]) if squeezed else "none",
+        )
+    )  # fmt: skip
+    ticks = iter(range(10**9))
+    return Engine(
+        loaded.engine_config, loaded.model_info, loaded.executor, lambda: float(next(ticks)), loaded.drafter,
+        Speculation(parse_policy("fixed:3"), lambda rows, kv_tokens: 1.0 + rows / 64),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("eviction", ["swap", "cost"])
+def test_any_script_gives_the_text_of_its_final_prompt(
+    pair: tuple[Path, Path], eviction: Eviction, scale: Scale, record: Callable[..., None]
+) -> None:
+    rng, total = random.Random(scale.seed), Counter()
+    plain = make_engine(pair, squeezed=False)
+    while total["scripts"] < scale.pick(20, 200):
+        engine = make_engine(pair, squeezed=True, eviction=eviction)
+        clients = [Script(rng, number, LONGEST) for number in range(10)]
+        count, collected = play(rng, engine, clients)
+        expected = Collected()
+        for client in clients:
+            outputs: dict[int, list[int]] = {choice: [] for choice in range(client.params.n)}
+            plain.handle(Submit(client.name, 0, client.prompt, client.params, outputs, 0.0))
+            while plain.has_work:
+                expected.take(plain.step())
+        assert collected.tokens == expected.tokens
+        assert collected.finish == expected.finish
+        total += count + Counter(accepted=engine.speculation.counters.accepted)
+        engine.executor.close()
+    record(**total)
+    for what in ("mid_step", "invalidated", "withdrawn", "swaps", "swapped_back", "copies", "accepted"):
+        assert total[what] > 0, what

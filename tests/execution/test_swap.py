@@ -1,0 +1,60 @@
+"""The host pool: blocks come back as they went, of all planes, beside what else is written."""
+
+import pytest
+import torch
+
+from streamserve.engine.plan import StepPlan
+from streamserve.execution.executor import TorchExecutor
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.memory import size_swap
+from streamserve.execution.swap import HostPool
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+from tests.execution.test_kv_cache import SPEC
+
+
+def cache(num_blocks: int = 6) -> KVCache:
+    cache = KVCache(SPEC, num_blocks, 4, torch.float32)
+    cache.data.copy_(torch.rand_like(cache.data))
+    return cache
+
+
+def test_blocks_of_all_planes_come_back_as_they_went() -> None:
+    planes = [cache(), cache()]
+    before = [plane.data.clone() for plane in planes]
+    host = HostPool(planes, 3)
+    with host.copying([(1, 2), (4, 0)], []) as copies:
+        for plane in planes:
+            plane.data[:, 5] = 9.0  # the step beside goes on
+    assert copies.seconds > 0
+    for plane in planes:
+        plane.data[:, 1] = plane.data[:, 4] = 0.0
+    with host.copying([(5, 1)], [(2, 0), (0, 3)]):
+        pass
+    for plane, old in zip(planes, before, strict=True):
+        assert torch.equal(plane.data[:, 0], old[:, 1])
+        assert torch.equal(plane.data[:, 3], old[:, 4])
+    host.close()
+
+
+def test_what_goes_wrong_in_a_copy_is_raised() -> None:
+    host = HostPool([cache()], 1)
+    with pytest.raises(IndexError), host.copying([(99, 0)], []):
+        pass
+    host.close()
+
+
+def test_an_executor_without_a_host_pool_refuses_swaps() -> None:
+    executor = TorchExecutor(None, cache(), None, ())
+    with pytest.raises(ValueError, match="no host pool"):
+        executor.run(StepPlan(1, [], [], [], [], swap_out=[(0, 0)]))
+
+
+def test_swap_space_is_sized_and_checked() -> None:
+    settings = ModelConfig(path="x", swap_space=1.0)
+    assert size_swap(settings, 1 << 20, 2 << 30) == 1024
+    assert size_swap(ModelConfig(path="x"), 1 << 20, 2 << 30) == 0
+    with pytest.raises(CheckpointError, match="--swap-space 1"):
+        size_swap(settings, 1 << 20, 1 << 20)
+    with pytest.raises(CheckpointError, match="--eviction swap needs"):
+        size_swap(ModelConfig(path="x", eviction="swap"), 1 << 20, 2 << 30)

@@ -1,0 +1,84 @@
+"""Arriving prompts through a fleet whose workers die: no edit is lost, and the text is the final prompt's."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.control.events import Deliver, Edit, Open
+from streamserve.control.fleet import FleetConfig
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Progress, Token, Withdrawn
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.simulation import Simulation
+from tests.engine.drive import assert_engine_empty, expected, model_info
+
+
+def play(seed: int, kills: int):
+    """Eight streams with edits at random times, on one worker with little memory that is killed now and then.
+    Returns the simulation, final prompts with their parameters, and what each client has in the end."""
+    rng = random.Random(seed)
+    engine = EngineConfig(
+        num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=24,
+        swap_blocks=60, eviction=rng.choice(("recompute", "swap", "cost")),
+        order=rng.choice(("slo", "fcfs", "lcas", "mcps", "arrival")),
+    )  # fmt: skip
+    fleet = FleetConfig(max_restarts=kills, max_attempts=kills + 1)
+    simulation = Simulation(fleet, engine, model_info(96), lambda rows, context: 0.01 + rows * 0.002)
+    streams = {}
+    for number in range(8):
+        time, name = rng.uniform(0, 3), f"r{number}"
+        prompt = [rng.randrange(90) for _ in range(rng.randint(0, 20))]
+        params = SamplingParams(n=rng.choice((1, 1, 2)), seed=number, max_tokens=rng.randint(1, 12))
+        early = rng.random() < 0.5
+        simulation.at(time, Open(name, list(prompt), params, open=True, answer_early=early))
+        edits = rng.randint(1, 5)
+        for version in range(1, edits + 1):
+            time += rng.expovariate(4)
+            keep = rng.choice((len(prompt), rng.randint(0, len(prompt))))
+            new = [rng.randrange(90) for _ in range(rng.randint(0, 12))]
+            if not prompt[:keep] + new:
+                new = [7]
+            prompt = prompt[:keep] + new
+            simulation.at(time, Edit(name, version, keep, new, finish=version == edits))
+        streams[name] = (prompt, params)
+    for _ in range(kills):
+        simulation.kill(rng.uniform(1.2, 4), "unified-0")
+    return simulation, streams, simulation.run()
+
+
+def texts(given) -> tuple[dict[tuple[str, int], list[int]], int, int]:
+    """What clients have in the end, and how often they were told of progress and of withdrawals."""
+    tokens, progress, withdrawn = {}, 0, 0
+    for item in given:
+        assert isinstance(item.what, Deliver), item.what
+        for event in item.what.events:
+            if isinstance(event, Token):
+                tokens.setdefault((event.request, event.choice), []).append(event.token)
+            elif isinstance(event, Withdrawn):
+                withdrawn += 1
+                for key in [key for key in tokens if key[0] == event.request]:
+                    del tokens[key]
+            progress += isinstance(event, Progress)
+    return tokens, progress, withdrawn
+
+
+def check(seed: int, kills: int) -> int:
+    simulation, streams, given = play(seed, kills)
+    tokens, progress, withdrawn = texts(given)
+    for name, (prompt, params) in streams.items():
+        for choice in range(params.n):
+            assert tokens[name, choice] == expected(prompt, params, choice, 96)
+    assert progress
+    assert not simulation.fleet.requests
+    assert_engine_empty(simulation.workers["unified-0"].engine)
+    return withdrawn
+
+
+@given(seed=st.integers(0, 2**32), kills=st.integers(0, 3))
+def test_no_edit_is_lost(seed: int, kills: int) -> None:
+    check(seed, kills)
+
+
+def test_answers_are_withdrawn_from_clients() -> None:
+    assert sum(check(seed, kills=1) for seed in range(6)) > 0
