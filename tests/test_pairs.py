@@ -23,6 +23,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
+ROUNDS = 5
 Request = tuple[list[int], SamplingParams]
 
 
@@ -156,6 +157,39 @@ async def test_a_killed_half_costs_time_never_text(
         for victim in victims:
             assert fleet(llm).workers[victim].incarnation == 2
         await empty(llm)
+
+
+@pytest.mark.parametrize("signals", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
+async def test_halves_lost_at_random_moments_cost_time_never_text(
+    checkpoint: Path,
+    scale: Scale,
+    victims: tuple[str, ...],
+    signals: signal.Signals,
+    record: Callable[..., None],
+) -> None:
+    """A stopped worker is killed when it has been silent for four times `stuck_after`."""
+    if not scale.full:
+        pytest.skip("with --full; one death of each is tested above")
+    rng = random.Random(scale.seed)
+    asked = requests(16, scale.seed + 2)
+    async with serving(checkpoint) as llm:
+        expected = await answers(llm, asked)
+    recovered = []
+    for _ in range(ROUNDS):
+        async with serving(checkpoint, pairs=1, stuck_after=1.0) as llm:
+            working = asyncio.create_task(answers(llm, asked))
+            await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            for victim in victims:
+                os.kill(llm.process_id(victim), signals)
+            lost_at = time.monotonic()
+            assert await working == expected
+            await until(lambda: all(fleet(llm).workers[v].incarnation == 2 for v in victims))
+            await until(lambda: llm.health().ready)
+            recovered.append(round(time.monotonic() - lost_at, 2))
+            await empty(llm)
+    record(rounds=ROUNDS, streams=len(asked), recovery_seconds=recovered)
 
 
 async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
