@@ -97,6 +97,18 @@ class Tokenizer:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)
 
+    def description(self) -> dict[str, Any]:
+        """What happens to a text on its way to tokens, as `tokenizer.json` says it; vocabulary and all."""
+        described: dict[str, Any] = json.loads(self._backend.to_str())
+        return described
+
+    @cached_property
+    def surroundings(self) -> tuple[list[int], list[int]]:
+        """The special tokens that `encode` puts before and behind every text."""
+        plain, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        before = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return whole[:before], whole[before + len(plain) :]
+
     @property
     def byte_level(self) -> bool:
         """Whether a text is simply the UTF-8 reading of its tokens' bytes one after the other."""
