@@ -23,10 +23,12 @@ from streamserve.protocol.messages import (
     Finished,
     Guessed,
     ModelInfo,
+    Progress,
     PromptLogprobs,
     Ready,
     Report,
     Token,
+    Withdrawn,
 )
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings
@@ -149,6 +151,8 @@ class AsyncLLM:
                     if isinstance(event, Admitted):
                         cached, queued = event.cached, event.queued
                         continue
+                    if isinstance(event, Progress | Withdrawn):
+                        continue  # of open prompts only
                     if isinstance(event, Guessed):
                         guessed, accepted = guessed + event.guessed, accepted + event.accepted
                         continue

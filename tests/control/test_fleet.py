@@ -2,8 +2,21 @@
 
 import pytest
 
-from streamserve.control.events import Close, Deliver, Heard, Kill, Lost, Open, Refuse, Send, Start, Tick
+from streamserve.control.events import (
+    Close,
+    Deliver,
+    Edit,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Send,
+    Start,
+    Tick,
+)
 from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -12,11 +25,13 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     Finished,
+    Progress,
     PromptLogprob,
     PromptLogprobs,
     Ready,
     Submit,
     Token,
+    Withdrawn,
 )  # fmt: skip
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import model_info
@@ -53,6 +68,17 @@ def submitted(commands) -> Submit:
 
 def token(attempt: int, index: int, choice: int = 0, finish=None) -> Token:
     return Token("r", attempt, choice, index, 7, finish=finish)
+
+
+def test_a_next_attempt_knows_when_each_choice_had_its_first_token() -> None:
+    fleet = started()
+    fleet.handle(Open("r", [1], SamplingParams(n=2, seed=1, max_tokens=9)), 0.0)
+    fleet.handle(Heard(W, 1, Events([token(0, 0)])), 2.0)
+    fleet.handle(Heard(W, 1, Events([token(0, 1)])), 3.0)
+    fleet.handle(Lost(W, 1, "it died"), 4.0)
+    again = submitted(fleet.handle(Heard(W, 2, READY), 5.0))
+    assert again.outputs == {0: [7, 7], 1: []}
+    assert again.began == {0: 2.0}
 
 
 def test_requests_wait_until_a_worker_is_ready() -> None:
@@ -263,3 +289,97 @@ def test_it_is_never_said_to_come_back_at_once_or_much_later() -> None:
     fleet.handle(Heard(W, 1, Events([Admitted("small", attempt, 0, 0)])), 0.0)
     submitted(fleet.handle(opened("big", 100_000), 20.0))
     assert refusal(fleet.handle(opened("late", 1), 20.0)).retry_after == 60.0
+
+
+STREAM = Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=9), open=True, tail=1)
+
+
+def edits(commands) -> list[messages.Edit]:
+    return [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, messages.Edit)]
+
+
+def test_edits_of_an_open_prompt_go_to_its_worker() -> None:
+    fleet = started()
+    submit = submitted(fleet.handle(STREAM, 0.0))
+    assert (submit.open, submit.tail, submit.version) == (True, 1, 0)
+    (edit,) = edits(fleet.handle(Edit("r", 1, keep=2, tokens=[7, 3], tail=1), 2.0))
+    assert edit == messages.Edit("r", submit.attempt, 1, 2, [7, 3], False, None, 1, arrival=2.0)
+    (last,) = edits(fleet.handle(Edit("r", 2, keep=4, tokens=[], finish=True), 3.0))
+    assert last.finish
+
+
+@pytest.mark.parametrize(
+    ("edit", "status"),
+    [
+        (Edit("other", 1, 0, []), 404),
+        (Edit("r", 0, 0, []), 409),
+        (Edit("r", 1, 4, []), 400),
+        (Edit("r", 1, -1, []), 400),
+        (Edit("r", 1, 1, [5], tail=3), 400),
+        (Edit("r", 1, 1, [5], params=SamplingParams(n=2)), 400),
+    ],
+)
+def test_an_edit_that_does_not_fit_changes_nothing(edit: Edit, status: int) -> None:
+    fleet = started()
+    fleet.handle(STREAM, 0.0)
+    refusal = fleet.edit_refusal(edit)
+    assert refusal is not None
+    assert refusal.status == status
+    assert fleet.handle(edit, 1.0) == []
+    assert fleet.requests["r"].opened == STREAM
+
+
+def test_a_finished_prompt_takes_no_more_edits() -> None:
+    fleet = started()
+    fleet.handle(STREAM, 0.0)
+    fleet.handle(Edit("r", 1, 3, [], finish=True), 1.0)
+    refusal = fleet.edit_refusal(Edit("r", 2, 3, [4]))
+    assert refusal is not None
+    assert refusal.status == 409
+
+
+def test_the_next_attempt_has_the_latest_prompt() -> None:
+    fleet = started()
+    fleet.handle(STREAM, 0.0)
+    fleet.handle(Edit("r", 1, 2, [7, 8, 3], tail=1), 1.0)
+    fleet.handle(Lost(W, 1, "killed"), 2.0)
+    fleet.handle(Edit("r", 2, 3, [9], finish=True), 2.5)
+    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    assert (again.prompt, again.open, again.version) == ([1, 2, 7, 9], False, 2)
+
+
+def test_an_early_answer_is_withdrawn_once_and_tokens_of_the_old_prompt_are_dropped() -> None:
+    fleet = started()
+    early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
+    attempt = submitted(fleet.handle(early, 0.0)).attempt
+    say(fleet, token(attempt, 0))
+    _, delivered = fleet.handle(Edit("r", 1, 2, [3]), 1.0)
+    assert delivered == Deliver("r", [Withdrawn("r", attempt, 1)], last=False)
+    assert say(fleet, token(attempt, 1)) == [], "sampled before the worker took the edit"
+    fresh = token(attempt, 0)
+    assert say(fleet, Withdrawn("r", attempt, 1), fresh) == [Deliver("r", [fresh], last=False)]
+    fleet.handle(Edit("r", 2, 3, [], finish=True), 2.0)
+    (delivered,) = say(fleet, token(attempt, 1, finish="stop"))
+    assert delivered.last, "a finish that changes nothing lets the answer stand"
+
+
+def test_after_a_loss_nothing_of_an_older_prompt_is_resumed() -> None:
+    fleet = started()
+    early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
+    attempt = submitted(fleet.handle(early, 0.0)).attempt
+    say(fleet, token(attempt, 0))
+    fleet.handle(Edit("r", 1, 1, [3]), 1.0)
+    fleet.handle(Lost(W, 1, "killed"), 2.0)
+    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    assert (again.prompt, again.outputs) == ([1, 3], {0: []})
+    first = token(again.attempt, 0)
+    assert say(fleet, first, incarnation=2) == [Deliver("r", [first], last=False)]
+
+
+def test_progress_of_older_versions_is_dropped() -> None:
+    fleet = started()
+    attempt = submitted(fleet.handle(STREAM, 0.0)).attempt
+    fleet.handle(Edit("r", 1, 2, [7, 3]), 1.0)
+    assert say(fleet, Progress("r", attempt, 0, 2, 3)) == []
+    news = Progress("r", attempt, 1, 2, 4)
+    assert say(fleet, news) == [Deliver("r", [news], last=False)]

@@ -1,9 +1,11 @@
 """Sampling parameters are checked once, and what is wrong is named."""
 
+import math
+
 import msgspec
 import pytest
 
-from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.protocol.sampling import SamplingParams, Slo, check_sampling
 
 NAN = float("nan")
 BAD: list[tuple[str, object]] = [
@@ -39,6 +41,14 @@ def test_a_bad_value_is_named(field: str, value: object) -> None:
 def test_good_ones_pass(params: SamplingParams) -> None:
     check_sampling(params, vocab_size=100)
     assert params.greedy == (params.temperature == 0)
+
+
+@pytest.mark.parametrize("name", ["tpot_ms", "ttft_ms"])
+@pytest.mark.parametrize("target", [0.0, -1.0, NAN, math.inf])
+def test_latency_targets_are_positive_and_finite(name: str, target: float) -> None:
+    with pytest.raises(ValueError, match=f"slo.{name} must be above 0"):
+        check_sampling(SamplingParams(slo=Slo(**{name: target})), vocab_size=100)
+    check_sampling(SamplingParams(slo=Slo(**{name: 0.5})), vocab_size=100)
 
 
 def test_allowed_tokens_must_leave_a_way_to_min_tokens() -> None:

@@ -9,13 +9,33 @@ from streamserve.protocol.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Open:
-    """A client wants tokens. `params.seed` and `params.max_tokens` are set."""
+    """A client wants tokens. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
+    and `version`: of a prompt that is still arriving, as in Submit."""
 
     request: str
     prompt: list[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    open: bool = False
+    answer_early: bool = False
+    tail: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A client changes its open prompt: the first `keep` tokens still hold, then come `tokens`, the last
+    `tail` of all as in Submit. Versions ascend. With `finish` the prompt is complete, and is answered by
+    `params` if there are any."""
+
+    request: str
+    version: int
+    keep: int
+    tokens: list[int]
+    finish: bool = False
+    params: SamplingParams | None = None
+    tail: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,5 +109,5 @@ class Kill:
     worker: str
 
 
-FleetEvent = Open | Close | Heard | Lost | Tick
+FleetEvent = Open | Edit | Close | Heard | Lost | Tick
 Command = Send | Deliver | Refuse | Start | Kill

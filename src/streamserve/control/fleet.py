@@ -1,21 +1,23 @@
 """The fleet without input or output: events in, commands out. Asyncio and ZeroMQ are a thin shell around it.
 
-    door    Open, Close           ┌───────┐   Deliver, Refuse        → door
+    door    Open, Edit, Close     ┌───────┐   Deliver, Refuse        → door
     workers FromWorker, Lost   →  │ Fleet │   Send                   → workers
     clock   Tick                  └───────┘   Start, Kill            → processes
 
 It remembers of each request what its client has been given. When a worker dies, its requests go to another
 (or to the same one, started anew) as a next attempt that carries those tokens, and goes on behind them.
+Of an open prompt it keeps the latest version, so an edit that a client was told of is never lost.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from streamserve.control.events import (
     Close,
     Command,
     Deliver,
+    Edit,
     FleetEvent,
     Heard,
     Kill,
@@ -27,6 +29,7 @@ from streamserve.control.events import (
     Tick,
 )
 from streamserve.control.rate import Rate
+from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
@@ -36,10 +39,12 @@ from streamserve.protocol.messages import (
     Failed,
     Finished,
     Guessed,
+    Progress,
     PromptLogprobs,
     Ready,
     Report,
     Submit,
+    Withdrawn,
 )
 
 KILL_AFTER = 4
@@ -83,7 +88,10 @@ class _Worker:
 @dataclass
 class _Request:
     """What a client asked for and has been given so far. No two attempts of a fleet have the same number,
-    so nothing a worker still says of an earlier request of the same name can be taken for this one's."""
+    so nothing a worker still says of an earlier request of the same name can be taken for this one's.
+
+    `opened` holds the latest prompt. After an edit of a prompt that is answered early, the worker's tokens
+    are of an older prompt until it says that it `awaits` no longer: that it has come to this version."""
 
     opened: Open
     arrival: float
@@ -91,9 +99,11 @@ class _Request:
     worker: str | None = None
     losses: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    began: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
     prompt_logprobs: int = 0
+    awaits: int | None = None
 
 
 class Fleet:
@@ -118,6 +128,8 @@ class Fleet:
         match event:
             case Open():
                 return list(self._open(event, now))
+            case Edit():
+                return list(self._edit(event, now))
             case Close():
                 return list(self._close(event, now))
             case Heard():
@@ -138,6 +150,26 @@ class Fleet:
                 return False, f"worker {name} has said nothing for {self.config.stuck_after:g} seconds"
         return True, "ready"
 
+    def edit_refusal(self, event: Edit) -> RequestError | None:
+        """Why an edit cannot be taken; `handle` ignores it then, and nothing changes."""
+        request = self.requests.get(event.request)
+        if request is None:
+            return RequestError(f"there is no request {event.request}", status=404)
+        opened = request.opened
+        if not opened.open:
+            return RequestError(f"the prompt of {event.request} is finished", status=409)
+        if event.version <= opened.version:
+            message = f"version {event.version} is not newer than {opened.version}, the current one"
+            return RequestError(message, status=409)
+        if not 0 <= event.keep <= len(opened.prompt):
+            message = f"keep is {event.keep}, but the prompt has {len(opened.prompt)} tokens"
+            return RequestError(message, status=400)
+        if not 0 <= event.tail <= event.keep + len(event.tokens):
+            return RequestError(f"tail is {event.tail}, more than the prompt's tokens", status=400)
+        if event.params is not None and event.params.n != opened.params.n:
+            return RequestError("the number of choices (n) cannot change", status=400)
+        return None
+
     def _open(self, event: Open, now: float) -> Iterator[Command]:
         if event.request in self.requests:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
@@ -152,6 +184,35 @@ class Fleet:
         request.open_choices = set(choices)
         self.requests[event.request] = request
         yield from self._place(request)
+
+    def _edit(self, event: Edit, now: float) -> Iterator[Command]:
+        """The latest prompt is kept for a next attempt. An answer to an earlier one is withdrawn at once."""
+        if self.edit_refusal(event):
+            return
+        request = self.requests[event.request]
+        before = request.opened
+        prompt = before.prompt[: event.keep] + event.tokens
+        request.opened = after = replace(
+            before,
+            prompt=prompt,
+            params=event.params or before.params,
+            open=not event.finish,
+            tail=event.tail,
+            version=event.version,
+        )
+        if request.worker is not None:
+            message = messages.Edit(
+                event.request, request.attempt, event.version, event.keep, event.tokens, event.finish,
+                event.params, event.tail, now,
+            )  # fmt: skip
+            yield Send(request.worker, message)
+        if before.answer_early and (after.prompt, after.params) != (before.prompt, before.params):
+            request.awaits = event.version if request.worker is not None else None
+            if any(request.outputs.values()):
+                request.outputs = {choice: [] for choice in request.outputs}
+                request.began.clear()
+                withdrawn = Withdrawn(event.request, request.attempt, event.version)
+                yield Deliver(event.request, [withdrawn], last=False)
 
     def _full(self, event: Open, now: float) -> RequestError | None:
         """Why a request must come later, if it must, and when: once those that wait now have had their turn,
@@ -191,7 +252,13 @@ class Fleet:
             request.arrival,
             opened.priority,
             opened.cache_salt,
+            {choice: request.began[choice] for choice in outputs if choice in request.began},
+            opened.open,
+            opened.answer_early,
+            opened.tail,
+            opened.version,
         )
+        request.awaits = None
         yield Send(request.worker, message)
 
     def _load(self, worker: str) -> int:
@@ -259,6 +326,12 @@ class Fleet:
             return None
         if isinstance(event, PromptLogprobs):
             return self._accept_prompt_logprobs(request, event)
+        if isinstance(event, Progress):
+            return event if event.version == request.opened.version else None
+        if isinstance(event, Withdrawn):  # its client knows already
+            if request.awaits is not None and event.version >= request.awaits:
+                request.awaits = None
+            return None
         if event.choice not in request.open_choices:
             return None
         if isinstance(event, Admitted):
@@ -272,11 +345,15 @@ class Fleet:
         if isinstance(event, Finished):
             request.open_choices.discard(event.choice)
             return event
+        if request.awaits is not None:
+            return None
         given = request.outputs[event.choice]
         if event.index > len(given):
             raise _GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
         if event.index < len(given):
             return None
+        if not given:
+            request.began[event.choice] = now
         given.append(event.token)
         if event.finish:
             request.open_choices.discard(event.choice)

@@ -24,6 +24,7 @@ from streamserve.control.events import (
     Close,
     Command,
     Deliver,
+    Edit,
     FleetEvent,
     Heard,
     Kill,
@@ -145,6 +146,14 @@ class FleetShell:
             del self._clients[request.request]
             if not done:
                 await self.cancel(request.request)
+
+    async def edit(self, edit: Edit) -> None:
+        """Change the prompt of an open request, whose events go on in its `submit`. Raises RequestError,
+        and changes nothing, if there is none, if its prompt is finished, or if the edit does not fit it."""
+        error = self.fleet.edit_refusal(edit)
+        if error:
+            raise error
+        await self._handle(edit)
 
     async def cancel(self, request: str, choice: int | None = None) -> None:
         """Stop a request, or one choice of it; harmless if it is over."""

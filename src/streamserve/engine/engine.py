@@ -25,6 +25,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cancel,
+    Edit,
     Event,
     Finished,
     FinishReason,
@@ -77,15 +78,19 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def handle(self, message: Submit | Cancel) -> list[Event]:
+    def handle(self, message: Submit | Edit | Cancel) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
         if isinstance(message, Cancel):
             return self._cancel(message)
+        if isinstance(message, Edit):
+            return []
         return self._submit(message)
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
         started = self.clock()
+        for sequence in self.scheduler.sequences.values():
+            sequence.tick(started)
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
@@ -136,6 +141,8 @@ class Engine:
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
         length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
+        if message.open:
+            return "open prompts are not served yet"
         if not message.prompt or not message.outputs:
             return "the prompt is empty"
         if length > self.config.max_model_len:
@@ -163,6 +170,7 @@ class Engine:
                 arrival=message.arrival,
                 computed=[0] * self.scheduler.tables.planes,
                 prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
+                first_token_at=message.began.get(choices[0]),
             )
         )
         self._prompt_tokens += len(message.prompt)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from streamserve.engine.plan import TARGET
+from streamserve.policy.slo import NO_NEED, Need
 from streamserve.protocol.messages import FinishReason
 from streamserve.protocol.sampling import SamplingParams
 
@@ -18,6 +19,9 @@ class Sequence:
 
     `choices`: the output choices that come from it. A fresh request is one sequence for all its choices;
     they fork when its prompt is computed, and then each has one. `told` is how many tokens the drafter knows.
+
+    The decode clock runs from the first token on, whatever happens to the sequence: who waits for it does not
+    care whether it was preempted. `decode_seconds` is what it showed when the step began.
     """
 
     id: int
@@ -39,6 +43,10 @@ class Sequence:
     told: int = 0
     preempted_at: int = -1
     """Number of outputs when it was last preempted."""
+    first_token_at: float | None = None
+    decode_seconds: float = 0.0
+    clocked: int = 1
+    """Number of outputs there were when the decode clock started."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
 
@@ -59,6 +67,23 @@ class Sequence:
     def rank(self) -> tuple[int, float, int]:
         """Lower goes first: priority, then arrival."""
         return (self.priority, self.arrival, self.id)
+
+    @property
+    def need(self) -> Need:
+        """What its target for the time per output token asks of this step."""
+        tpot = self.params.slo.tpot_ms
+        if tpot is None:
+            return NO_NEED
+        return Need(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clocked))
+
+    def tick(self, now: float) -> None:
+        """Read the decode clock as a step begins; it starts where the first token is there for the first
+        time."""
+        if self.first_token_at is None:
+            if not self.outputs:
+                return
+            self.first_token_at, self.clocked = now, self.outputs
+        self.decode_seconds = max(0.0, now - self.first_token_at)
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Why the sequence ends with its last token, if it does."""

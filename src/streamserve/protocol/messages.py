@@ -1,6 +1,6 @@
 """Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Cancel, Stop
+control → worker    Submit, Edit, Cancel, Stop
 worker  → control   Ready, Failed, Events, Report
 """
 
@@ -18,7 +18,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """Generate. `outputs` maps each wanted choice to the tokens it has already emitted: none for a fresh
-    request, some when it resumes after a lost worker. `params.seed` and `params.max_tokens` are set."""
+    request, some when it resumes after a lost worker; `began` is when each such choice had its first token.
+    `params.seed` and `params.max_tokens` are set.
+
+    An `open` prompt, which may be empty, is still arriving: its KV is computed as far as it is known, and
+    nothing is sampled until an Edit finishes it. Its last `tail` tokens are expected to stay last (a query
+    behind growing context): they are computed when nothing else can run. With `answer_early` the prompt is
+    answered as it stands, and tokens are withdrawn when it changes. `version` is that of the prompt.
+    """
 
     request: str
     attempt: int
@@ -28,6 +35,27 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    began: dict[int, float] = {}
+    open: bool = False
+    answer_early: bool = False
+    tail: int = 0
+    version: int = 0
+
+
+class Edit(msgspec.Struct, tag=True, frozen=True):
+    """Change an open prompt: its first `keep` tokens still hold, then come `tokens`, the last `tail` of all
+    as in Submit. With `finish` nothing more comes, and sampling begins, by `params` if there are any. It
+    came at `arrival`. Edits of unknown, finished or other attempts' prompts are ignored."""
+
+    request: str
+    attempt: int
+    version: int
+    keep: int
+    tokens: list[int]
+    finish: bool = False
+    params: SamplingParams | None = None
+    tail: int = 0
+    arrival: float = 0.0
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
@@ -111,7 +139,27 @@ class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
     error: str = ""
 
 
-Event = Token | PromptLogprobs | Admitted | Guessed | Finished
+class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """Of an open prompt's `tokens` in this version, KV is there for `computed`. Sent when an edit has been
+    taken, when all that can be computed is, and now and then between."""
+
+    request: str
+    attempt: int
+    version: int
+    computed: int
+    tokens: int
+
+
+class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """The prompt became `version`, another than was answered: of all choices the tokens so far are void,
+    and what follows begins at index 0 again."""
+
+    request: str
+    attempt: int
+    version: int
+
+
+Event = Token | PromptLogprobs | Admitted | Guessed | Finished | Progress | Withdrawn
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +235,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_floor_seconds: float | None = None
 
 
-ToWorker = Submit | Cancel | Stop
+ToWorker = Submit | Edit | Cancel | Stop
 FromWorker = Ready | Failed | Events | Report
 
 _encoder = msgspec.msgpack.Encoder()

@@ -24,6 +24,17 @@ class SpeculationLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_nodes: int = 64
 
 
+class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Latency targets of a request in milliseconds: the mean time per output token after the first, and the
+    time to the first token. None: no target."""
+
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+NO_SLO = Slo()
+
+
 class SamplingParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -33,7 +44,7 @@ class SamplingParams(
     `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
     log-probability and the k most likely ones (0: the chosen alone). Only `allowed_token_ids` can be chosen,
     where there are any. `grammar`: the form that the output must have. `speculation` bounds what is guessed,
-    which never changes the text.
+    and `slo` says how soon tokens are wanted; neither changes the text.
     """
 
     n: int = 1
@@ -58,6 +69,7 @@ class SamplingParams(
     include_stop_str_in_output: bool = False
     grammar: Grammar | None = None
     speculation: SpeculationLimits = SpeculationLimits()
+    slo: Slo = NO_SLO
 
     @property
     def greedy(self) -> bool:
@@ -110,6 +122,10 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
         _check_grammar(params, params.grammar)
     _between("speculation.max_depth", params.speculation.max_depth, 1, MAX_SPECULATION)
     _between("speculation.max_nodes", params.speculation.max_nodes, 1, MAX_SPECULATION)
+    for name in ("tpot_ms", "ttft_ms"):
+        target = getattr(params.slo, name)
+        if target is not None and not 0.0 < target < math.inf:
+            raise ValueError(f"slo.{name} must be above 0 and finite, got {target}")
 
 
 def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:

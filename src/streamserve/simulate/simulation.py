@@ -13,6 +13,7 @@ from streamserve.control.events import (
     Close,
     Command,
     Deliver,
+    Edit,
     FleetEvent,
     Heard,
     Kill,
@@ -24,6 +25,7 @@ from streamserve.control.events import (
 )
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
+from streamserve.protocol import messages
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -56,7 +58,7 @@ class _Worker:
     engine: Engine
     executor: CostExecutor
     incarnation: int
-    inbox: list[Submit | Cancel] = field(default_factory=list)
+    inbox: list[Submit | messages.Edit | Cancel] = field(default_factory=list)
     busy: bool = False
 
 
@@ -94,7 +96,7 @@ class Simulation:
         self._given: list[Given] = []
         self._do(self.fleet.start(0.0))
 
-    def at(self, time: float, event: Open | Close) -> None:
+    def at(self, time: float, event: Open | Edit | Close) -> None:
         """Let a client do something at `time`."""
         self._push(time, lambda: self._handle(event))
 
