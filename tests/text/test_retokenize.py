@@ -19,8 +19,32 @@ from streamserve.text.tokenizer import Tokenizer
 from tests.conftest import Scale
 from tests.text.folders import byte_level_folder, sentencepiece_folder
 
-WORDS = [*"a e  \n\t'.,12 ", "the", " hello", "hello wor", "ld", "  ", " \n", "\r\n ", "don't", "123", "Grüße"]
-WORDS += ["日本", "日", "🙂", "👩‍👩‍👧"[:2], "e\u0301", "\u0301", " \u0308", "\u3000", "\x1c ", "▁", "<|begin|>"]
+WORDS = [
+    *"a e  \n\t'.,12 ",
+    "the",
+    " hello",
+    "hello wor",
+    "ld",
+    "  ",
+    " \n",
+    "\r\n ",
+    "don't",
+    "123",
+    "Grüße",
+]
+WORDS += [
+    "日本",
+    "日",
+    "🙂",
+    "👩‍👩‍👧"[:2],
+    "e\u0301",
+    "\u0301",
+    " \u0308",
+    "\u3000",
+    "\x1c ",
+    "▁",
+    "<|begin|>",
+]
 WORDS += ["<tool>", "<|im_", "end|>", "</s>", "\u200b ", "\u180e ", "://x y", "#!", "    "]
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=60).map("".join)
 
@@ -58,7 +82,8 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     return {
-        name: Tokenizer.from_folder(make(tmp_path_factory.mktemp("tokenizer"))) for name, make in KINDS.items()
+        name: Tokenizer.from_folder(make(tmp_path_factory.mktemp("tokenizer")))
+        for name, make in KINDS.items()
     }
 
 

@@ -7,7 +7,7 @@ changed are tokenized. Tokenizers that this is not proven for tokenize the whole
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from streamserve.text.tokenizer import Tokenizer
@@ -73,10 +73,7 @@ def _spacing(character: str) -> bool:
 
 def _crosses(text: str) -> bool:
     """Whether a boundary lies inside of `text`."""
-    return any(
-        second in " ▁" and not _spacing(first)
-        for first, second in zip(text, text[1:], strict=False)
-    )
+    return any(second in " ▁" and not _spacing(first) for first, second in pairwise(text))
 
 
 def _reaches_over(token: dict[str, Any]) -> bool:
@@ -88,7 +85,7 @@ def _local_normalizer(part: dict[str, Any]) -> bool:
     """A space never composes with what is before it, so composition happens on either side of it."""
     if part["type"] == "Replace":
         return bool(part["pattern"] == {"String": " "} and part["content"] == "▁")
-    return part["type"] in ("NFC", "NFD")
+    return bool(part["type"] in ("NFC", "NFD"))
 
 
 def _local_pre_tokenizer(part: dict[str, Any]) -> bool:
@@ -99,7 +96,7 @@ def _local_pre_tokenizer(part: dict[str, Any]) -> bool:
         return _is_split(part)
     if part["type"] == "Metaspace":
         return bool(part["replacement"] == "▁" and not part["split"])
-    return part["type"] == "Digits"
+    return bool(part["type"] == "Digits")
 
 
 def _is_split(part: dict[str, Any]) -> bool:
@@ -152,7 +149,9 @@ class Retokenizer:
         pieces = _pieces(text, start)
         new = [self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
         lengths = zip(map(len, pieces), map(len, new), strict=True)
-        ends = accumulate(lengths, lambda one, two: (one[0] + two[0], one[1] + two[1]), initial=(start, count))
+        ends = accumulate(
+            lengths, lambda one, two: (one[0] + two[0], one[1] + two[1]), initial=(start, count)
+        )
         ids = before.ids[:count] + [token for piece in new for token in piece]
         return Tokenized(text, ids, kept[:-1] + list(ends))
 
@@ -168,7 +167,7 @@ def _pieces(text: str, start: int) -> list[str]:
 
 
 def _boundary(text: str, start: int) -> int:
-    """The first space at or after `start` that follows something else; the end of the text if there is none."""
+    """The first space at or after `start` that follows something else, or else the end of the text."""
     while (space := text.find(" ", start)) > 0:
         if not _spacing(text[space - 1]):
             return space
