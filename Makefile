@@ -8,7 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= embedded
 ARGS ?=
-# Where the clients of other makers live that `make verify` runs.
+# The clients of other makers that `make verify` runs, and where they live.
+CLIENTS := guidellm langchain-openai litellm
 COMPAT ?= build/compat
 # The CPU build of torch is enough, and much smaller than the CUDA one that a plain "torch" may bring:
 #   make serve TORCH_PIP_ARGS="torch --index-url <the index of the build you want>"
@@ -50,14 +51,14 @@ lint: $(VENV)/.developing
 test: lint
 	$(BIN)/pytest $(ARGS)
 
-# Clients of other makers pin older libraries than ours, so they have a venv of their own.
-$(COMPAT)/.installed: tests/compat/requirements.txt
-	$(PYTHON) -m venv $(COMPAT)
-	$(COMPAT)/bin/pip install --quiet $(TORCH_PIP_ARGS)
-	$(COMPAT)/bin/pip install --quiet --requirement $<
+# Clients of other makers pin what others of them cannot live with, so each has a venv of its own.
+$(COMPAT)/%/.installed: tests/compat/constraints.txt
+	$(PYTHON) -m venv $(COMPAT)/$*
+	$(if $(filter guidellm,$*),$(COMPAT)/$*/bin/pip install --quiet $(TORCH_PIP_ARGS))
+	$(COMPAT)/$*/bin/pip install --quiet --constraint $< $*
 	@touch $@
 
-verify: lint $(COMPAT)/.installed
+verify: lint $(CLIENTS:%=$(COMPAT)/%/.installed)
 	COMPAT=$(abspath $(COMPAT)) $(BIN)/pytest --full --results tests/results/verify.json $(ARGS)
 
 clean:

@@ -1,6 +1,5 @@
 """The library: one call from prompts to outputs in vLLM's shape."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from streamserve import LLM, SamplingParams
 from streamserve.protocol.errors import RequestError
 from streamserve.settings import SettingsError
+from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -16,7 +16,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder: Path = make_checkpoint(tmp_path_factory.mktemp("llama"))
+    folder: Path = make_checkpoint(tmp_path_factory.mktemp("llama"), max_position_embeddings=8192)
     with LLM(str(folder), threads=1, log_level="warning") as llm:
         yield llm
 
@@ -91,19 +91,17 @@ def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
 
 
 def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
-    for _ in llm.stream("hello", SamplingParams(max_tokens=400, ignore_eos=True)):
-        break
-    for _ in range(100):
-        if not llm._llm._shell._clients:
-            break
-        time.sleep(0.05)
-    assert not llm._llm._shell._clients
     before = generated(llm)
-    time.sleep(1.2)
-    assert generated(llm) - before < 390
-    after = llm.report()
-    assert after is not None
-    assert (after.running, after.blocks_live) == (0, 0)
+    for _ in llm.stream("hello", SamplingParams(max_tokens=8000, ignore_eos=True)):
+        break
+    until(lambda: not llm._llm._shell._clients)
+    until(lambda: generated(llm) > before and idle(llm))
+    assert generated(llm) - before < 7000
+
+
+def idle(llm: LLM) -> bool:
+    report = llm.report()
+    return report is not None and (report.running, report.blocks_live) == (0, 0)
 
 
 def generated(llm: LLM) -> int:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -12,6 +11,7 @@ import pytest
 
 from streamserve.execution.profile import Profile, users_profiles
 from streamserve.profiling import plot
+from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.execution.test_profile import profile_of
 from tests.serving import serving
@@ -62,13 +62,8 @@ def test_a_server_measures_its_model_once_and_then_tells_its_share(tmp_path: Pat
         assert profile.quick
         body = {"model": model, "prompt": "hello", "max_tokens": 20}
         assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=20).status_code == 200
-        time.sleep(1.2)  # two reports
-        metrics = httpx.get(f"{served.url}/metrics").text
-    figures = {
-        line.split("{")[0].removeprefix("streamserve:"): float(line.rsplit(" ", 1)[1])
-        for line in metrics.splitlines()
-        if line.startswith("streamserve:step")
-    }
+        until(lambda: step_figures(served.url).get("step_seconds_total", 0) > 0)
+        figures = step_figures(served.url)
     assert 0 < figures["step_floor_seconds_total"] < figures["step_seconds_total"]
     assert figures["step_floor_share"] == pytest.approx(
         figures["step_floor_seconds_total"] / figures["step_seconds_total"]
@@ -88,3 +83,12 @@ def test_a_kept_profile_is_plain_json(folder: Path) -> None:
     values = json.loads(path.read_text())
     assert values["cost"]["tokens"] == [1, 2]
     assert values["subject"]["machine"]["cores"] == 4
+
+
+def step_figures(url: str) -> dict[str, float]:
+    """What the server tells of its steps."""
+    return {
+        line.split("{")[0].removeprefix("streamserve:"): float(line.rsplit(" ", 1)[1])
+        for line in httpx.get(f"{url}/metrics").text.splitlines()
+        if line.startswith("streamserve:step")
+    }

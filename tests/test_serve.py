@@ -87,7 +87,7 @@ def test_a_stuck_worker_fails_the_health_check_until_it_goes_on(tmp_path: Path) 
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while not holds():
         if time.monotonic() > deadline:
             return False

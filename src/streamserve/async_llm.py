@@ -15,6 +15,7 @@ from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
+from streamserve.control.workers import unified
 from streamserve.items import Item, read_items
 from streamserve.open_prompt import OpenPrompt
 from streamserve.protocol.config import WorkerConfig
@@ -51,7 +52,7 @@ class AsyncLLM:
         self.created = int(time.time())
         server = settings.server
         fleet = FleetConfig(
-            workers=(WORKER,),
+            topology=unified(1),
             max_requests=server.max_requests,
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,

@@ -53,7 +53,7 @@ class Served:
         return 0 if report is None else report.running + report.waiting
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait until `condition` is true."""
     start = time.monotonic()
     while not condition():

@@ -14,6 +14,7 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.api.serving import ScriptedGenerator, ScriptedHealth, Served, scripted, until
+from tests.api.test_connection import HEAD, connected
 
 COMPLETIONS = "/v1/completions"
 
@@ -126,18 +127,21 @@ def test_a_client_that_leaves_frees_its_requests(server: Served, stream: bool, p
 
 def test_a_client_that_leaves_while_it_waits_for_the_first_token(generator: ScriptedGenerator) -> None:
     """Nothing is being sent, so only the closed connection tells."""
-    closed = []
+    begun, closed = [], []
 
     async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         try:
+            begun.append(True)
             await asyncio.sleep(60)
             yield Delta(0, "late", (72,))
         finally:
             closed.append(True)
 
     with scripted(generator.but(script=slow)) as server:
-        for stream in (True, False):
-            with pytest.raises(httpx.ReadTimeout):
-                server.http.post(COMPLETIONS, json={"prompt": "hi", "stream": stream}, timeout=0.2)
-        until(lambda: len(closed) == 2, seconds=2.0)
+        for number, stream in enumerate((True, False), 1):
+            body = json.dumps({"prompt": "hi", "stream": stream}).encode()
+            with connected(server) as client:
+                client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                until(lambda count=number: len(begun) == count)
+            until(lambda count=number: len(closed) == count)
         assert server.metric("requests_total", finish_reason="abort") == 2

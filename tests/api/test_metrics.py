@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.api.generator import Item
 from streamserve.api.metrics import NAMES_OF_VLLM, OURS, THEIRS
-from streamserve.protocol.messages import Report
+from streamserve.protocol.messages import Report, SpeculationReport, StepParts
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
@@ -20,6 +21,11 @@ BOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 REPORT = Report(
     running=3, waiting=4, blocks_total=10, blocks_live=5, steps=6, prompt_tokens=7, generation_tokens=8,
     prefix_queries=9, prefix_hits=2, preemptions=1, copies_on_write=0, step_seconds=0.5,
+    step_parts=StepParts(scheduling=0.05, draft=0.1, target=0.3),
+    speculation=SpeculationReport(
+        drafts=6, drafted=30, verified=15, accepted=9, expected=8.5, accepted_at=[5, 3, 1],
+        trees_by_nodes=[2, 0, 3, 1], trees_by_depth=[3, 2, 1], draft_seconds=0.1, select_seconds=0.01,
+    ),
 )  # fmt: skip
 
 
@@ -45,20 +51,25 @@ def test_where_the_time_of_a_request_went(generator: ScriptedGenerator) -> None:
         yield Usage(len(prompt), 4, queued_seconds=0.1)
 
     with scripted(generator.but(script=timed)) as server:
+        start = time.perf_counter()
         assert server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=4).status_code == 200
-        sums = {
-            "request_queue_time_seconds": (0.1, 0.1),
-            "request_prefill_time_seconds": (0.2, 0.3),
-            "request_decode_time_seconds": (0.3, 0.5),
-            "request_time_per_output_token_seconds": (0.1, 0.15),
-            "time_to_first_token_seconds": (0.3, 0.4),
-            "inter_token_latency_seconds": (0.3, 0.5),
-            "e2e_request_latency_seconds": (0.6, 0.9),
-            "request_prompt_tokens": (3, 3),
-            "request_generation_tokens": (4, 4),
+        whole = time.perf_counter() - start  # a busy machine makes each part longer, never longer than this
+        seconds = {
+            "request_queue_time": (0.1, 0.1),
+            "request_prefill_time": (0.2, whole - 0.4),
+            "request_decode_time": (0.3, whole - 0.3),
+            "request_inference_time": (0.5, whole - 0.1),
+            "request_time_per_output_token": (0.1, (whole - 0.3) / 3),
+            "time_to_first_token": (0.3, whole - 0.3),
+            "inter_token_latency": (0.3, whole - 0.3),
+            "e2e_request_latency": (0.6, whole),
         }
+        sums = {f"{name}_seconds": bounds for name, bounds in seconds.items()}
+        counts = {"prompt_tokens": 3, "generation_tokens": 4, "params_n": 1}
+        sums |= {f"request_{name}": (count, count) for name, count in counts.items()}
         for name, (low, high) in sums.items():
-            assert low <= server.metric(f"{name}_sum") <= high, name
+            assert low <= server.metric(f"{name}_sum") + 1e-9, name
+            assert server.metric(f"{name}_sum") <= high + 1e-9, name
             assert server.metric(f"{name}_count") == (3 if name.startswith("inter") else 1), name
 
 
@@ -90,6 +101,10 @@ def test_what_vllm_has_is_there_by_its_name_with_the_same_value(generator: Scrip
             "vllm:prefix_cache_queries_total": 9,
             "vllm:prefix_cache_hits_total": 2,
             "vllm:num_preemptions_total": 1,
+            "vllm:spec_decode_num_drafts_total": 6,
+            "vllm:spec_decode_num_draft_tokens_total": 15,
+            "vllm:spec_decode_num_accepted_tokens_total": 9,
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total{'position': '1'}": 3,
             "vllm:prompt_tokens_total": 3,
             "vllm:generation_tokens_total": 4,
             "vllm:request_success_total{'finished_reason': 'stop'}": 2,
@@ -99,6 +114,8 @@ def test_what_vllm_has_is_there_by_its_name_with_the_same_value(generator: Scrip
             "vllm:request_queue_time_seconds_count": 1,
             "vllm:request_prefill_time_seconds_count": 1,
             "vllm:request_decode_time_seconds_count": 1,
+            "vllm:request_inference_time_seconds_count": 1,
+            "vllm:request_params_n_sum": 2,
         }.items() <= found.items()
         for name in theirs:
             assert found[name] == found[name.replace(THEIRS, OURS)], name
@@ -119,6 +136,29 @@ def test_the_queue_of_the_real_engine_is_timed(server: Served) -> None:
     parts = sum(server.metric(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode"))
     assert 0 < parts <= total
     until(lambda: server.working() == 0)
+
+
+def test_what_guessing_came_to_and_where_the_time_of_steps_went(generator: ScriptedGenerator) -> None:
+    with scripted(generator.but(latest=REPORT)) as server:
+        found = samples(server)
+        expected: dict[str, float] = {
+            "spec_decode_num_drafts_total": 6,
+            "spec_decode_guesses_total": 30,
+            "spec_decode_num_draft_tokens_total": 15,
+            "spec_decode_num_accepted_tokens_total": 9,
+            "spec_decode_num_accepted_tokens_per_pos_total{'position': '1'}": 3,
+            "spec_decode_expected_tokens_total": 8.5,
+            "spec_decode_tree_nodes_bucket{'le': '1.0'}": 2,
+            "spec_decode_tree_nodes_bucket{'le': '3.0'}": 5,
+            "spec_decode_tree_nodes_bucket{'le': '+Inf'}": 6,
+            "spec_decode_tree_nodes_sum": 15,
+            "spec_decode_tree_depth_bucket{'le': '2.0'}": 5,
+            "spec_decode_tree_depth_count": 6,
+            "step_part_seconds_total{'part': 'draft'}": 0.1,
+            "step_part_share{'part': 'scheduling'}": 0.1,
+            "step_part_share{'part': 'target'}": 0.6,
+        }
+        assert {OURS + name: value for name, value in expected.items()}.items() <= found.items()
 
 
 def board() -> dict[str, object]:

@@ -126,6 +126,28 @@ def test_a_call_is_made_where_one_is_required(server: Served, parallel: bool) ->
     assert (max(counts) > 1) == parallel
 
 
+def test_a_strict_function_is_held_to_its_schema_though_the_model_is_free(talker: ScriptedGenerator) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    with scripted(talker.but(script=says("Hello."))) as server:
+        create(server, tools=[TIME, WEATHER])
+        assert server.llm.submitted[-1].params.grammar is None
+        create(server, tools=[TIME, strict])
+        grammar = server.llm.submitted[-1].params.grammar
+        schemas = json.loads(grammar.text)["schemas"]["call"]["$defs"]
+        assert schemas["tool0"] == {"type": "object"}
+        assert schemas["tool1"]["required"] == ["city", "days"]
+        assert grammar.after == "</think>"
+
+
+def test_a_random_model_follows_the_grammar_of_strict_functions(server: Served) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    message = create(server, tools=[strict], max_tokens=40).choices[0].message
+    free = create(server, tools=[WEATHER], max_tokens=40).choices[0].message
+    assert "\ufffd" in free.content
+    assert len(message.content) > 5
+    assert "\ufffd" not in message.content.rstrip("\ufffd")  # the grammar's text is always Unicode
+
+
 def test_a_stream_of_a_call_makes_up_the_whole(server: Served) -> None:
     wanted = {"tools": [WEATHER, TIME], "tool_choice": "required", "parallel_tool_calls": False}
     whole = create(server, **wanted).choices[0].message.tool_calls[0].function
@@ -219,6 +241,11 @@ def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
     [
         ({"tools": [{"type": "retrieval"}]}, "tools", "tools[0] must have the type function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "1 to 64 letters"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+            "tools",
+            "strict must be true or false",
+        ),
         ({"tools": [TIME, TIME]}, "tools", "two tools called get_time"),
         ({"tools": [TIME] * 129}, "tools", "at most 128 are taken"),
         (

@@ -30,12 +30,12 @@ def answering(handler: Handler) -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    url, loop, stop = ready.result(timeout=10)
+    url, loop, stop = ready.result(timeout=30)
     try:
         yield url
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(timeout=10)
+        thread.join(timeout=30)
 
 
 def streaming(*parts: bytes | float) -> Handler:

@@ -1,4 +1,4 @@
-"""Other people's clients, run unchanged from a venv of their own (`make verify` makes it)."""
+"""Other people's clients, run unchanged, each from a venv of its own (`make verify` makes them)."""
 
 import json
 import os
@@ -12,16 +12,16 @@ import pytest
 from tests.serving import Served
 
 HERE = Path(__file__).parent
-CLIENTS = Path(os.environ.get("COMPAT", HERE.parent.parent / "build" / "compat")) / "bin"
+CLIENTS = Path(os.environ.get("COMPAT", HERE.parent.parent / "build" / "compat"))
 TOKENIZER = HERE.parent.parent / "src" / "streamserve" / "embedded" / "target"
 ANSWER = "12 + 7 = 19."
 
 
-def run(program: str, *arguments: str) -> str:
-    """What a program of that venv prints. It may reach no one but the server."""
+def run(client: str, program: str, *arguments: str) -> str:
+    """What a program of this client's venv prints. It may reach no one but the server."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = subprocess.run(
-        [str(CLIENTS / program), *arguments],
+        [str(CLIENTS / client / "bin" / program), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -33,13 +33,14 @@ def run(program: str, *arguments: str) -> str:
 
 
 def test_litellm(served: Served) -> None:
-    told = json.loads(run("python", str(HERE / "use_litellm.py"), served.url).splitlines()[-1])
+    told = json.loads(run("litellm", "python", str(HERE / "use_litellm.py"), served.url).splitlines()[-1])
     assert (told["whole"], told["streamed"]) == (ANSWER, ANSWER)
     assert told["prompt_tokens"] > 5
 
 
 def test_langchain(served: Served) -> None:
-    told = json.loads(run("python", str(HERE / "use_langchain.py"), served.url).splitlines()[-1])
+    printed = run("langchain-openai", "python", str(HERE / "use_langchain.py"), served.url)
+    told = json.loads(printed.splitlines()[-1])
     assert (told["whole"], told["streamed"]) == (ANSWER, ANSWER)
     assert told["tool"] == ["choose"]
     assert told["structured"] in ("red", "green")
@@ -49,6 +50,7 @@ def test_langchain(served: Served) -> None:
 def test_guidellm(served: Served, tmp_path: Path, profile: str, record: Callable[..., None]) -> None:
     path = tmp_path / "report.json"
     run(
+        "guidellm",
         "guidellm",
         "run",
         *("--backend", f"kind=openai_http,target={served.url}"),

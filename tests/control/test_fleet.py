@@ -16,6 +16,7 @@ from streamserve.control.events import (
     Tick,
 )
 from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.workers import unified
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
@@ -42,6 +43,7 @@ READY = Ready(
     model=model_info(96),
     num_blocks=9,
     block_size=4,
+    max_num_seqs=64,
     kv_cache_bytes=0,
     load_seconds=0,
 )
@@ -51,7 +53,7 @@ OPEN = Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=9))
 def started(**config) -> Fleet:
     fleet = Fleet(FleetConfig(**config))
     fleet.start(0.0)
-    for worker in fleet.config.workers:
+    for worker in fleet.config.topology.names:
         assert fleet.handle(Heard(worker, 1, READY), 0.0) == []
     return fleet
 
@@ -158,7 +160,7 @@ def test_a_request_that_keeps_killing_its_worker_is_given_up() -> None:
     fleet.handle(Heard(W, 2, READY), 2.0)
     start, refuse = fleet.handle(Lost(W, 2, "killed"), 3.0)
     assert start == Start(W, 3)
-    assert "died 2 times" in str(refuse.error)
+    assert "lost 2 times" in str(refuse.error)
 
 
 def test_a_worker_that_keeps_dying_stays_down() -> None:
@@ -190,19 +192,19 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again() -> None:
 
 
 def test_requests_go_where_the_fewest_are() -> None:
-    fleet = started(workers=("a", "b"))
+    fleet = started(topology=unified(2))
     workers = [
         command.worker
         for number in range(4)
         for command in fleet.handle(Open(f"r{number}", [1], SamplingParams(seed=1)), 0.0)
     ]
-    assert sorted(workers) == ["a", "a", "b", "b"]
+    assert sorted(workers) == ["unified-0"] * 2 + ["unified-1"] * 2
 
 
 def test_the_other_worker_takes_over() -> None:
-    fleet = started(workers=("a", "b"))
+    fleet = started(topology=unified(2))
     (send,) = fleet.handle(OPEN, 0.0)
-    other = {"a": "b", "b": "a"}[send.worker]
+    other = {"unified-0": "unified-1", "unified-1": "unified-0"}[send.worker]
     start, again = fleet.handle(Lost(send.worker, 1, "killed"), 1.0)
     assert start == Start(send.worker, 2)
     assert again.worker == other

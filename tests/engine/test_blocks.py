@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.engine.blocks import BlockPool
-from streamserve.engine.prefix import block_hash, extend_hashes, namespace
+from streamserve.policy.prefix import block_hash, extend_hashes, namespace
 
 
 def test_a_released_block_is_found_until_it_is_needed() -> None:

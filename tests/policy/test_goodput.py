@@ -5,51 +5,36 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.policy.goodput import PLAIN, SLOWEST, Shape, best_shape, expected_tokens, select
+from streamserve.policy.goodput import SLOWEST, best_shape, select, shapes
+from streamserve.policy.outlook import Candidate, Drafted, Outlook
+from streamserve.policy.shape import PLAIN, Shape, expected_tokens
+from streamserve.policy.slo import NO_NEED, Need
 from streamserve.policy.tree import TokenTree
-
-curves = st.lists(st.floats(0.0, 0.5), min_size=80, max_size=80).map(
-    lambda steps: [1.0 + sum(steps[:n]) for n in range(81)]
-)
-
-
-@st.composite
-def trees(draw, most: int = 6) -> TokenTree:
-    size = draw(st.integers(1, most))
-    parents = [-1] + [draw(st.integers(0, node - 1)) for node in range(1, size)]
-    accept = [1.0]
-    for node in range(1, size):
-        accept.append(accept[parents[node]] * draw(st.floats(0.0, 1.0)))
-    return TokenTree(tuple(range(size)), tuple(parents), (1.0,) * size, tuple(accept))
-
-
-def connected(tree: TokenTree, nodes: list[int]) -> bool:
-    return nodes[0] == 0 and all(tree.parents[node] in nodes for node in nodes[1:])
+from tests.policy.strategies import connected, curves, expected, needs, subtrees, trees
 
 
 def rate(forest, kept, plain, spent, curve) -> float:
     guessed = sum(len(nodes) - 1 for nodes in kept)
-    expected = sum(sum(tree.accept[n] for n in nodes) for tree, nodes in zip(forest, kept, strict=True))
-    return expected / (spent + curve[plain + guessed])
+    total = sum(expected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
+    return total / (spent + curve[plain + guessed])
+
+
+def drafted(forest, curve, plain=None, spent=0.0, budget=64, needs=None, bystanders=()) -> Drafted:
+    """A step of these trees; without needs nobody has a target."""
+    plain = len(forest) + len(bystanders) if plain is None else plain
+    step = curve if callable(curve) else lambda rows: curve[rows]
+    return Drafted(forest, needs or [NO_NEED] * len(forest), bystanders, plain, spent, step, budget)
 
 
 @given(st.lists(trees(4), min_size=1, max_size=3), curves, st.floats(0, 3), st.integers(0, 12))
 def test_the_selection_is_the_best_of_all_connected_ones(forest, curve, spent, budget):
     plain = len(forest)
-    kept = select(forest, plain, plain, spent, lambda rows: curve[rows], budget)
+    kept = select(drafted(forest, curve, spent=spent, budget=budget))
     assert all(connected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
     assert sum(len(nodes) - 1 for nodes in kept) <= budget
-    options = [
-        [
-            [0, *(n for n in range(1, len(tree)) if mask >> n & 1)]
-            for mask in range(0, 1 << len(tree), 2)
-            if connected(tree, [0, *(n for n in range(1, len(tree)) if mask >> n & 1)])
-        ]
-        for tree in forest
-    ]
     best = max(
         rate(forest, one, plain, spent, curve)
-        for one in product(*options)
+        for one in product(*map(subtrees, forest))
         if sum(len(nodes) - 1 for nodes in one) <= budget
     )
     assert rate(forest, kept, plain, spent, curve) >= best - 1e-9
@@ -58,7 +43,7 @@ def test_the_selection_is_the_best_of_all_connected_ones(forest, curve, spent, b
 @given(st.lists(trees(), min_size=1, max_size=4), curves, st.integers(1, 8))
 def test_requests_without_guesses_keep_their_speed(forest, curve, others):
     plain = len(forest) + others
-    kept = select(forest, plain, plain, 0.0, lambda rows: curve[rows], 64)
+    kept = select(drafted(forest, curve, bystanders=[NO_NEED] * others))
     guessed = sum(len(nodes) - 1 for nodes in kept)
     assert curve[plain + guessed] <= curve[plain] / SLOWEST + 1e-12
 
@@ -67,15 +52,15 @@ def test_a_staircase_is_crossed_when_the_next_landing_pays():
     """The second node alone does not pay, but with the third and fourth on the same stair it does."""
     curve = lambda rows: 1.0 if rows <= 2 else 1.5  # noqa: E731
     tree = TokenTree((1, 2, 3, 4, 5), (-1, 0, 1, 2, 3), (1.0,) * 5, (1.0, 0.9, 0.89, 0.88, 0.87))
-    assert select([tree], 1, 1, 0.0, curve, 8) == [[0, 1, 2, 3, 4]]
+    assert select(drafted([tree], curve, budget=8)) == [[0, 1, 2, 3, 4]]
 
 
 def test_prompt_chunks_in_the_step_do_not_make_guesses_cheap():
     """A hopeless guess is as little worth beside a long chunk as alone."""
     tree = TokenTree((1, 2), (-1, 0), (1.0, 1.0), (1.0, 0.05))
     curve = lambda rows: 1.0 + rows / 10  # noqa: E731
-    assert select([tree], 1, 1, 0.0, curve, 8) == [[0]]
-    assert select([tree], 301, 1, 0.0, curve, 8) == [[0]]
+    assert select(drafted([tree], curve, budget=8)) == [[0]]
+    assert select(drafted([tree], curve, plain=301, budget=8)) == [[0]]
     assert best_shape(1, 300, [0.05], curve, lambda shape: 0.0, 8, 8) == PLAIN
 
 
@@ -95,3 +80,101 @@ def test_an_expensive_draft_is_not_paid_for():
 @given(st.floats(0, 1), st.integers(0, 20))
 def test_expected_tokens_are_the_sum_of_path_probabilities(cover, depth):
     assert abs(expected_tokens(cover, depth) - sum(cover**level for level in range(depth + 1))) < 1e-6
+
+
+BUSY = Need(tpot=1.0, decode_seconds=10.0, decoded=10)
+"""On target so far, with one second a token."""
+
+
+def met(step: Drafted, kept: list[list[int]]) -> list[bool]:
+    """Who is on target behind the step, bystanders last."""
+    seconds = step.spent + step.step(step.plain + sum(len(nodes) - 1 for nodes in kept))
+    brought = [expected(tree, nodes) for tree, nodes in zip(step.trees, kept, strict=True)]
+    return [
+        need.tokens(seconds) <= tokens + 1e-9
+        for need, tokens in zip(
+            (*step.needs, *step.bystanders), (*brought, *(1.0 for _ in step.bystanders)), strict=True
+        )
+    ]
+
+
+def test_who_lags_gets_what_its_target_needs_before_the_likelier_guesses_of_others() -> None:
+    curve = lambda rows: 1.0 + max(0, rows - 3) * 10.0  # noqa: E731
+    hard = TokenTree((1, 2), (-1, 0), (1.0, 1.0), (1.0, 0.5))
+    easy = TokenTree((1, 2), (-1, 0), (1.0, 1.0), (1.0, 0.9))
+    late = Need(tpot=1.0, decode_seconds=10.5, decoded=10)
+    assert select(drafted([hard, easy], curve)) == [[0], [0, 1]]
+    assert select(drafted([hard, easy], curve, needs=[late, NO_NEED])) == [[0, 1], [0]]
+
+
+def test_what_cannot_be_met_is_not_chased_at_the_cost_of_those_on_target() -> None:
+    curve = lambda rows: 0.9 + 0.05 * rows  # noqa: E731
+    long = TokenTree(tuple(range(9)), tuple(range(-1, 8)), (1.0,) * 9, tuple(0.9**n for n in range(9)))
+    hopeless = Need(tpot=0.01, decode_seconds=10.0, decoded=10)
+    step = drafted([long, long.keep([0])], curve, needs=[hopeless, BUSY])
+    assert met(step, select(step))[1]
+
+
+@given(st.lists(trees(4), min_size=1, max_size=3), curves, st.floats(0, 1), st.data())
+def test_as_many_targets_are_met_as_any_selection_of_likeliest_nodes_can(forest, curve, spent, data) -> None:
+    """Where every request has a target: against all connected selections, it is never fewer than the
+    most that can be met by those that need the fewest nodes."""
+    asked = [data.draw(needs.filter(lambda need: need.tpot is not None)) for _ in forest]
+    step = drafted(forest, curve, spent=spent, needs=asked)
+    kept = select(step)
+    assert all(connected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
+    if any(all(met(step, list(one))) for one in product(*map(subtrees, forest))):
+        assert all(met(step, kept))
+
+
+@given(st.lists(trees(), min_size=1, max_size=4), curves, st.lists(needs, max_size=3), st.data())
+def test_nobody_on_target_is_pushed_off_it_by_guesses(forest, curve, bystanders, data) -> None:
+    asked = [data.draw(needs) for _ in forest]
+    step = drafted(forest, curve, needs=asked, bystanders=bystanders)
+    plainly = met(step, [[0] for _ in forest])
+    assert sum(met(step, select(step))) >= sum(plainly)
+    if all(plainly):
+        assert all(met(step, select(step)))
+
+
+@given(st.lists(trees(), min_size=1, max_size=4), curves, st.integers(1, 4))
+def test_targets_leave_those_without_one_their_speed(forest, curve, others) -> None:
+    step = drafted(forest, curve, needs=[BUSY] * len(forest), bystanders=[NO_NEED] * others)
+    guessed = sum(len(nodes) - 1 for nodes in select(step))
+    assert curve[step.plain + guessed] <= curve[step.plain] / SLOWEST + 1e-12
+
+
+@given(st.lists(trees(), min_size=1, max_size=4), curves, st.floats(0, 1))
+def test_loose_targets_change_nothing(forest, curve, spent) -> None:
+    loose = [Need(tpot=1e6)] * len(forest)
+    blind = select(drafted(forest, curve, spent=spent))
+    assert select(drafted(forest, curve, spent=spent, needs=loose)) == blind
+
+
+def outlook(needs, curve, covers=(0.7,), bystanders=()) -> Outlook:
+    return Outlook(
+        candidates=[Candidate(16, 16, need) for need in needs],
+        others=len(bystanders),
+        step=curve,
+        draft=lambda shapes: 0.1 * max(shape.depth for shape in shapes),
+        covers=covers,
+        nodes=16,
+        bystanders=bystanders,
+    )
+
+
+def test_only_those_that_need_it_are_drafted_for_where_guessing_does_not_pay_for_all() -> None:
+    curve = lambda rows: 0.5 + 0.5 * rows  # noqa: E731
+    late = Need(tpot=4.5, decode_seconds=49.0, decoded=10)
+    fine = Need(tpot=50.0, decode_seconds=10.0, decoded=10)
+    found = shapes(outlook([late, fine, fine, fine], curve))
+    assert found[0].depth >= 1
+    assert found[1:] == [PLAIN] * 3
+    assert shapes(outlook([fine] * 4, curve)) == [PLAIN] * 4
+
+
+def test_shapes_are_those_of_no_targets_where_all_are_met() -> None:
+    curve = lambda rows: 1.0 + rows / 64  # noqa: E731
+    blind = shapes(outlook([NO_NEED] * 3, curve))
+    assert blind[0].depth > 1
+    assert shapes(outlook([Need(tpot=100.0)] * 3, curve)) == blind

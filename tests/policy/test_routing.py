@@ -17,7 +17,6 @@ from streamserve.policy.routing import (
     Router,
     WorkerLoad,
     cache_aware,
-    flowguard_pools,
     least_loaded,
     round_robin,
 )
@@ -115,10 +114,10 @@ def test_weights_that_are_no_weights_are_refused(weights: tuple[float, float, fl
 
 
 def test_uneven_pools_choose_each_half_by_what_it_needs() -> None:
-    prefills = [place(), place(cached=80), place(cached=99, queued=9)]
+    prefills = [place(decode=IDLE), place(cached=80, decode=IDLE), place(cached=99, queued=9, decode=IDLE)]
+    assert FlowGuard()(Arrival(100), prefills, 0).chosen == 1
     decodes = [replace(IDLE, decoding=8), replace(IDLE, decoding=1), replace(IDLE, blocks_live=95)]
-    front, back = flowguard_pools(FlowGuard(), Arrival(100), prefills, decodes, 0)
-    assert (front.chosen, back.chosen) == (1, 1)
+    assert FlowGuard()(Arrival(100), [Place(IDLE, decode) for decode in decodes], 0).chosen == 1
 
 
 def test_cache_aware_gives_up_the_cache_for_balance() -> None:

@@ -2,11 +2,13 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.control.events import Close, Deliver, Open, Refuse
 from streamserve.control.fleet import FleetConfig
+from streamserve.control.workers import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
@@ -18,11 +20,16 @@ ENGINE = EngineConfig(
 )
 
 
-def simulate(seed: int, requests: int = 12, kills: int = 0, workers: int = 1):
+def simulate(
+    seed: int, requests: int = 12, kills: int = 0, topology: Topology | None = None, wire: float = 0.0
+):
     rng = random.Random(seed)
-    names = tuple(f"unified-{number}" for number in range(workers))
-    fleet = FleetConfig(workers=names, max_restarts=kills, max_attempts=kills + 1)
-    simulation = Simulation(fleet, ENGINE, model_info(96), lambda rows, context: 0.01 + rows * 0.001)
+    topology = topology or unified(1)
+    names = topology.names
+    fleet = FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1)
+    simulation = Simulation(
+        fleet, ENGINE, model_info(96), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire
+    )
     opened = []
     for number in range(requests):
         prompt = [rng.randrange(90) for _ in range(rng.randint(1, 40))]
@@ -50,24 +57,34 @@ def assert_all_answered(simulation: Simulation, opened: list[Open], given: list[
         for choice in range(request.params.n):
             assert tokens[request.request, choice] == expected(request.prompt, request.params, choice, 96)
     assert not simulation.fleet.requests
+    assert not len(simulation.fleet.tickets)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
 
 
-@given(seed=st.integers(0, 2**32), workers=st.integers(1, 3))
-def test_every_client_gets_its_own_text(seed: int, workers: int) -> None:
-    assert_all_answered(*simulate(seed, workers=workers))
+topologies = st.one_of(
+    st.builds(unified, st.integers(1, 3)),
+    st.builds(pairs, st.integers(1, 3)),
+    st.builds(pools, st.integers(1, 3), st.integers(1, 3)),
+)
+wires = st.sampled_from((0.0, 0.003, 0.1))
 
 
-@given(seed=st.integers(0, 2**32), workers=st.integers(1, 3), kills=st.integers(1, 4))
-def test_killed_workers_cost_time_never_text(seed: int, workers: int, kills: int) -> None:
-    simulation, opened, given = simulate(seed, kills=kills, workers=workers)
+@given(seed=st.integers(0, 2**32), topology=topologies, wire=wires)
+def test_every_client_gets_its_own_text(seed: int, topology: Topology, wire: float) -> None:
+    assert_all_answered(*simulate(seed, topology=topology, wire=wire))
+
+
+@given(seed=st.integers(0, 2**32), topology=topologies, kills=st.integers(1, 4), wire=wires)
+def test_killed_workers_cost_time_never_text(seed: int, topology: Topology, kills: int, wire: float) -> None:
+    simulation, opened, given = simulate(seed, kills=kills, topology=topology, wire=wire)
     assert sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()) == kills
     assert_all_answered(simulation, opened, given)
 
 
-def test_a_play_repeats_itself() -> None:
-    first, second = (simulate(7, kills=2, workers=2)[2] for _ in range(2))
+@pytest.mark.parametrize("topology", [unified(2), pairs(2)])
+def test_a_play_repeats_itself(topology: Topology) -> None:
+    first, second = (simulate(7, kills=2, topology=topology)[2] for _ in range(2))
     assert first == second
     assert first[-1].time > 1
 

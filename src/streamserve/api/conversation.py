@@ -42,7 +42,9 @@ class Conversation:
 
 def chat_tools(door: Door, wanted: ChatRequest) -> Tools | None:
     """The tools that the model may call. Raises RequestError naming the field at fault."""
-    return wanted_tools(wanted, door.settings.tool_parser, door.llm.tokenizer.chat_template)
+    settings, tokenizer = door.settings, door.llm.tokenizer
+    thinks = find_thinking(settings.reasoning_parser, tokenizer.chat_template) is not None
+    return wanted_tools(wanted, settings.tool_parser, tokenizer, thinks)
 
 
 def chat_text(llm: Generator, wanted: ChatRequest, tools: Tools | None = None) -> str:
@@ -82,7 +84,7 @@ async def prepared(door: Door, wanted: ChatRequest, prompt: Prompt | None = None
     marks = [OPENING, CLOSING] if thinking else []
     if tools:
         marks += [mark for mark in (tools.form.opening, tools.form.closing, tools.form.separator) if mark]
-    if any(_special(tokenizer, mark) is not None for mark in marks):
+    if any(tokenizer.special_id(mark) is not None for mark in marks):
         params = msgspec.structs.replace(params, skip_special_tokens=False)  # the readers need to see them
     return Conversation(prompt, params, tools, thinking)
 
@@ -101,14 +103,8 @@ def _behind_thought(form: Wanted, thinking: Thinking | None, prompt: str, tokeni
     thoughts = ThoughtReader(thinking, prompt) if thinking else None
     if thoughts is None or not (thoughts.open or thoughts.undecided):
         return form
-    closing, opening = _special(tokenizer, CLOSING), _special(tokenizer, OPENING)
+    closing, opening = tokenizer.special_id(CLOSING), tokenizer.special_id(OPENING)
     grammar = msgspec.structs.replace(form.grammar, after=CLOSING if closing is None else closing)
     if thoughts.undecided:
         grammar = msgspec.structs.replace(grammar, opening=OPENING if opening is None else opening)
     return Wanted(grammar, form.field)
-
-
-def _special(tokenizer: Tokenizer, mark: str) -> int | None:
-    """The special token that `mark` is, if it is one."""
-    ids = tokenizer.encode(mark, add_special_tokens=False)
-    return ids[0] if len(ids) == 1 and tokenizer.is_special(ids[0]) else None

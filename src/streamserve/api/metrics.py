@@ -6,16 +6,21 @@ so that its dashboards and autoscalers work unchanged.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Report, SpeculationReport
+from streamserve.protocol.messages import Report, SpeculationReport, StepParts
 from streamserve.text.output import Delta, Usage
 
 OURS, THEIRS = "streamserve:", "vllm:"
@@ -37,10 +42,17 @@ NAMES_OF_VLLM = {
     "request_queue_time_seconds",
     "request_prefill_time_seconds",
     "request_decode_time_seconds",
+    "request_inference_time_seconds",
     "request_prompt_tokens",
     "request_generation_tokens",
+    "request_params_n",
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_accepted_tokens_per_pos",
 }
-"""Families that vLLM has with the same name and meaning; labels are ours."""
+"""Families that vLLM has with the same name and meaning (in its v1/metrics/loggers.py and
+v1/spec_decode/metrics.py); labels are ours."""
 
 SUCCESSES = ("stop", "length", "abort")
 """Reasons that vLLM counts as success, with its label's name (finished_reason)."""
@@ -49,6 +61,8 @@ _LABEL = "model_name"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 _COUNTS = tuple(2**power for power in range(0, 18))
+_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
@@ -62,8 +76,10 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
     "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
     "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
+    "request_inference_time_seconds": ("From a request's first step to its last token.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Tokens generated for a request.", _COUNTS),
+    "request_params_n": ("Choices that a request asked for.", (1, 2, 5, 10, 20)),
 }
 
 
@@ -155,6 +171,7 @@ class RequestWatch:
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self._created = created
+        self._choices = choices
         self._open = set(range(choices))
         self._start = time.perf_counter()
         self._first = 0.0
@@ -179,11 +196,14 @@ class RequestWatch:
         observe("request_queue_time_seconds", usage.queued_seconds)
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
+        observe("request_params_n", self._choices)
         if not self._latest:
             return
         last, most = max(self._latest.values()), max(self._tokens.values())
-        observe("request_prefill_time_seconds", max(0.0, self._first - self._start - usage.queued_seconds))
+        began = self._start + usage.queued_seconds
+        observe("request_prefill_time_seconds", max(0.0, self._first - began))
         observe("request_decode_time_seconds", last - self._first)
+        observe("request_inference_time_seconds", max(0.0, last - began))
         if most > 1:
             observe("request_time_per_output_token_seconds", (last - self._first) / (most - 1))
 
@@ -233,8 +253,24 @@ class _WorkerReport(Collector):
             yield self._counter("step_floor_seconds", "The least time these steps could take.", floor)
             share = floor / spent if spent else 0.0
             yield self._gauge("step_floor_share", "Floor / time, of all steps so far.", share)
+        if report.step_parts is not None:
+            yield from self._parts(report.step_parts, report.step_seconds)
         if report.speculation is not None:
             yield from self._speculation(report.speculation)
+
+    def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
+        seconds = CounterMetricFamily(
+            f"{OURS}step_part_seconds", "Time of steps by what it went into.", labels=(_LABEL, "part")
+        )
+        shares = GaugeMetricFamily(
+            f"{OURS}step_part_share", "Parts of the time of all steps so far.", labels=(_LABEL, "part")
+        )
+        for part in StepParts.__struct_fields__:
+            value = getattr(parts, part)
+            seconds.add_metric((self._model_name, part), value)
+            shares.add_metric((self._model_name, part), value / spent if spent else 0.0)
+        yield seconds
+        yield shares
 
     def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
         yield self._counter("spec_decode_num_drafts", "Trees that were drafted.", report.drafts)
@@ -248,6 +284,8 @@ class _WorkerReport(Collector):
         for position, count in enumerate(report.accepted_at):
             family.add_metric((self._model_name, str(position)), count)
         yield family
+        yield self._counted("spec_decode_tree_nodes", "Guesses of a tree.", report.trees_by_nodes, _NODES)
+        yield self._counted("spec_decode_tree_depth", "Levels of a tree.", report.trees_by_depth, _DEPTHS)
         yield self._counter("spec_decode_guesses", "Guesses drafted, verified or not.", report.drafted)
         yield self._counter(
             "spec_decode_expected_tokens", "Acceptances predicted before verification.", report.expected
@@ -265,6 +303,14 @@ class _WorkerReport(Collector):
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))
         family.add_metric((self._model_name,), value)
+        return family
+
+    def _counted(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
+        """A histogram of numbers, `counts[i]` of which are i + 1."""
+        family = HistogramMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))
+        up_to = [(str(float(bucket)), float(sum(counts[:bucket]))) for bucket in buckets]
+        total = sum(number * count for number, count in enumerate(counts, start=1))
+        family.add_metric((self._model_name,), [*up_to, ("+Inf", float(sum(counts)))], total)
         return family
 
 

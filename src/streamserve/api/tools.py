@@ -8,7 +8,9 @@ from streamserve.api.schemas import ChatRequest
 from streamserve.api.structured import json_grammar
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
+from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import REQUIRED, Format, find_format
+from streamserve.text.tools.grammar import calls_schema, free_calls
 from streamserve.text.tools.reader import CallReader
 
 MAX_TOOLS = 128
@@ -17,12 +19,14 @@ MAX_CALLS = 32
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CHOICES = ("none", "auto", "required")
+_ANY = {"type": "object"}
+"""The arguments of a function that is not strict, beside one that is."""
 
 
 @dataclass(frozen=True)
 class Tools:
-    """How one request's tools are used. `shown` are those the template gets; `grammar` forces a call; `named`
-    is the one whose arguments are then the whole text."""
+    """How one request's tools are used. `shown` are those the template gets; `grammar` forces a call, or the
+    form of one; `named` is the one whose arguments are then the whole text."""
 
     shown: list[dict[str, Any]]
     names: frozenset[str]
@@ -36,25 +40,34 @@ class Tools:
         return CallReader(self.form, self.names, self.parallel, self.named)
 
 
-def wanted_tools(request: ChatRequest, parser: str, template: str | None) -> Tools | None:
+def wanted_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks: bool) -> Tools | None:
     """The tools of `request`, None if it has none or must not use them. `parser` is the name of the format in
-    which the model writes calls. Raises RequestError naming the field at fault."""
+    which the model writes calls, and perhaps it `thinks` before. Raises RequestError naming the field."""
     schemas = _schemas(request.tools)
     choice = _choice(request.tool_choice, schemas)
     if choice == "none" or not schemas:
         return None
     names, parallel = frozenset(schemas), request.parallel_tool_calls is not False
     if choice == "auto":
-        form = find_format(parser, template)
+        form = find_format(parser, tokenizer.chat_template)
         if form is None:
             raise RequestError(
                 "tools: how this model writes tool calls is not known, as its chat template does not say: "
                 "use tool_choice required or a named function, or start the server with --tool-parser",
                 field="tools",
             )
-        return Tools(request.tools, names, form, parallel)
+        strict = {tool["function"]["name"] for tool in request.tools if tool["function"].get("strict")}
+        if not strict:
+            return Tools(request.tools, names, form, parallel)
+        held = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
+        grammar = free_calls(form, held, tokenizer.special_id, thinks)
+        return Tools(request.tools, names, form, parallel, grammar)
     if choice == "required":
-        grammar = json_grammar(_calls_schema(schemas, MAX_CALLS if parallel else 1))
+        call = calls_schema(schemas, "parameters")
+        definitions = call.pop("$defs")
+        most = MAX_CALLS if parallel else 1
+        calls = {"type": "array", "items": call, "minItems": 1, "maxItems": most, "$defs": definitions}
+        grammar = json_grammar(calls)
         return Tools(request.tools, names, REQUIRED, parallel, grammar)
     return Tools(request.tools, names, REQUIRED, False, json_grammar(schemas[choice]), choice)
 
@@ -76,6 +89,8 @@ def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             )
         if name in schemas:
             raise RequestError(f"{where}.function.name: there are two tools called {name}", field="tools")
+        if not isinstance(function.get("strict"), bool | None):
+            raise RequestError(f"{where}.function.strict must be true or false", field="tools")
         schemas[name] = _parameters(function.get("parameters"), f"{where}.function.parameters")
     return schemas
 
@@ -108,34 +123,3 @@ def _choice(choice: Any, schemas: dict[str, dict[str, Any]]) -> str:
     if choice == "required" and not schemas:
         raise RequestError(f"{field} is required, but there are no tools", field=field)
     return str(choice)
-
-
-def _calls_schema(schemas: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
-    """A list of calls. References within a function's schema are moved to where it stands now."""
-    definitions = {
-        f"tool{place}": _moved(schema, f"#/$defs/tool{place}")
-        for place, schema in enumerate(schemas.values())
-    }
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/tool{place}"}},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for place, name in enumerate(schemas)
-    ]
-    items = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "maxItems": most}
-    return {**items, "$defs": definitions}
-
-
-def _moved(node: Any, place: str) -> Any:
-    if isinstance(node, list):
-        return [_moved(one, place) for one in node]
-    if not isinstance(node, dict):
-        return node
-    moved = {name: _moved(value, place) for name, value in node.items()}
-    reference = node.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
-    return moved

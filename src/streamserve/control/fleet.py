@@ -28,7 +28,12 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
+from streamserve.control.placement import Placement
 from streamserve.control.rate import Rate
+from streamserve.control.requests import GapError, OpenRequest
+from streamserve.control.tickets import OpenTicket, TicketBook
+from streamserve.control.workers import Topology, WorkerState
+from streamserve.policy.routing import FlowGuard, Router
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
@@ -37,15 +42,16 @@ from streamserve.protocol.messages import (
     Event,
     Events,
     Failed,
-    Finished,
-    Guessed,
-    Progress,
-    PromptLogprobs,
+    Pushed,
     Ready,
     Report,
-    Submit,
+    Reserved,
+    Token,
+    TransferNews,
+    Transfers,
     Withdrawn,
 )
+from streamserve.protocol.tickets import Join, Push, Release
 
 KILL_AFTER = 4
 """A worker that has been silent this many times as long as counts as stuck is killed."""
@@ -61,7 +67,8 @@ class FleetConfig:
     seconds counts as stuck. After `max_restarts` losses in `restart_window` seconds it stays down; a request
     that was there for `max_attempts` losses is not tried again."""
 
-    workers: tuple[str, ...] = ("unified-0",)
+    topology: Topology = field(default_factory=Topology)
+    router: Router = field(default_factory=FlowGuard)
     max_requests: int = 1024
     max_waiting_tokens: int = 1 << 20
     stuck_after: float = 30.0
@@ -70,49 +77,15 @@ class FleetConfig:
     max_attempts: int = 3
 
 
-class _GapError(Exception):
-    """A worker skipped something: its client must not get the rest."""
-
-
-@dataclass
-class _Worker:
-    incarnation: int = 1
-    ready: Ready | None = None
-    report: Report | None = None
-    heard_at: float = 0.0
-    stuck: bool = False
-    losses: list[float] = field(default_factory=list)
-    failure: Failed | None = None
-
-
-@dataclass
-class _Request:
-    """What a client asked for and has been given so far. No two attempts of a fleet have the same number,
-    so nothing a worker still says of an earlier request of the same name can be taken for this one's.
-
-    `opened` holds the latest prompt. After an edit of a prompt that is answered early, the worker's tokens
-    are of an older prompt until it says that it `awaits` no longer: that it has come to this version."""
-
-    opened: Open
-    arrival: float
-    attempt: int
-    worker: str | None = None
-    losses: int = 0
-    outputs: dict[int, list[int]] = field(default_factory=dict)
-    began: dict[int, float] = field(default_factory=dict)
-    open_choices: set[int] = field(default_factory=set)
-    admitted: bool = False
-    prompt_logprobs: int = 0
-    awaits: int | None = None
-
-
 class Fleet:
     """All the workers and all the open requests of one server."""
 
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
-        self.workers = {name: _Worker() for name in config.workers}
-        self.requests: dict[str, _Request] = {}
+        self.workers = {name: WorkerState() for name in config.topology.names}
+        self.requests: dict[str, OpenRequest] = {}
+        self.tickets = TicketBook()
+        self.placement = Placement(config.topology, config.router)
         self._attempts = count()
         self._finished = Rate()
         self._begun_tokens = Rate()
@@ -141,6 +114,9 @@ class Fleet:
 
     def health(self) -> tuple[bool, str]:
         """Whether requests are being served, and if not, why."""
+        well = {name: worker for name, worker in self.workers.items() if worker.ready and not worker.stuck}
+        if self.config.topology.complete(well):
+            return True, "ready"
         for name, worker in self.workers.items():
             if worker.failure:
                 return False, f"worker {name} is down: {worker.failure.error}"
@@ -179,11 +155,12 @@ class Fleet:
             yield Refuse(event.request, full)
             return
         choices = range(event.params.n)
-        request = _Request(event, now, next(self._attempts))
+        request = OpenRequest(event, now, next(self._attempts))
         request.outputs = {choice: [] for choice in choices}
+        request.resumed = {choice: [] for choice in choices}
         request.open_choices = set(choices)
         self.requests[event.request] = request
-        yield from self._place(request)
+        yield from self._place(request, now)
 
     def _edit(self, event: Edit, now: float) -> Iterator[Command]:
         """The latest prompt is kept for a next attempt. An answer to an earlier one is withdrawn at once."""
@@ -206,6 +183,7 @@ class Fleet:
                 event.params, event.tail, now,
             )  # fmt: skip
             yield Send(request.worker, message)
+            yield from self._reserve(request)
         if before.answer_early and (after.prompt, after.params) != (before.prompt, before.params):
             request.awaits = event.version if request.worker is not None else None
             if any(request.outputs.values()):
@@ -232,37 +210,23 @@ class Fleet:
             return _later(message, self._begun_tokens.seconds_for(now, tokens))
         return None
 
-    def _place(self, request: _Request) -> Iterator[Command]:
-        """Give a request to the ready worker with the fewest; with none ready it waits for one."""
-        if all(worker.failure for worker in self.workers.values()):
-            yield self._refuse(request, RequestError(self.health()[1], status=503))
+    def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
+        """Give a request to where the router says; with no place for it now it waits for one."""
+        if not self.config.topology.complete(self._alive()):
+            yield self._refuse(request, RequestError(self.health()[1], status=503, retry_after=5.0))
             return
-        ready = [name for name, worker in self.workers.items() if worker.ready]
-        if not ready:
+        place = self.placement.choose(request, self.workers, now)
+        if place is None:
             return
-        request.worker = min(ready, key=self._load)
-        opened = request.opened
-        outputs = {choice: list(request.outputs[choice]) for choice in sorted(request.open_choices)}
-        message = Submit(
-            opened.request,
-            request.attempt,
-            opened.prompt,
-            opened.params,
-            outputs,
-            request.arrival,
-            opened.priority,
-            opened.cache_salt,
-            {choice: request.began[choice] for choice in outputs if choice in request.began},
-            opened.open,
-            opened.answer_early,
-            opened.tail,
-            opened.version,
-        )
+        front, decode = place
+        # What ends with its first token, or is answered while it changes, is not worth a move.
+        params, early = request.opened.params, request.opened.answer_early
+        whole = decode is None or params.max_tokens in (0, 1) or early
+        request.worker, request.decode = front, None if whole else decode
+        request.handing = set() if whole else set(request.open_choices)
         request.awaits = None
-        yield Send(request.worker, message)
-
-    def _load(self, worker: str) -> int:
-        return sum(request.worker == worker for request in self.requests.values())
+        self.workers[front].prefilling[request.opened.request] = len(request.opened.prompt)
+        yield Send(front, request.submit("both" if whole else "prefill"))
 
     def _close(self, event: Close, now: float) -> Iterator[Command]:
         request = self.requests.get(event.request)
@@ -272,11 +236,11 @@ class Fleet:
             request.open_choices.clear()
         else:
             request.open_choices.discard(event.choice)
-        if request.worker is not None:
-            yield Send(request.worker, Cancel(event.request, event.choice))
+            request.handing.discard(event.choice)
+        for worker in sorted(request.workers):
+            yield Send(worker, Cancel(event.request, event.choice))
         if not request.open_choices:
-            self._finished.add(now)
-            del self.requests[event.request]
+            self._end(request, now)
 
     def _heard(self, event: Heard, now: float) -> Iterator[Command]:
         worker = self.workers[event.worker]
@@ -288,14 +252,17 @@ class Fleet:
                 worker.ready = event.message
                 for request in list(self.requests.values()):
                     if request.worker is None:
-                        yield from self._place(request)
+                        yield from self._place(request, now)
             case Failed():
                 worker.failure = event.message
-                yield from self._fail_all()
+                yield from self._fail_all(now)
             case Report():
                 worker.report = event.message
             case Events():
                 yield from self._deliver(event.message.events, now)
+            case Transfers():
+                for news in event.message.news:
+                    yield from self._transfer(event.worker, news, now)
 
     def _deliver(self, events: list[Event], now: float) -> Iterator[Command]:
         """Pass on what is new of each request, in one piece each."""
@@ -307,73 +274,93 @@ class Fleet:
             if request is None:
                 continue
             try:
-                fresh = [taken for event in news if (taken := self._accept(request, event, now)) is not None]
-            except _GapError as gap:
-                if request.worker is not None:
-                    yield Send(request.worker, Cancel(name))
+                fresh = [taken for event in news if (taken := request.accept(event, now)) is not None]
+            except GapError as gap:
+                yield from self._cancel(request)
                 yield self._refuse(request, RequestError(str(gap), status=500))
                 continue
+            yield from self._noticed(request, news, fresh, now)
             last = not request.open_choices
             if last:
-                self._finished.add(now)
-                del self.requests[name]
+                if request.decode and name not in self.workers[request.decode].decoding:
+                    yield Send(request.decode, Cancel(name))  # it ended before its KV had to move
+                self._end(request, now)
             if fresh or last:
                 yield Deliver(name, fresh, last)
 
-    def _accept(self, request: _Request, event: Event, now: float) -> Event | None:
-        """Exactly the next index of the current attempt is taken; repeats are dropped, a gap is an error."""
-        if event.attempt != request.attempt:
-            return None
-        if isinstance(event, PromptLogprobs):
-            return self._accept_prompt_logprobs(request, event)
-        if isinstance(event, Progress):
-            return event if event.version == request.opened.version else None
-        if isinstance(event, Withdrawn):  # its client knows already
-            if request.awaits is not None and event.version >= request.awaits:
-                request.awaits = None
-            return None
-        if event.choice not in request.open_choices:
-            return None
-        if isinstance(event, Admitted):
-            if request.admitted:
-                return None
-            request.admitted = True
+    def _noticed(
+        self, request: OpenRequest, news: list[Event], fresh: list[Event], now: float
+    ) -> Iterator[Command]:
+        """What the fleet's own books take from a request's news."""
+        if any(isinstance(event, Admitted) for event in fresh):
             self._begun_tokens.add(now, len(request.opened.prompt))
-            return event
-        if isinstance(event, Guessed):
-            return event
-        if isinstance(event, Finished):
-            request.open_choices.discard(event.choice)
-            return event
-        if request.awaits is not None:
-            return None
-        given = request.outputs[event.choice]
-        if event.index > len(given):
-            raise _GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
-        if event.index < len(given):
-            return None
-        if not given:
-            request.began[event.choice] = now
-        given.append(event.token)
-        if event.finish:
-            request.open_choices.discard(event.choice)
-        return event
+        if request.decode is None and any(isinstance(event, Token) for event in fresh):
+            self._decodes(request)
+        if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
+            request.planned = True
+            yield from self._reserve(request)
 
-    def _accept_prompt_logprobs(self, request: _Request, event: PromptLogprobs) -> PromptLogprobs | None:
-        """A next attempt computes the prompt anew, perhaps in other chunks: only what is new is passed on."""
-        seen, first = request.prompt_logprobs, event.start - 1
-        if first > seen:
-            raise _GapError(f"prompt position {event.start} came after {seen} positions")
-        if first + len(event.entries) <= seen:
-            return None
-        request.prompt_logprobs = first + len(event.entries)
-        return PromptLogprobs(event.request, event.attempt, seen + 1, event.entries[seen - first :])
+    def _reserve(self, request: OpenRequest) -> Iterator[Command]:
+        """Once a prompt is complete and its first chunk planned, its decode worker is to hold blocks for
+        it."""
+        due = request.planned and not request.opened.open and bool(request.open_choices)
+        if due and request.decode and not request.reserving:
+            request.reserving = True
+            yield Send(request.decode, request.submit("decode"))
+
+    def _transfer(self, worker: str, news: TransferNews, now: float) -> Iterator[Command]:
+        match news:
+            case Reserved():
+                yield from self._reserved(worker, news)
+            case Pushed():
+                yield from self._pushed(worker, news, now)
+
+    def _reserved(self, owner: str, news: Reserved) -> Iterator[Command]:
+        """Blocks are held for a ticket: its writer may use it, if anybody still wants it."""
+        request = self.requests.get(news.request)
+        current = request is not None and request.attempt == news.attempt and request.decode == owner
+        if request is None or not current or request.worker is None:
+            yield Send(owner, Release(news.ticket.id))
+            return
+        self.tickets.add(OpenTicket(news.ticket, request.worker, owner))
+        yield Send(request.worker, Push(news.ticket))
+
+    def _pushed(self, worker: str, news: Pushed, now: float) -> Iterator[Command]:
+        """Nobody writes to a ticket any more: its choices decode there, or the request starts over if their
+        KV is missing."""
+        entry = self.tickets.close(news.ticket)
+        request = self.requests.get(news.request)
+        current = request is not None and request.attempt == news.attempt
+        going = request.handing & set(entry.ticket.choices) if request and current and entry else set()
+        if entry and going and not news.error and request:
+            request.handing -= going
+            outputs = {choice: list(request.outputs[choice]) for choice in sorted(going)}
+            began = {choice: request.began[choice] for choice in sorted(going)}
+            yield Send(entry.owner, Join(news.request, news.attempt, news.ticket, outputs, began))
+            if not request.handing:
+                self._decodes(request)
+            return
+        if entry:
+            yield Send(entry.owner, Release(news.ticket))
+        if request and current and (going or worker == request.decode):
+            yield from self._cancel(request)
+            yield from self._retry(request, f"its KV could not be moved: {news.error}", now)
+
+    def _decodes(self, request: OpenRequest) -> None:
+        """A request's prompt is computed, and its KV is where it is decoded."""
+        name = request.opened.request
+        if request.worker:
+            self.workers[request.worker].prefilling.pop(name, None)
+        place = request.decode or request.worker
+        if place:
+            self.workers[place].decoding.add(name)
 
     def _lost(self, event: Lost, now: float) -> Iterator[Command]:
         worker = self.workers[event.worker]
         if event.incarnation != worker.incarnation or worker.failure:
             return
         never_ready = worker.incarnation == 1 and worker.ready is None
+        self.placement.view.forget(event.worker)
         worker.ready = worker.report = None
         worker.losses = [t for t in worker.losses if now - t < self.config.restart_window] + [now]
         if never_ready or len(worker.losses) > self.config.max_restarts:
@@ -382,28 +369,53 @@ class Fleet:
             worker.incarnation += 1
             worker.heard_at = now
             yield Start(event.worker, worker.incarnation)
+        for entry in self.tickets.lose(event.worker):
+            yield Send(entry.owner, Release(entry.ticket.id))
         for request in list(self.requests.values()):
-            if request.worker == event.worker:
-                yield from self._retry(request, event.reason)
-        yield from self._fail_all()
+            if request.depends_on(event.worker):
+                yield from self._cancel(request, gone=event.worker)
+                yield from self._retry(request, f"the worker died: {event.reason}", now)
+        yield from self._fail_all(now)
 
-    def _retry(self, request: _Request, reason: str) -> Iterator[Command]:
-        request.worker = None
+    def _retry(self, request: OpenRequest, reason: str, now: float) -> Iterator[Command]:
+        """Another attempt, behind what the client has."""
+        self._leave(request)
         request.losses += 1
-        request.attempt = next(self._attempts)
+        request.next_attempt(next(self._attempts))
         if request.losses >= self.config.max_attempts:
-            message = f"the worker died {request.losses} times while serving this request: {reason}"
+            message = f"this request was lost {request.losses} times: {reason}"
             yield self._refuse(request, RequestError(message, status=500))
         else:
-            yield from self._place(request)
+            yield from self._place(request, now)
 
-    def _fail_all(self) -> Iterator[Command]:
-        """With no worker left, nobody waits in vain."""
-        if all(worker.failure for worker in self.workers.values()):
+    def _cancel(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
+        """Let all workers but the one that is gone forget a request."""
+        for worker in sorted(request.workers - {gone}):
+            yield Send(worker, Cancel(request.opened.request))
+
+    def _leave(self, request: OpenRequest) -> None:
+        """A request is at no worker any more."""
+        for name in request.workers:
+            self.workers[name].prefilling.pop(request.opened.request, None)
+            self.workers[name].decoding.discard(request.opened.request)
+
+    def _end(self, request: OpenRequest, now: float) -> None:
+        self._finished.add(now)
+        self._leave(request)
+        del self.requests[request.opened.request]
+
+    def _alive(self) -> set[str]:
+        """The workers that serve, or will when they have started."""
+        return {name for name, worker in self.workers.items() if not worker.failure}
+
+    def _fail_all(self, now: float) -> Iterator[Command]:
+        """With no place left, nobody waits in vain."""
+        if not self.config.topology.complete(self._alive()):
             for request in list(self.requests.values()):
-                yield from self._place(request)
+                yield from self._place(request, now)
 
-    def _refuse(self, request: _Request, error: RequestError) -> Command:
+    def _refuse(self, request: OpenRequest, error: RequestError) -> Command:
+        self._leave(request)
         del self.requests[request.opened.request]
         return Refuse(request.opened.request, error)
 

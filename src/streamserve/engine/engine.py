@@ -14,11 +14,13 @@ from streamserve.engine.plan import (
     StepPlan,
     StepResult,
 )
-from streamserve.engine.prefix import namespace
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.speculation import Limit, Speculation, guessed_cost
-from streamserve.policy.goodput import PLAIN, Shape
+from streamserve.engine.speculation import Speculation, guessed_cost
+from streamserve.engine.transfer import Incoming, Outgoing, Transport
+from streamserve.policy.outlook import Candidate
+from streamserve.policy.prefix import namespace
+from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
@@ -32,10 +34,16 @@ from streamserve.protocol.messages import (
     Guessed,
     ModelInfo,
     PromptLogprobs,
+    Pushed,
     Report,
+    Reserved,
+    StepParts,
     Submit,
+    ToEngine,
     Token,
+    TransferNews,
 )
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
 
 class Engine:
@@ -44,6 +52,9 @@ class Engine:
     `clock` gives seconds; it is real in a worker and virtual in a simulation. A drafter that has not
     answered `draft_wait` seconds after it was asked is done without in this step. `floor`, where the
     machine has been measured, gives the least seconds that a plan could take: reports have their sum.
+
+    With a `transport` it can hand the KV of prompts over to other workers; with `cache`, the address of its
+    own pool, others can hand theirs over to it.
     """
 
     def __init__(
@@ -56,6 +67,9 @@ class Engine:
         speculation: Speculation | None = None,
         draft_wait: float = 1.0,
         floor: Callable[[StepPlan], float] | None = None,
+        transport: Transport | None = None,
+        cache: CacheAddress | None = None,
+        name: str = "",
     ) -> None:
         self.config = config
         self.model = model
@@ -66,11 +80,17 @@ class Engine:
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
+        pool = self.scheduler.tables.pool
+        self.outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
+        self.incoming = Incoming(cache, name, pool, config.block_size) if cache else None
+        self._told: list[TransferNews] = []
         self._eos = frozenset(model.eos_token_ids)
         self._next_id = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._step_seconds = 0.0
+        self._scheduling_seconds = 0.0
+        self._target_seconds = 0.0
         self._floor = floor
         self._floor_seconds = 0.0
 
@@ -78,23 +98,48 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def handle(self, message: Submit | Edit | Cancel) -> list[Event]:
+    @property
+    def transferring(self) -> bool:
+        """Whether KV is on its way to other workers: `transfers` tells when it has landed."""
+        return bool(self._told) or (self.outgoing is not None and self.outgoing.busy)
+
+    def handle(self, message: ToEngine) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
-        if isinstance(message, Cancel):
-            return self._cancel(message)
-        if isinstance(message, Edit):
-            return []
-        return self._submit(message)
+        match message:
+            case Submit():
+                return self._submit(message)
+            case Edit():
+                return []
+            case Cancel():
+                return self._cancel(message)
+            case Push():
+                return self._push(message)
+            case Join():
+                return self._join(message)
+            case Release():
+                return self._release(message)
+
+    def transfers(self) -> list[TransferNews]:
+        """What there is to tell of tickets, after the events so far. What has landed is let go here."""
+        if self.outgoing is not None:
+            told, over = self.outgoing.poll()
+            self._told += told
+            for sequence in over:
+                self.scheduler.remove(sequence)
+        told_now, self._told = self._told, []
+        return told_now
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
-        started = self.clock()
+        started, elsewhere = self.clock(), self._computing_seconds
         for sequence in self.scheduler.sequences.values():
             sequence.tick(started)
         proposals = self.scheduler.plan()
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
+        self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
+        self._issue_tickets()
         events = self._admissions(proposals, started)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
@@ -119,9 +164,19 @@ class Engine:
             preemptions=scheduler.preemptions,
             copies_on_write=scheduler.tables.copies_on_write,
             step_seconds=self._step_seconds,
+            step_parts=StepParts(
+                scheduling=self._scheduling_seconds,
+                draft=self.speculation.counters.draft_seconds,
+                target=self._target_seconds,
+            ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
         )
+
+    @property
+    def _computing_seconds(self) -> float:
+        """Seconds that were spent in the models."""
+        return self.speculation.counters.draft_seconds + self._target_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
         error = self._refusal(message)
@@ -131,7 +186,7 @@ class Engine:
                 for choice in message.outputs
             ]
         for sequence in self._of(message.request):
-            self.scheduler.remove(sequence)  # an earlier attempt: only the latest one lives
+            self._remove(sequence)  # an earlier attempt: only the latest one lives
         fresh = not any(message.outputs.values())
         groups = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
         for choices in groups:
@@ -147,6 +202,10 @@ class Engine:
             return "the prompt is empty"
         if length > self.config.max_model_len:
             return f"the prompt has {length} tokens, but the model's limit is {self.config.max_model_len}"
+        if (message.phase == "prefill" and not self.outgoing) or (
+            message.phase == "decode" and not self.incoming
+        ):
+            return f"this worker does not {message.phase} for others"
         if len(message.outputs) > self.config.max_num_seqs:
             return (
                 f"n is {len(message.outputs)}, but at most {self.config.max_num_seqs} sequences run at once"
@@ -156,6 +215,7 @@ class Engine:
         return ""
 
     def _add(self, message: Submit, choices: tuple[int, ...]) -> None:
+        tokens = message.prompt + message.outputs[choices[0]]
         self.scheduler.add(
             Sequence(
                 id=self._new_id(),
@@ -164,16 +224,21 @@ class Engine:
                 choices=choices,
                 params=message.params,
                 prompt_length=len(message.prompt),
-                tokens=message.prompt + message.outputs[choices[0]],
+                tokens=tokens,
                 root=namespace(self.model.fingerprint, message.cache_salt),
                 priority=message.priority,
                 arrival=message.arrival,
                 computed=[0] * self.scheduler.tables.planes,
-                prompt_logprobs_done=message.params.prompt_logprobs is None or 0 not in choices,
+                prompt_logprobs_done=message.params.prompt_logprobs is None
+                or 0 not in choices
+                or message.phase == "decode",
                 first_token_at=message.began.get(choices[0]),
+                handoff=message.phase == "prefill",
+                reserved=message.phase == "decode",
             )
         )
-        self._prompt_tokens += len(message.prompt)
+        if message.phase != "decode":
+            self._prompt_tokens += len(message.prompt)
 
     def _cancel(self, message: Cancel) -> list[Event]:
         events: list[Event] = []
@@ -188,7 +253,60 @@ class Engine:
         """One choice goes; the sequence goes with its last one."""
         sequence.choices = tuple(other for other in sequence.choices if other != choice)
         if not sequence.choices:
+            self._remove(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Forget a sequence; blocks that others still read or write are kept until they do no more."""
+        if self.outgoing and sequence.handoff:
+            self.outgoing.drop(sequence)
+        if self.incoming and sequence.reserved:
+            self.incoming.withdraw(sequence)
+        self.scheduler.remove(sequence)
+
+    def _issue_tickets(self) -> None:
+        """For the sequences that have just got blocks for KV to come."""
+        if self.incoming is not None:
+            taken = self.scheduler.take_reserved()
+            self._told += [Reserved(s.request, s.attempt, self.incoming.issue(s)) for s in taken]
+
+    def _push(self, message: Push) -> list[Event]:
+        ticket = message.ticket
+        if self.outgoing is None:
+            error = "this worker hands nothing over"
+            self._told.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
+            return []
+        wanted = (
+            sequence
+            for sequence in self._of(ticket.request)
+            if sequence.attempt == ticket.attempt and set(sequence.choices) & set(ticket.choices)
+        )
+        self.outgoing.grant(ticket, next(wanted, None))
+        return []
+
+    def _join(self, message: Join) -> list[Event]:
+        """The KV of a prompt has come: its sequence decodes from here on."""
+        sequence = self.incoming.joined(message.ticket) if self.incoming else None
+        if sequence is None:
+            error = "nobody waits for this ticket"
+            self._told.append(Pushed(message.request, message.attempt, message.ticket, error))
+            return []
+        sequence.held = sequence.reserved = False
+        sequence.computed[TARGET] = len(sequence.tokens)
+        self.scheduler.tables.register(sequence)
+        sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
+        if not sequence.choices:
             self.scheduler.remove(sequence)
+            return []
+        for branch in self._fork(sequence):
+            branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
+            branch.first_token_at = message.began[branch.choices[0]]
+        return []
+
+    def _release(self, message: Release) -> list[Event]:
+        sequence = self.incoming.release(message.ticket) if self.incoming else None
+        if sequence is not None:
+            self.scheduler.remove(sequence)
+        return []
 
     def _draft(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
         """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
@@ -200,11 +318,15 @@ class Engine:
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         budget = self.config.max_num_batched_tokens - len(able)
+        guessed_for = {proposal.sequence.id for proposal in able}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if p.sequence.pending == 1}
         shapes = self.speculation.shapes(
-            [Limit(p.sequence.params.speculation.max_depth, p.nodes) for p in able],
+            [_candidate(proposal) for proposal in able],
             rows - len(able),
             kv_tokens,
             min(self.config.draft_nodes, budget // max(len(able), 1)),
+            [need for id, need in needs.items() if id not in guessed_for],
+            len(self.scheduler.running()) / self.config.max_num_seqs,
         )
         asked = {
             proposal.sequence.id: self._ask(proposal.sequence, shape)
@@ -224,8 +346,7 @@ class Engine:
             if self.drafter.plane == DRAFT:
                 self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        decoding = sum(proposal.sequence.pending == 1 for proposal in proposals)
-        chosen = self.speculation.choose(trees, sampled, rows, decoding, kv_tokens, spent, budget)
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
         self.speculation.counters.select_seconds += self.clock() - started - spent
         return chosen
 
@@ -244,6 +365,7 @@ class Engine:
             depth=shape.depth,
             width=shape.width,
             nodes=shape.nodes,
+            expansion=shape.expansion,
             computed=0 if plane is None else sequence.computed[plane],
             blocks=[] if plane is None else list(sequence.blocks),
         )
@@ -252,10 +374,13 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
+        spent = self.clock() - started
+        self._target_seconds += spent
         if self.drafter is not None and plan.spans:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
-            self.speculation.stepped(rows, kv_tokens, self.clock() - started)
+            brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
+            self.speculation.stepped(rows, kv_tokens, spent, brought)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]
@@ -279,17 +404,45 @@ class Engine:
             events += self._prompt_logprobs(sequence, span, outcome)
         sequence.computed[span.plane] += len(span.tokens)
         if outcome.error:
-            self.scheduler.remove(sequence)
+            self._remove(sequence)
             return events + [_refused(sequence, choice, outcome.error) for choice in sequence.choices]
         if span.tree is None:
             self.scheduler.tables.register(sequence)
+            self._advance(sequence)
             return events
+        if sequence.handoff:
+            return events + self._hand_over(sequence, outcome)
         if len(span.tree) > 1:
             guessed, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
             events.append(Guessed(sequence.request, sequence.attempt, sequence.choices[0], guessed, accepted))
         branches = self._fork(sequence)
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)
+        return events
+
+    def _advance(self, sequence: Sequence) -> None:
+        if self.outgoing and sequence.handoff:
+            self.outgoing.advance(sequence)
+
+    def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
+        """The next token of each choice, and no more: the KV is held until the worker that decodes has it."""
+        events: list[Event] = []
+        going = []
+        self.scheduler.tables.register(sequence)
+        for choice, (one,) in zip(sequence.choices, outcome.outputs, strict=True):
+            sequence.tokens.append(one.token)
+            finish = sequence.finish_reason(self._eos, self.config.max_model_len)
+            finish = "stop" if one.ends else finish
+            events.append(_token(sequence, choice, one, finish))
+            sequence.tokens.pop()
+            self._generation_tokens += 1
+            if not finish:
+                going.append(choice)
+        if going:
+            sequence.choices, sequence.held = tuple(going), True
+            self._advance(sequence)
+        else:
+            self._remove(sequence)
         return events
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
@@ -330,10 +483,10 @@ class Engine:
             finish = sequence.finish_reason(self._eos, self.config.max_model_len)
             finish = "stop" if one.ends else finish
             self._generation_tokens += 1
-            events.append(_token(sequence, one, finish))
+            events.append(_token(sequence, sequence.choices[0], one, finish))
         self.scheduler.tables.register(sequence)
         if finish:
-            self.scheduler.remove(sequence)
+            self._remove(sequence)
         return events
 
     def _prompt_logprobs(self, sequence: Sequence, span: Span, outcome: SpanResult) -> list[Event]:
@@ -351,6 +504,12 @@ class Engine:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
+
+
+def _candidate(proposal: Proposal) -> Candidate:
+    sequence = proposal.sequence
+    depth = sequence.params.speculation.max_depth
+    return Candidate(depth, proposal.nodes, sequence.need, sequence.priority, sequence.id)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
@@ -371,11 +530,11 @@ def _refused(sequence: Sequence, choice: int, error: str) -> Finished:
     return Finished(sequence.request, sequence.attempt, choice, "error", error)
 
 
-def _token(sequence: Sequence, sampled: Sampled, finish: FinishReason | None) -> Token:
+def _token(sequence: Sequence, choice: int, sampled: Sampled, finish: FinishReason | None) -> Token:
     return Token(
         sequence.request,
         sequence.attempt,
-        sequence.choices[0],
+        choice,
         sequence.outputs - 1,
         sampled.token,
         sampled.logprob,

@@ -130,7 +130,8 @@ class DraftRequest:
 
     Guesses are for output number `output` and the following ones of `choice`, sampled as `params` say: who
     guesses under the target's own noise guesses what the target will sample. `depth`, `width` and `nodes` are
-    the tree's shape: levels, nodes a level, nodes in all, the root not counted.
+    the tree's shape: levels, nodes a level, nodes in all, the root not counted. With an `expansion` each node
+    of level l gets its best `expansion[l]` children, whatever their chances.
 
     A drafter with KV of its own finds that of the first `computed` tokens in its plane of `blocks`, writes
     that of the others, and may use the slots behind them for `nodes` guesses.
@@ -148,6 +149,7 @@ class DraftRequest:
     nodes: int
     computed: int
     blocks: list[int]
+    expansion: tuple[int, ...] = ()
 
 
 class Drafter(Protocol):

@@ -39,6 +39,7 @@ class Scheduler:
         )
         self.sequences: dict[int, Sequence] = {}
         self.released: list[int] = []
+        self.reserved: list[Sequence] = []
         self.preemptions = 0
         self.steps = 0
         self.prefix_queries = 0
@@ -47,7 +48,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: run a sequence, or let the executor forget one."""
-        return bool(self.sequences or self.released)
+        return bool(self.released) or any(not sequence.held for sequence in self.sequences.values())
 
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences.values() if sequence.running]
@@ -67,7 +68,7 @@ class Scheduler:
         self.steps += 1
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
             self._preempt_lowest()
-        ranked = sorted(self.sequences.values(), key=lambda sequence: sequence.rank)
+        ranked = sorted((s for s in self.sequences.values() if not s.held), key=lambda s: s.rank)
         decoding = {s.id for s in ranked if s.running and s.pending == 1}
         budget = self.config.max_num_batched_tokens
         places = self.config.max_num_seqs
@@ -84,12 +85,15 @@ class Scheduler:
             if not sequence.running:
                 if not places:
                     continue  # nobody overtakes the first that has to wait
-                if self.tables.next_hash(sequence) in coming:
+                if not sequence.reserved and self.tables.next_hash(sequence) in coming:
                     places -= 1
                     continue  # another is computing what it needs next: it finds that soon
                 cached = self._admit(sequence, ranked, proposals)
                 if cached is None:
                     places = 0
+                    continue
+                if sequence.reserved:
+                    places *= self._reserve(sequence, ranked, proposals)
                     continue
                 coming |= self.tables.coming(sequence)
             proposal = self._make_room(sequence, budget, cached, ranked, proposals)
@@ -146,6 +150,23 @@ class Scheduler:
             return None
         self.tables.attach(sequence, found)
         return len(found) * self.config.block_size
+
+    def take_reserved(self) -> list[Sequence]:
+        """The sequences that have got their blocks for another worker's KV since the last call."""
+        reserved, self.reserved = self.reserved, []
+        return reserved
+
+    def _reserve(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
+        """Blocks for all of an admitted sequence's tokens and the next; false if there are not enough."""
+        rows = sequence.pending + 1
+        while self.tables.shortage(sequence, rows):
+            if not self._evict_below(sequence, ranked, proposals):
+                self.tables.drop(sequence)
+                return False
+        self.tables.grow(sequence, rows)
+        sequence.held = True
+        self.reserved.append(sequence)
+        return True
 
     def _make_room(
         self,

@@ -49,6 +49,12 @@ class Sequence:
     """Number of outputs there were when the decode clock started."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
+    handoff: bool = False
+    """Whether its KV goes to another worker, which decodes."""
+    reserved: bool = False
+    """Whether another worker computes its KV: it only needs blocks until that has come."""
+    held: bool = False
+    """Whether it holds blocks that others read or write, and takes no part in steps."""
 
     @property
     def running(self) -> bool:

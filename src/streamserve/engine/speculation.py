@@ -6,12 +6,17 @@ and `stepped` what happened. What is decided is decided in policy/; this holds w
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from functools import cache
 
+from streamserve.policy import speculation as policies
 from streamserve.policy.acceptance import Acceptance
-from streamserve.policy.goodput import PLAIN, WIDTHS, Shape, best_shape, select
+from streamserve.policy.goodput import WIDTHS
+from streamserve.policy.outlook import Candidate, Drafted, Outlook
 from streamserve.policy.refine import RefinedCost
+from streamserve.policy.shape import PLAIN, Shape, fit
+from streamserve.policy.slo import Need
 from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
+from streamserve.policy.specustream import Flow
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.messages import SpeculationReport
 
@@ -22,6 +27,8 @@ FIRST_HITS = (0.7, 0.08, 0.04, 0.02)
 """How often a node's first, second, … guess is right, as long as nothing is known."""
 MEMORY = 400.0
 """Verified guesses after which older ones fade from what shapes are chosen by."""
+RECENT = 0.1
+"""Share of the last step in the recent throughput."""
 CATCH_UP = 32
 """A draft that first had to read more tokens than this says nothing about the cost of drafting."""
 
@@ -36,15 +43,10 @@ class Counters:
     accepted: int = 0
     expected: float = 0.0
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DEPTH)
+    trees_by_nodes: list[int] = field(default_factory=list)
+    trees_by_depth: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     select_seconds: float = 0.0
-
-
-class Limit(NamedTuple):
-    """How deep a request's tree may be, and how many nodes there is room for."""
-
-    depth: int
-    nodes: int
 
 
 class Speculation:
@@ -61,61 +63,91 @@ class Speculation:
         self._hits = [20.0 * share for share in FIRST_HITS]
         self._plain_steps = 0
         self._drafted: dict[int, TokenTree] = {}
+        self._flow = Flow()
+        self._draft_seconds = 0.0
+        self._throughput = 0.0
+        self._step_guesses = self._step_accepted = 0
 
-    def shapes(self, wanting: Sequence[Limit], others: int, kv_tokens: int, nodes: int) -> list[Shape]:
+    def shapes(
+        self, wanting: Sequence[Candidate], others: int, kv_tokens: int, nodes: int,
+        bystanders: Sequence[Need] = (), load: float = 0.0,
+    ) -> list[Shape]:  # fmt: skip
         """A shape for each of the decoding requests, within their limits and `nodes` each, in a step of
-        `others` rows besides that reads `kv_tokens`; PLAIN where nothing is to be drafted."""
+        `others` rows besides that reads `kv_tokens`; PLAIN where nothing is to be drafted. `bystanders` are
+        the needs of those among the others that decode, `load` the share of places taken."""
         if self.policy.kind == "off" or not wanting:
             return [PLAIN] * len(wanting)
-        shape = self.policy.shape
-        if self.policy.kind == "goodput":
-            count = len(wanting)
-            shape = best_shape(
-                count,
-                others,
-                self._covers(),
-                lambda rows: self._step_cost(rows, kv_tokens),
-                lambda shape: shape.depth * self._pass_cost(count * shape.width, 0),
-                MOST_DEPTH,
-                max(nodes, 0),
-            )
-        if shape.depth:
+        outlook = Outlook(
+            candidates=wanting,
+            others=others,
+            step=cache(lambda rows: self._step_cost(rows, kv_tokens)),
+            draft=self._draft_cost,
+            covers=self._covers(),
+            nodes=max(nodes, 0),
+            bystanders=bystanders,
+            load=load,
+            acceptance=self._step_accepted / self._step_guesses if self._step_guesses else None,
+            throughput=self._throughput,
+        )
+        found, self._flow = policies.shapes(self.policy, outlook, self._flow)
+        chosen = [
+            fit(shape, one.depth, min(one.nodes, outlook.nodes))
+            for shape, one in zip(found, wanting, strict=True)
+        ]
+        if any(shape.depth for shape in chosen):
             self._plain_steps = 0
-            return [_fit(shape, limit) for limit in wanting]
+            return chosen
         self._plain_steps += 1
         if self._plain_steps % PROBE_EVERY:
-            return [PLAIN] * len(wanting)
+            return chosen
         number = self._plain_steps // PROBE_EVERY % len(wanting)
-        return [_fit(PROBE, limit) if i == number else PLAIN for i, limit in enumerate(wanting)]
+        return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
+
+    def _draft_cost(self, shapes: Sequence[Shape]) -> float:
+        """What drafting trees of these shapes takes: a pass a level, over the nodes of that level."""
+        widths = sorted((shape.depth, shape.width) for shape in shapes if shape.depth)
+        seconds, done, rows = 0.0, 0, sum(width for _, width in widths)
+        for depth, width in widths:
+            if depth > done:
+                seconds += (depth - done) * self._pass_cost(rows, 0)
+                done = depth
+            rows -= width
+        return seconds
 
     def drafted(self, shapes: Sequence[Shape], catch_up: int, seconds: float) -> None:
         """Take in that drafting these shapes took `seconds`, `catch_up` tokens read before."""
         self.counters.draft_seconds += seconds
+        self._draft_seconds = seconds
         depth = max((shape.depth for shape in shapes), default=0)
         if depth and catch_up <= CATCH_UP + len(shapes):
             rows = sum(shape.width for shape in shapes if shape.depth)
             self._pass_cost.observe(rows, 0, seconds / depth)
 
     def choose(
-        self, trees: Mapping[int, TokenTree], sampled: Mapping[int, bool], plain: int, decoding: int,
-        kv_tokens: int, spent: float, budget: int,
+        self, trees: Mapping[int, TokenTree], sampled: Mapping[int, bool], plain: int,
+        needs: Mapping[int, Need], kv_tokens: int, spent: float, budget: int,
     ) -> dict[int, TokenTree]:  # fmt: skip
-        """The part of each request's tree that is worth verifying. `plain` rows are in the step without any,
-        `decoding` of them of decoding requests; `spent` seconds went into drafting."""
+        """The part of each request's tree that is worth verifying. `plain` rows are in the step without any;
+        `needs` are those of all requests that decode in it; `spent` seconds went into drafting."""
         counters = self.counters
         counters.drafts += len(trees)
         counters.drafted += sum(len(tree) - 1 for tree in trees.values())
         calibrated = {id: self.acceptance.calibrate(tree, sampled[id]) for id, tree in trees.items()}
         self._drafted = calibrated
-        if self.policy.kind != "goodput":
-            return calibrated
-        cost = self._step_cost
-        kept = select(
-            list(calibrated.values()), plain, decoding, spent, lambda rows: cost(rows, kv_tokens), budget
+        judged = calibrated if self.policy.calibrated else trees
+        if self._plain_steps or not trees:  # a probe is verified whatever it costs
+            return dict(judged)
+        drafted = Drafted(
+            trees=list(judged.values()),
+            needs=[needs[id] for id in judged],
+            bystanders=[need for id, need in needs.items() if id not in trees],
+            plain=plain,
+            spent=spent,
+            step=cache(lambda rows: self._step_cost(rows, kv_tokens)),
+            budget=budget,
         )
-        if self._plain_steps:  # a probe is verified whatever it costs
-            kept = [list(range(len(tree))) for tree in calibrated.values()]
-        pairs = zip(calibrated.items(), kept, strict=True)
+        kept = policies.select(self.policy, drafted)
+        pairs = zip(judged.items(), kept, strict=True)
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 
     def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
@@ -125,16 +157,24 @@ class Speculation:
         counters, accepted = self.counters, len(tokens) - 1
         counters.verified += len(tree) - 1
         counters.accepted += accepted
+        self._step_guesses += len(tree) - 1
+        self._step_accepted += accepted
         counters.expected += sum(tree.accept[1:])
+        _count(counters.trees_by_nodes, len(tree) - 1)
+        _count(counters.trees_by_depth, max(tree.depths()))
         for depth in range(min(accepted, MOST_DEPTH)):
             counters.accepted_at[depth] += 1
         drafted = self._drafted.get(id, tree)
         self.acceptance.learn(drafted, tokens, sampled)
         self._learn_covers(drafted, tokens)
 
-    def stepped(self, rows: int, kv_tokens: int, seconds: float) -> None:
-        """Take in that a step of so many rows took `seconds` in the executor."""
+    def stepped(self, rows: int, kv_tokens: int, seconds: float, tokens: int = 0) -> None:
+        """Take in that a step of so many rows took `seconds` in the executor and brought `tokens`; comes
+        before `verified`."""
         self._step_cost.observe(rows, kv_tokens, seconds)
+        whole, self._draft_seconds = seconds + self._draft_seconds, 0.0
+        self._throughput += RECENT * (tokens / whole - self._throughput) if whole > 0 else 0.0
+        self._step_guesses = self._step_accepted = 0
 
     def report(self) -> SpeculationReport:
         """The counters now."""
@@ -161,14 +201,10 @@ class Speculation:
                 self._hits[rank] += node in reached
 
 
-def _fit(shape: Shape, limit: Limit) -> Shape:
-    """The shape, cut to what a request may have."""
-    depth = min(shape.depth, limit.depth)
-    if depth * shape.width <= limit.nodes:
-        return Shape(depth, shape.width)
-    if limit.nodes >= shape.width:
-        return Shape(limit.nodes // shape.width, shape.width)
-    return Shape(1, limit.nodes) if limit.nodes else PLAIN
+def _count(histogram: list[int], number: int) -> None:
+    """One more that is `number`, which is counted in `histogram[number - 1]`."""
+    histogram += [0] * (number - len(histogram))
+    histogram[number - 1] += 1
 
 
 def guessed_cost(rows: int, kv_tokens: int) -> float:

@@ -8,8 +8,8 @@ Only what a sequence alone holds, and nobody can find by hash, is ever written t
 
 from streamserve.engine.blocks import BlockPool
 from streamserve.engine.plan import TARGET
-from streamserve.engine.prefix import extend_hashes
 from streamserve.engine.sequence import Sequence
+from streamserve.policy.prefix import extend_hashes
 
 
 class BlockTables:

@@ -1,45 +1,63 @@
-"""Goodput-optimal speculation: as many expected tokens a second as the machine can give, guess by guess.
+"""Goodput-optimal speculation: what latency targets ask for, then as many tokens a second as there can be.
 
 Before anything is drafted, the best shape is compared with plain decoding by what each is expected to bring.
-Once trees are there (and their cost is spent), the likeliest nodes of all requests are taken together, as
-many as maximise expected tokens over time. What prompt chunks cost in the same step is paid in any case and
-left out, or guesses would seem cheap beside them. Measured cost curves are staircases, so every number of
-nodes is looked at, not only up to the first that does not pay.
+Once trees are there (and their cost is spent), requests with a target get the nodes that keep them on it, and
+then the likeliest nodes of all requests are taken together, as many as maximise expected tokens over time.
+What prompt chunks cost in the same step is paid in any case and left out, or guesses would seem cheap beside
+them. Measured cost curves are staircases, so every number of nodes is looked at, not only up to the first
+that does not pay.
+
+Every node makes the step longer, so the needs of all grow with it: a set of requests is on target when it is
+at the *running* step time. Where not all can be, those that take the fewest nodes go first, and who cannot be
+helped in this step gets what costs the others who are behind less than it brings.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 
-from streamserve.policy.tree import TokenTree
-
-Seconds = Callable[[int], float]
-"""Seconds of a step with so many query rows."""
+from streamserve.policy.adaserve import MOST_PICKED, Kept, likeliest
+from streamserve.policy.outlook import Drafted, Outlook
+from streamserve.policy.shape import PLAIN, Seconds, Shape, expected_tokens
+from streamserve.policy.slo import Need
 
 SLOWEST = 0.9
-"""Requests without guesses keep this share of the speed they would have without speculation."""
+"""Requests without guesses, or without a target, keep this share of the speed they would have without
+speculation."""
 
 WIDTHS = (1, 2, 3, 4)
+MOST_LEVELS = 16
+TARGET_LEVELS = 8
+"""The deepest tree for all, and for those that lag behind the others."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What to ask of a drafter: levels, nodes a level, nodes in all (the root not counted)."""
-
-    depth: int
-    width: int
-
-    @property
-    def nodes(self) -> int:
-        return self.depth * self.width
-
-
-PLAIN = Shape(0, 0)
-
-
-def expected_tokens(cover: float, depth: int) -> float:
-    """Tokens that a step brings one request if each level has the next token with probability `cover`: the
-    accepted ones and the target's own, (1 - c^(d+1)) / (1 - c)."""
-    return depth + 1.0 if cover >= 1.0 else (1.0 - cover ** (depth + 1)) / (1.0 - cover)
+def shapes(outlook: Outlook) -> list[Shape]:
+    """A shape for each candidate: the best for all, and where it leaves targets unmet, deeper ones for those
+    they can help."""
+    requests = outlook.candidates
+    common = best_shape(
+        len(requests), outlook.others, outlook.covers, outlook.step,
+        lambda shape: outlook.draft([shape] * len(requests)), MOST_LEVELS, outlook.nodes,
+    )  # fmt: skip
+    plain = outlook.step(len(requests) + outlook.others)
+    needs = with_floor((*(one.need for one in requests), *outlook.bystanders), plain)
+    best = [common] * len(requests)
+    seconds, worth = _prospect(outlook, needs, best)
+    if worth[0] == sum(need.tpot is not None for need in needs):
+        return best
+    for rest in dict.fromkeys((common, PLAIN)):
+        seconds, _ = _prospect(outlook, needs, [rest] * len(requests))
+        asked = [need.tokens(seconds) for need in needs[: len(requests)]]
+        has = _expected(outlook, rest)
+        for deeper in _shapes(outlook, TARGET_LEVELS):
+            brings = _expected(outlook, deeper)
+            mixed = [deeper if has < need <= brings else rest for need in asked]
+            if deeper in mixed:
+                _, found = _prospect(outlook, needs, mixed)
+                if found > worth:
+                    best, worth = mixed, found
+    return best
 
 
 def best_shape(
@@ -73,31 +91,166 @@ def best_shape(
     return best
 
 
-def select(
-    trees: Sequence[TokenTree], plain: int, decoding: int, spent: float, step: Seconds, budget: int
-) -> list[list[int]]:
-    """Which nodes of each tree to verify, ascending and with the root: those that together maximise
+def select(drafted: Drafted) -> Kept:
+    """Which nodes of each tree to verify: those that targets need, and of the others as many as maximise
     F(k) / (spent + T(k)), F the expected tokens of the k likeliest nodes.
 
-    `plain` are the step's rows without guesses, `decoding` of them of requests that decode, with a tree or
-    without; `spent` seconds went into drafting; `budget` bounds the guessed nodes of all trees. Where some
-    decode without a tree, the step stays short enough for them.
+    The step never becomes longer than a request that is on target can stand, nor, where some have neither
+    target nor tree, than leaves them `SLOWEST` of their speed.
     """
-    ranked = sorted(
-        (-tree.accept[node], number, node)
-        for number, tree in enumerate(trees)
-        for node in range(1, len(tree))
-    )[: max(budget, 0)]
-    expected = float(len(trees))
-    paid = step(plain) - step(decoding)
-    limit = step(plain) / SLOWEST if decoding > len(trees) else float("inf")
-    best, best_rate = 0, expected / (spent + step(decoding))
-    for count, (accept, _, _) in enumerate(ranked, start=1):
-        expected -= accept
-        seconds = spent + step(plain + count)
-        if seconds <= limit and expected / (seconds - paid) > best_rate:
-            best, best_rate = count, expected / (seconds - paid)
-    kept: list[list[int]] = [[0] for _ in trees]
-    for _, number, node in ranked[:best]:
-        kept[number].append(node)
-    return [sorted(nodes) for nodes in kept]
+    order = [list(likeliest(tree)) for tree in drafted.trees]
+    ladders = [
+        list(accumulate((tree.accept[node] for node in nodes), initial=1.0))
+        for tree, nodes in zip(drafted.trees, order, strict=True)
+    ]
+    targets = _Targets(drafted, ladders)
+    counts = _most_tokens(drafted, ladders, targets.help_others(targets.meet()), targets)
+    return [sorted([0, *nodes[:count]]) for nodes, count in zip(order, counts, strict=True)]
+
+
+class _Targets:
+    """The targets of one step. `ladders[i][m]` are the expected tokens of request i with its m likeliest
+    nodes; bystanders have a ladder of one rung. `met` are those that their nodes keep on target."""
+
+    def __init__(self, drafted: Drafted, ladders: Sequence[Sequence[float]]) -> None:
+        self.drafted = drafted
+        plain = drafted.step(drafted.plain)
+        self.needs = with_floor((*drafted.needs, *drafted.bystanders), plain)
+        self.ladders: list[Sequence[float]] = [*ladders, *([1.0] for _ in drafted.bystanders)]
+        self.met: list[int] = []
+        left_out = any(need.tpot is None for need in drafted.bystanders)
+        self.limit = plain / SLOWEST if left_out else inf
+
+    def seconds(self, guesses: int) -> float:
+        """The step's time with so many guesses, drafting included."""
+        return self.drafted.spent + self.drafted.step(self.drafted.plain + guesses)
+
+    def meet(self) -> list[int]:
+        """Nodes for as many requests as can be on target behind this step, who takes the fewest first."""
+        counts = [0] * len(self.needs)
+        start = self.seconds(0)
+        asked = {
+            i: bisect_left(self.ladders[i], need.tokens(start))
+            for i, need in enumerate(self.needs)
+            if need.tpot is not None
+        }
+        order = sorted((i for i in asked if asked[i] < len(self.ladders[i])), key=lambda i: (asked[i], i))
+        least, most = 0, len(order)
+        size = most
+        while least < most:
+            found = self._settle(order[:size])
+            if found is None:
+                most = size - 1
+            else:
+                least, counts = size, found
+            size = (least + most + 1) // 2
+        self.met = order[:least]
+        return counts
+
+    def _settle(self, members: Sequence[int]) -> list[int] | None:
+        """The fewest nodes with which all members are on target at the time that these nodes take; None if
+        there are none. (Nodes are only ever added, so the first point that holds is the least.)"""
+        counts = [0] * len(self.needs)
+        while True:
+            total = sum(counts)
+            seconds = self.seconds(total)
+            if total > self.drafted.budget or (total and seconds > self.limit):
+                return None
+            grown = False
+            for i in members:
+                count = bisect_left(self.ladders[i], self.needs[i].tokens(seconds))
+                if count >= min(len(self.ladders[i]), MOST_PICKED):
+                    return None
+                if count > counts[i]:
+                    counts[i], grown = count, True
+            if not grown:
+                return counts
+
+    def help_others(self, counts: Sequence[int]) -> list[int]:
+        """For those that stay behind, who needs least first, nodes that bring one of them more tokens than
+        their time costs all of them: f(v) > dT sum(1 / tpot)."""
+        counts, total, met = list(counts), sum(counts), set(self.met)
+        behind = [i for i, need in enumerate(self.needs) if need.tpot is not None and i not in met]
+        price = sum(1 / (self.needs[i].tpot or inf) for i in behind)
+        ceiling, start = self.ceiling(counts), self.seconds(total)
+        for i in sorted(behind, key=lambda i: (self.needs[i].tokens(start), i)):
+            ladder = self.ladders[i]
+            while counts[i] + 1 < min(len(ladder), MOST_PICKED) and total < self.drafted.budget:
+                seconds = self.seconds(total + 1)
+                gain = ladder[counts[i] + 1] - ladder[counts[i]]
+                if seconds > ceiling or gain <= (seconds - self.seconds(total)) * price:
+                    break
+                counts[i] += 1
+                total += 1
+        return counts
+
+    def ceiling(self, counts: Sequence[int]) -> float:
+        """How long the step may take so that whoever is on target stays there."""
+        slacks = (self.needs[i].slack(self.ladders[i][counts[i]]) for i in self.met)
+        return min(self.limit, min(slacks, default=inf))
+
+
+def _most_tokens(
+    drafted: Drafted, ladders: Sequence[Sequence[float]], counts: Sequence[int], targets: _Targets
+) -> list[int]:
+    """As many further nodes, the likeliest of all first, as give the most expected tokens a second."""
+    counts = list(counts)
+    used = sum(counts)
+    rest = sorted(
+        (ladder[rung] - ladder[rung + 1], i, rung)
+        for i, ladder in enumerate(ladders)
+        for rung in range(counts[i], len(ladder) - 1)
+    )[: max(drafted.budget - used, 0)]
+    paid = drafted.step(drafted.plain) - drafted.step(drafted.decoding)
+    expected = sum(ladder[count] for ladder, count in zip(ladders, counts, strict=False))
+    best, best_rate = 0, expected / (targets.seconds(used) - paid)
+    now, met, ceiling = list(counts), set(targets.met), targets.ceiling(counts)
+    for more, (loss, i, _) in enumerate(rest, start=1):
+        expected -= loss
+        now[i] += 1
+        if i in met:
+            ceiling = targets.ceiling(now)
+        seconds = targets.seconds(used + more)
+        if seconds <= ceiling and expected / (seconds - paid) > best_rate:
+            best, best_rate = more, expected / (seconds - paid)
+    for _, i, _ in rest[:best]:
+        counts[i] += 1
+    return counts[: len(ladders)]
+
+
+def with_floor(needs: Sequence[Need], plain: float) -> list[Need]:
+    """Beside requests with a target, those without one need `SLOWEST` of the speed of a plain step of `plain`
+    seconds; among themselves they need nothing."""
+    if all(need.tpot is None for need in needs):
+        return list(needs)
+    floor = Need(tpot=plain / SLOWEST)
+    return [floor if need.tpot is None else need for need in needs]
+
+
+def _shapes(outlook: Outlook, depth: int) -> list[Shape]:
+    return [
+        Shape(levels, width)
+        for width in WIDTHS[: len(outlook.covers)]
+        for levels in range(1, depth + 1)
+        if levels * width <= outlook.nodes
+    ]
+
+
+def _expected(outlook: Outlook, shape: Shape) -> float:
+    return expected_tokens(outlook.covers[shape.width - 1], shape.depth) if shape.depth else 1.0
+
+
+def _prospect(
+    outlook: Outlook, needs: Sequence[Need], chosen: Sequence[Shape]
+) -> tuple[float, tuple[int, float]]:
+    """With these shapes: seconds of drafting and step; how many are on target behind it and, of what is
+    equal in that, tokens a second."""
+    rows = len(chosen) + outlook.others
+    seconds = outlook.draft(chosen) + outlook.step(rows + sum(shape.nodes for shape in chosen))
+    known = {shape: _expected(outlook, shape) for shape in set(chosen)}
+    brought = [known[shape] for shape in chosen]
+    met = sum(
+        need.tpot is not None and need.tokens(seconds) <= (brought[i] if i < len(brought) else 1.0)
+        for i, need in enumerate(needs)
+    )
+    return seconds, (met, sum(brought) / seconds)

@@ -2,8 +2,10 @@
 
     arrival, places ──▶ Router ──▶ Decision(place, score of each place, why)
 
-A place is a prefill worker and a decode worker; a unified worker is both halves of its place. Routers are
-pure: what varies from call to call (`turn`, how many requests were routed before) is given to them.
+A place is a prefill worker and a decode worker; a unified worker is both halves of its place. Of uneven pools
+each half is chosen by itself, the other half of its places being an idle worker that is the same for all: so
+FlowGuard takes the prefill worker by C and Q, the decode worker by M and L. Routers are pure: what varies
+from call to call (`turn`, how many requests were routed before) is given to them.
 """
 
 from collections.abc import Callable, Sequence
@@ -129,23 +131,6 @@ class FlowGuard:
         return place.silence <= self.stale and not overloaded
 
 
-def flowguard_pools(
-    guard: FlowGuard,
-    arrival: Arrival,
-    prefills: Sequence[Place],
-    decodes: Sequence[WorkerLoad],
-    turn: int,
-) -> tuple[Decision, Decision]:
-    """FlowGuard for uneven pools: the prefill worker by C and Q, the decode worker by M and L, the weights
-    of each half made to sum to 1. Each of `prefills` is a place whose decode half is not looked at."""
-    cache, memory, queue, load = guard.weights
-    front = FlowGuard(_normalized(cache, 0, queue, 0), guard.overload, guard.stale, guard.printed)
-    back = FlowGuard(_normalized(0, memory, 0, load), guard.overload, guard.stale)
-    heads = [Place(place.prefill, WorkerLoad(""), place.cached) for place in prefills]
-    tails = [Place(WorkerLoad(""), decode) for decode in decodes]
-    return front(arrival, heads, turn), back(arrival, tails, turn)
-
-
 def round_robin(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
     """Each in turn."""
     return Decision(turn % len(places), (None,) * len(places), "its turn")
@@ -231,14 +216,6 @@ class Predictive:
     def _fits(self, arrival: Arrival, place: Place) -> bool:
         free = place.decode.blocks_total - place.decode.blocks_live
         return arrival.prompt_tokens + self.output <= free * self.costs.block_size
-
-
-def _normalized(*weights: float) -> tuple[float, float, float, float]:
-    total = sum(weights)
-    if total <= 0:
-        raise ValueError("FlowGuard's weights leave nothing to choose one of the two workers by")
-    first, second, third, fourth = (weight / total for weight in weights)
-    return first, second, third, fourth
 
 
 def _breaks(value: float, target: float | None) -> int:

@@ -37,7 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_chunk: int = 512
     enable_prefix_caching: bool = True
     preempt_every: int = 0
-    draft_nodes: int = 16
+    draft_nodes: int = 32
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +95,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "coupled"
     speculation_policy: Annotated[
         str,
-        Meta(description="how much is guessed: goodput, off, fixed:DEPTH or fixed-tree:WIDTHxDEPTH"),
+        Meta(
+            description="how much is guessed: goodput (what targets need, then as much as pays), off, "
+            "fixed:DEPTH, fixed-tree:WIDTHxDEPTH, or for comparison adaserve, adaserve-printed, "
+            "equal-greedy, global-greedy, specustream, specustream-printed, specustream-equations, "
+            "threshold, specinfer-tree"
+        ),
     ] = "goodput"
 
 

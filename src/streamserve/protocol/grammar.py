@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-GrammarKind = Literal["json", "regex", "choice", "lark"]
+GrammarKind = Literal["json", "regex", "choice", "lark", "lark_json"]
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 128
@@ -27,7 +27,8 @@ _DIRECTIVE = re.compile(r"%\s*(json|lark)\b")
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The form of an output. `text` is, by `kind`: a JSON Schema; a regular expression in Rust's syntax; a
-    JSON list of strings; a grammar in llguidance's dialect of Lark, whose first rule is `start`.
+    JSON list of strings; a grammar in llguidance's dialect of Lark, whose first rule is `start`; one that
+    refers to JSON Schemas by name, as {"lark": "start: … @call …", "schemas": {"call": …}}.
 
     `after`: the text, or the special token, behind which the form begins; what comes before is free (a
     model's reasoning). `opening`: what that free part must begin with; without it the form begins at once.
@@ -55,29 +56,34 @@ def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
         if operators > MAX_OPERATORS:
             raise ValueError(f"has {operators} operators (( [ {{ * + ? |); at most {MAX_OPERATORS} are taken")
     elif grammar.kind == "lark":
-        groups = sum(grammar.text.count(sign) for sign in ":([{~")
-        if groups > MAX_GROUPS:
-            raise ValueError(f"has {groups} rules and groups (: ( [ {{ ~); at most {MAX_GROUPS} are taken")
-        if found := _DIRECTIVE.search(grammar.text):
-            raise ValueError(f"uses %{found[1]}, which is not taken inside of a grammar")
+        _check_lark(grammar.text)
+    elif grammar.kind == "lark_json":
+        lark, schemas = _parts(grammar.text)
+        _check_lark(lark)
+        for schema in schemas.values():
+            _check_schema(schema)
 
 
 def to_llguidance(grammar: Grammar) -> str:
     """The library's own JSON form of a grammar that `check_grammar` let pass."""
     body: dict[str, Any]
+    named: list[dict[str, Any]] = []
     if grammar.kind == "json":
         body = {"json_schema": _with_blanks(_loads(grammar.text))}
     elif grammar.kind == "regex":
         body = {"lark_grammar": f"start: /{_in_slashes(grammar.text)}/"}
     elif grammar.kind == "choice":
         body = {"lark_grammar": "start: " + " | ".join(map(_quoted, _loads(grammar.text)))}
-    else:
+    elif grammar.kind == "lark":
         body = {"lark_grammar": grammar.text}
+    else:
+        lark, schemas = _parts(grammar.text)
+        body = {"lark_grammar": lark}
+        named = [{"name": name, "json_schema": _with_blanks(schema)} for name, schema in schemas.items()]
     if grammar.after == "":
-        return json.dumps({"grammars": [body]})
-    return json.dumps(
-        {"grammars": [{"lark_grammar": _head(grammar.after, grammar.opening)}, {"name": "body", **body}]}
-    )
+        return json.dumps({"grammars": [body, *named]})
+    head = {"lark_grammar": _head(grammar.after, grammar.opening)}
+    return json.dumps({"grammars": [head, {"name": "body", **body}, *named]})
 
 
 def _head(after: str | int, opening: str | int) -> str:
@@ -97,6 +103,15 @@ def _head(after: str | int, opening: str | int) -> str:
 
 def _mark(mark: str | int) -> str:
     return f"<[{mark}]>" if isinstance(mark, int) else _quoted(mark)
+
+
+def _parts(text: str) -> tuple[str, dict[str, Any]]:
+    """The grammar and the named schemas of a `lark_json`."""
+    given = _loads(text)
+    lark, schemas = (given.get("lark"), given.get("schemas")) if isinstance(given, dict) else (None, None)
+    if not isinstance(lark, str) or not isinstance(schemas, dict):
+        raise ValueError("must be an object of lark, a grammar, and schemas, an object")
+    return lark, schemas
 
 
 def _loads(text: str) -> Any:
@@ -131,6 +146,14 @@ def _check_choices(choices: Any) -> None:
         raise ValueError("must be a list of strings, not empty")
     if len(choices) > MAX_CHOICES:
         raise ValueError(f"has {len(choices)} choices; at most {MAX_CHOICES} are taken")
+
+
+def _check_lark(text: str) -> None:
+    groups = sum(text.count(sign) for sign in ":([{~")
+    if groups > MAX_GROUPS:
+        raise ValueError(f"has {groups} rules and groups (: ( [ {{ ~); at most {MAX_GROUPS} are taken")
+    if found := _DIRECTIVE.search(text):
+        raise ValueError(f"uses %{found[1]}, which is not taken inside of a grammar")
 
 
 def _check_schema(schema: Any) -> None:

@@ -1,7 +1,7 @@
 """Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop
-worker  → control   Ready, Failed, Events, Report
+control → worker    Submit, Edit, Cancel, Stop; of stream pairs Push, Join, Release (tickets.py)
+worker  → control   Ready, Failed, Events, Transfers, Report
 """
 
 from typing import Literal
@@ -9,11 +9,13 @@ from typing import Literal
 import msgspec
 
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Phase = Literal["both", "prefill", "decode"]
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
@@ -25,6 +27,9 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     nothing is sampled until an Edit finishes it. Its last `tail` tokens are expected to stay last (a query
     behind growing context): they are computed when nothing else can run. With `answer_early` the prompt is
     answered as it stands, and tokens are withdrawn when it changes. `version` is that of the prompt.
+
+    `phase`: a prefill worker computes the prompt and the next token, and hands its KV over; a decode worker
+    holds blocks for that KV and goes on when it has come.
     """
 
     request: str
@@ -40,6 +45,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     answer_early: bool = False
     tail: int = 0
     version: int = 0
+    phase: Phase = "both"
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
@@ -183,8 +189,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     model: ModelInfo
     num_blocks: int
     block_size: int
+    max_num_seqs: int
     kv_cache_bytes: int
     load_seconds: float
+    cache: CacheAddress | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -200,9 +208,39 @@ class Events(msgspec.Struct, tag=True, frozen=True):
     events: list[Event]
 
 
+class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A decode worker holds blocks for the KV of a request's sequence."""
+
+    request: str
+    attempt: int
+    ticket: Ticket
+
+
+class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A prefill worker will not write to a ticket any more. Without an `error` all of its KV has landed:
+    `sent` bytes, the last of them `exposed` seconds after the prompt was computed."""
+
+    request: str
+    attempt: int
+    ticket: str
+    error: str = ""
+    sent: int = 0
+    exposed: float = 0.0
+
+
+TransferNews = Reserved | Pushed
+
+
+class Transfers(msgspec.Struct, tag=True, frozen=True):
+    """What there is to tell of tickets; it follows the events that came before it."""
+
+    news: list[TransferNews]
+
+
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
     """What guessing came to so far, of a worker that has a drafter. `accepted_at[i]`: guesses accepted at
-    depth i + 1; `expected`: accepted ones as predicted before verification."""
+    depth i + 1; `expected`: accepted ones as predicted before verification. `trees_by_nodes[i]` and
+    `trees_by_depth[i]`: verified trees with i + 1 guesses, and those with i + 1 levels of them."""
 
     drafts: int
     drafted: int
@@ -210,8 +248,19 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     expected: float
     accepted_at: list[int]
+    trees_by_nodes: list[int]
+    trees_by_depth: list[int]
     draft_seconds: float
     select_seconds: float
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the seconds of all steps went: `scheduling` (what goes into a step, which guesses are worth it),
+    `draft` (guessing) and `target` (the executor). What is left is turning results into events."""
+
+    scheduling: float
+    draft: float
+    target: float
 
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -231,12 +280,14 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     preemptions: int
     copies_on_write: int
     step_seconds: float
+    step_parts: StepParts | None = None
     speculation: SpeculationReport | None = None
     step_floor_seconds: float | None = None
 
 
-ToWorker = Submit | Edit | Cancel | Stop
-FromWorker = Ready | Failed | Events | Report
+ToEngine = Submit | Edit | Cancel | Push | Join | Release
+ToWorker = ToEngine | Stop
+FromWorker = Ready | Failed | Events | Transfers | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -20,7 +20,7 @@ class SpeculationLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How much may be guessed for a request: `max_depth` tokens ahead, `max_nodes` guesses in a step."""
 
     enabled: bool = True
-    max_depth: int = 16
+    max_depth: int = 20
     max_nodes: int = 64
 
 

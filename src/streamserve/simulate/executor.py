@@ -53,6 +53,11 @@ class CostExecutor:
         self.states: dict[int, SequenceState] = {}
         self._kv: Tokens = np.full((planes, num_blocks, block_size), -1, np.int64)
 
+    def receive(self, source: "CostExecutor", copies: list[tuple[int, int]]) -> None:
+        """Take over blocks (block of `source`, own block) as they are now."""
+        for theirs, own in copies:
+            self._kv[:, own] = source._kv[:, theirs]
+
     def run(self, plan: StepPlan) -> StepResult:
         for sequence in plan.released:
             del self.states[sequence]

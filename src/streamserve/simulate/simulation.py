@@ -25,20 +25,21 @@ from streamserve.control.events import (
 )
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
-from streamserve.protocol import messages
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
-    Cancel,
     Event,
     Events,
     FromWorker,
     ModelInfo,
     Ready,
     Stop,
-    Submit,
+    ToEngine,
+    Transfers,
 )
+from streamserve.protocol.tickets import CacheAddress
 from streamserve.simulate.executor import Cost, CostExecutor
+from streamserve.simulate.transport import SimulatedTransport
 
 
 class VirtualClock:
@@ -58,7 +59,7 @@ class _Worker:
     engine: Engine
     executor: CostExecutor
     incarnation: int
-    inbox: list[Submit | messages.Edit | Cancel] = field(default_factory=list)
+    inbox: list[ToEngine] = field(default_factory=list)
     busy: bool = False
 
 
@@ -73,7 +74,8 @@ class Given:
 class Simulation:
     """Requests go in with `at`, everything that clients are given comes out of `run`, in order of time.
 
-    A worker takes `start_seconds` from its start until it is ready.
+    A worker takes `start_seconds` from its start until it is ready; a KV block `wire_seconds` from one to
+    another.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Simulation:
         model: ModelInfo,
         cost: Cost,
         start_seconds: float = 1.0,
+        wire_seconds: float = 0.0,
     ) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
@@ -91,6 +94,7 @@ class Simulation:
         self._model = model
         self._cost = cost
         self._start_seconds = start_seconds
+        self._wire_seconds = wire_seconds
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._given: list[Given] = []
@@ -132,17 +136,50 @@ class Simulation:
     def _start(self, command: Start) -> None:
         config = self._engine_config
         executor = CostExecutor(config.num_blocks, config.block_size, self._model.vocab_size, self._cost)
-        engine = Engine(config, self._model, executor, self.clock)
-        self.workers[command.worker] = _Worker(engine, executor, command.incarnation)
+        name, topology = command.worker, self.fleet.config.topology
+        here = f"{name}/{command.incarnation}"
+        engine = Engine(
+            config,
+            self._model,
+            executor,
+            self.clock,
+            transport=self._transport(name, executor) if name in topology.prefill else None,
+            cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint)
+            if name in topology.decode
+            else None,
+            name=here,
+        )
+        self.workers[name] = _Worker(engine, executor, command.incarnation)
         ready = Ready(
             version=PROTOCOL_VERSION,
             model=self._model,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
             kv_cache_bytes=0,
             load_seconds=self._start_seconds,
         )
         self._say(command.worker, command.incarnation, ready, self._start_seconds)
+
+    def _transport(self, name: str, executor: CostExecutor) -> SimulatedTransport:
+        """Writes into the pools of the workers that live when a push lands, and wakes its own worker then."""
+
+        def pool(path: str) -> CostExecutor | None:
+            target, _, incarnation = path.rpartition("/")
+            worker = self.workers[target]
+            return worker.executor if worker.incarnation == int(incarnation) else None
+
+        def later(seconds: float, land: Callable[[], None]) -> None:
+            worker = self.workers[name]
+
+            def arrive() -> None:
+                if self.workers[name] is worker and worker.incarnation >= 0:
+                    land()
+                    self._step(name, worker)
+
+            self._push(self.clock.now + seconds, arrive)
+
+        return SimulatedTransport(executor, pool, later, self._wire_seconds)
 
     def _say(self, worker: str, incarnation: int, message: FromWorker, delay: float) -> None:
         """What a worker says arrives after `delay`, unless it died by then."""
@@ -168,18 +205,26 @@ class Simulation:
         events: list[Event] = []
         for message in inbox:
             events += worker.engine.handle(message)
+        self._tell_transfers(name, worker)
         worker.executor.seconds = 0.0
         if worker.engine.has_work:
             events += worker.engine.step()
-        if not events and not worker.executor.seconds:
-            return
-        worker.busy = True
-        self._push(self.clock.now + worker.executor.seconds, lambda: self._step_done(name, worker, events))
+        seconds = worker.executor.seconds
+        if events or seconds:
+            worker.busy = True
+            self._push(self.clock.now + seconds, lambda: self._step_done(name, worker, events))
+        else:
+            self._tell_transfers(name, worker)
+
+    def _tell_transfers(self, name: str, worker: _Worker) -> None:
+        if news := worker.engine.transfers():
+            self._handle(Heard(name, worker.incarnation, Transfers(news)))
 
     def _step_done(self, name: str, worker: _Worker, events: list[Event]) -> None:
         worker.busy = False
         if self.workers[name] is worker:
             self._handle(Heard(name, worker.incarnation, Events(events)))
+            self._tell_transfers(name, worker)
             self._step(name, worker)
 
     def _die(self, name: str) -> None:

@@ -36,6 +36,8 @@ def read_folder(path: Path) -> TokenizerFolder:
     """Read what stands in `path`. Raises CheckpointError if it is no folder or a file in it isn't JSON."""
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder")
+    if not any(path.iterdir()):
+        raise CheckpointError(f"{path} is empty; give the folder that holds config.json")
     settings = _read_json(path / "tokenizer_config.json")
     model_type = _read_json(path / "config.json").get("model_type")
     llama_class = model_type == "llama" and settings.get("tokenizer_class") in _LLAMA_CLASSES

@@ -130,6 +130,11 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         return token in self._special_ids
 
+    def special_id(self, text: str) -> int | None:
+        """The special token that `text` is, if it is one."""
+        ids = self.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 and self.is_special(ids[0]) else None
+
     def is_byte_piece(self, token: int) -> bool:
         """Whether `token` is one byte of a character that has no token of its own (byte fallback)."""
         return self._falls_back_to_bytes and _BYTE_PIECE.fullmatch(self.piece(token)) is not None

@@ -75,6 +75,7 @@ def run(config: WorkerConfig) -> int:
                 model=loaded.model_info,
                 num_blocks=loaded.engine_config.num_blocks,
                 block_size=loaded.engine_config.block_size,
+                max_num_seqs=loaded.engine_config.max_num_seqs,
                 kv_cache_bytes=loaded.kv_cache_bytes,
                 load_seconds=time.monotonic() - started,
             ),

@@ -56,12 +56,14 @@ class _Growing:
 
     def grow(self, guesses: Sequence[Sequence[Guess]]) -> None:
         """Add the likeliest children of the level's nodes, whose guesses these are, as the next level."""
+        expansion = self.request.expansion
+        each = expansion[self.depth] if expansion else self.request.width
         candidates = [
             (self.accept[node] * feature, rank, node, token, feature)
             for node, children in zip(self.level, guesses, strict=True)
-            for rank, (token, feature) in enumerate(children)
+            for rank, (token, feature) in enumerate(children[:each])
         ]
-        candidates = [one for one in candidates if one[0] >= HOPELESS]
+        candidates = [one for one in candidates if one[0] >= HOPELESS or expansion]
         candidates.sort(key=lambda one: (-one[0], one[1], one[2]))
         room = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
         # Children of one parent in order of rank: who learns from a tree takes the first for the best.

@@ -16,7 +16,12 @@ class Format:
     """`opening` comes before a call and `closing` behind it; `around` are signs that may stand between calls,
     besides blanks. `bare`: a message may begin with a call without its opening. `named`: the name may stand
     before the arguments, followed by `separator` or not. Ids of calls have `id_length` letters and digits
-    behind `id_prefix`."""
+    behind `id_prefix`.
+
+    `calls` is what a grammar allows behind the first opening, as rules of Lark: {opening}, {closing},
+    {separator} stand for these signs, @call for a call as a JSON object with its arguments under `key`, and
+    `name_first` for a name with its arguments behind it.
+    """
 
     opening: str = ""
     closing: str = ""
@@ -26,13 +31,32 @@ class Format:
     separator: str = ""
     id_prefix: str = "call_"
     id_length: int = 24
+    key: str = "arguments"
+    calls: str = ""
 
 
 FORMATS = {
-    "hermes": Format(opening="<tool_call>", closing="</tool_call>"),
-    "llama3_json": Format(opening="<|python_tag|>", around=";", bare=True),
+    "hermes": Format(
+        opening="<tool_call>",
+        closing="</tool_call>",
+        calls="one (BLANKS {opening} one)* BLANKS\none: BLANKS @call BLANKS {closing}",
+    ),
+    "llama3_json": Format(
+        opening="<|python_tag|>",
+        around=";",
+        bare=True,
+        key="parameters",
+        calls='BLANKS @call (BLANKS ";" BLANKS @call)* BLANKS',
+    ),
     "mistral": Format(
-        opening="[TOOL_CALLS]", around="[],", named=True, separator="[ARGS]", id_prefix="", id_length=9
+        opening="[TOOL_CALLS]",
+        around="[],",
+        named=True,
+        separator="[ARGS]",
+        id_prefix="",
+        id_length=9,
+        calls="one (BLANKS {opening} one)* BLANKS\none: BLANKS (list | name_first)\n"
+        'list: "[" BLANKS @call (BLANKS "," BLANKS @call)* BLANKS "]"',
     ),
 }
 

@@ -10,23 +10,31 @@ constexpr size_t ROW_BLOCK_BYTES = 1 << 20;  // of x: what stays in a core's L2 
 constexpr int STRIP = 32;                    // rows at a time
 constexpr int DEEP = 4096;                   // K from which two panels do not fit in L2
 
-// Columns that lie together in a packed weight, and k that do.
+// Columns that lie together in a packed weight, and k that do; where k do not, bf16 columns of the first and
+// the second half take turns.
 struct Packing {
     int columns, group;
+    bool turns;
+
+    size_t place(int k, int column) const {
+        int half = columns / 2, at = turns ? column % half * 2 + column / half : column;
+        return (size_t(k / group) * size_t(columns) + size_t(at)) * size_t(group) + size_t(k % group);
+    }
 };
 
-Packing packing(int path) {
+Packing packing(int path, int type) {
     switch (path) {
-        case AMX: return {16, 2};
-        case AVX512_BF16: return {64, 2};
-        case AVX512: return {64, 1};
-        default: return {16, 1};
+        case AMX: return {16, 2, false};
+        case AVX512_BF16: return {64, 2, false};
+        case AVX512: return {32, 1, type == BF16};
+        default: return {16, 1, type == BF16};
     }
 }
 
 template <class T>
 void pack_panel(const Linear& linear, const void* from, const int32_t* source_rows, int panel, void* to) {
-    auto [columns, group] = packing(linear.path);
+    Packing packed = packing(linear.path, linear.type);
+    int columns = packed.columns;
     for (int i = 0; i < PANEL; i++) {
         int output = panel * PANEL + i;
         int source = source_rows[output];
@@ -36,7 +44,7 @@ void pack_panel(const Linear& linear, const void* from, const int32_t* source_ro
         for (int k = 0; k < linear.k_padded; k++) {
             T value{};
             if (source >= 0 && k < linear.k) value = row[k];
-            stream[(size_t(k / group) * columns + column) * group + k % group] = value;
+            stream[packed.place(k, column)] = value;
         }
     }
 }
@@ -52,13 +60,8 @@ int rows_at_once(const Linear& linear, int rows) {
 
 void sums_of(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Ahead& ahead,
              float* sums) {
-    switch (w.path) {
-        case AMX: return sums_amx(w, x, row, rows, tile, tiles, ahead, sums);
-        case AVX512_BF16: return sums_avx512_bf16(w, x, row, rows, tile, sums);
-        case AVX512: return sums_avx512(w, x, row, rows, tile, sums);
-        case AVX2: return sums_avx2(w, x, row, rows, tile, sums);
-        default: return sums_portable(w, x, row, rows, tile, sums);
-    }
+    if (w.path == AMX) return sums_amx(w, x, row, rows, tile, tiles, ahead, sums);
+    sums_avx512_bf16(w, x, row, rows, tile, sums);
 }
 
 }  // namespace
@@ -116,6 +119,8 @@ void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, 
 void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows, const Finish& finish) {
     if (linear.path == AMX && rows > STRIP) {
         multiply_blocks(pool, thread, linear, x, rows, finish);
+    } else if (linear.path < AVX512_BF16) {
+        multiply_float32(pool, thread, linear, x, rows, finish);
     } else {
         multiply_panels(pool, linear, x, rows, finish);
     }

@@ -8,7 +8,7 @@
 //
 //   AMX           [n/16][k/32] tiles of 1 KB: 16 pairs of k × 16 columns × 2        a stream each 16 columns
 //   AVX512_BF16   [n/64][k/2][64][2]                                                a stream each 64 columns
-//   others        [n/w][k][w], w the columns that fill the accumulators: 64, 16 or 16
+//   others        [n/w][k][w], w two vectors: 32, 16 or 16; bf16 of the two in turns (vec.h: load_tile)
 #pragma once
 
 #include <utility>
@@ -53,14 +53,15 @@ struct Ahead {
     }
 };
 
-// One kernel a path: sums of rows `row` to `row + rows`, up to 32, and of a panel's four column tiles (16
+// Sums of rows `row` to `row + rows`, up to 32, and of a panel's four column tiles (16
 // columns each) from `tile` on, to `sums` [rows rounded up to 16][64]. With AMX there may be one tile only.
 void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Ahead& ahead,
               float* sums);
 void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
-void sums_avx512(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
-void sums_avx2(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
-void sums_portable(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
+
+// The paths that multiply in float32: called by every thread of a job.
+void multiply_float32(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
+                      const Finish& finish);
 
 // AMX for more than a strip of rows: called by every thread of a job.
 void multiply_blocks(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,

@@ -1,4 +1,14 @@
 // The paths that multiply in float32: AVX512, AVX2 and plain C++, for bf16 and float32 weights alike.
+//
+//                  K in parts
+//               ┌──────┬──────┐        ┌──┬──┬──┬──┐  A part of a weight tile stays in L1 while all rows of
+//   up to 6     │ ▒▒▒▒ │      │        │▒▒│  │  │  │  the block meet it; bf16 becomes float32 in registers,
+//   rows        ├──────┼──────┤    ×   ├──┼──┼──┼──┤  once for up to 6 rows.
+//   of a block  │      │      │        │  │  │  │  │
+//   of 96       └──────┴──────┘        └──┴──┴──┴──┘  Sums are put down between parts, unrounded.
+//             float32, in L2, laid      a panel
+//             part by part
+#include "elementwise.h"
 #include "gemm.h"
 #include "vec.h"
 
@@ -6,74 +16,224 @@ namespace streamserve {
 
 namespace {
 
-// ROWS × WIDE vectors of columns over all of K.
-template <class V, class T, int ROWS, int WIDE>
-void block(const T* weight, const T* const* x, int depth, float* sums) {
+constexpr int MOST = 6;          // rows whose sums are in registers together
+constexpr int BLOCK_ROWS = 96;   // rows in L2
+constexpr int PART = 512;        // of K, at most, where there are more rows than MOST
+constexpr int AHEAD = 2048;      // bytes that a single group of rows fetches ahead
+constexpr int ROW_GAP = 16;      // floats between rows of x, so that they do not meet in the same lines of L1
+
+// Weight tiles (of two vectors each) that `rows` rows meet at once: 16 registers, or 32, hold their sums, the
+// weights and a number of x.
+template <class V>
+constexpr int tiles_at_once(int rows) {
+    return 4 * (rows + 1) < (V::lanes == 16 ? 32 : 16) ? 2 : 1;
+}
+
+// Cache lines of four k of a weight tile.
+template <class V, class T>
+constexpr int lines() {
+    return 4 * 2 * V::lanes * int(sizeof(T)) / 64;
+}
+
+// Weights to come, fetched meanwhile: as many lines every four k as are read, `step` bytes apart.
+struct Fetch {
+    const char* at;
+    size_t step;
+};
+
+// What a call of `block` needs. Tiles are `tile_stride` numbers apart, rows of x `x_stride`, sums PANEL.
+template <class T>
+struct Block {
+    const T* weight;
+    size_t tile_stride;
+    const float* x;
+    size_t x_stride;
+    int depth;   // a multiple of 4
+    bool first;  // sums begin at zero
+    float* sums;
+    Fetch fetch;
+};
+
+// ROWS × TILES sums over a part of K.
+template <class V, class T, int ROWS, int TILES>
+void block(const Block<T>& b) {
+    constexpr int WIDE = 2 * TILES;
     V sum[ROWS][WIDE];
-    for (auto& row : sum)
-        for (V& one : row) one = V::set(0.0f);
-    for (int k = 0; k < depth; k++, weight += WIDE * V::lanes) {
-        V column[WIDE];
-        for (int i = 0; i < WIDE; i++) column[i] = V::load(weight + i * V::lanes);
-        for (int row = 0; row < ROWS; row++) {
-            V value = V::set(widen(x[row][k]));
-            for (int i = 0; i < WIDE; i++) sum[row][i] = fma(value, column[i], sum[row][i]);
+    for (int row = 0; row < ROWS; row++) {
+        for (int i = 0; i < WIDE; i++) {
+            sum[row][i] = b.first ? V::set(0.0f) : V::load(b.sums + row * PANEL + i * V::lanes);
         }
     }
-    for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < WIDE; i++) sum[row][i].store(sums + row * PANEL + i * V::lanes);
-}
-
-template <class V, class T, int WIDE>
-void sums_of(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums) {
-    constexpr int width = WIDE * V::lanes;
-    const T* weight = static_cast<const T*>(w.weight) + size_t(tile) * 16 * w.k_padded;
-    for (int column = 0; column < PANEL; column += width, weight += size_t(width) * w.k_padded) {
-        for (int done = 0; done < rows;) {
-            const T* at[4];
-            int count = rows - done < 4 ? rows - done : 4;
-            for (int i = 0; i < count; i++) at[i] = reinterpret_cast<const T*>(x.at(row + done + i, 0));
-            float* to = sums + done * PANEL + column;
-            switch (count) {
-                case 1: block<V, T, 1, WIDE>(weight, at, w.k_padded, to); break;
-                case 2: block<V, T, 2, WIDE>(weight, at, w.k_padded, to); break;
-                case 3: block<V, T, 3, WIDE>(weight, at, w.k_padded, to); break;
-                default: block<V, T, 4, WIDE>(weight, at, w.k_padded, to);
+    const T* weight = b.weight;
+    const float *x = b.x, *lower = b.x + 3 * b.x_stride;  // two pointers and one distance reach six rows
+    const size_t x_stride = b.x_stride, tile_stride = b.tile_stride;
+    const char* fetch = b.fetch.at;
+    for (int k = 0; k < b.depth; k += 4) {
+        for (int line = 0; line < lines<V, T>(); line++, fetch += b.fetch.step) __builtin_prefetch(fetch);
+#pragma GCC unroll 4
+        for (int one = 0; one < 4; one++, weight += 2 * V::lanes, x++, lower++) {
+            V column[WIDE];
+            for (int tile = 0; tile < TILES; tile++) {
+                V::load_tile(weight + size_t(tile) * tile_stride, column[2 * tile], column[2 * tile + 1]);
             }
-            done += count;
+            for (int row = 0; row < ROWS; row++) {
+                V value = V::set(row < 3 ? x[size_t(row) * x_stride] : lower[size_t(row - 3) * x_stride]);
+                for (int i = 0; i < WIDE; i++) accumulate(sum[row][i], value, column[i]);
+            }
         }
+    }
+    for (int row = 0; row < ROWS; row++) {
+        for (int i = 0; i < WIDE; i++) sum[row][i].store(b.sums + row * PANEL + i * V::lanes);
     }
 }
 
-template <class V, int WIDE>
-void sums_typed(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums) {
+template <class V, class T, int ROWS>
+void block_of(int tiles, const Block<T>& b) {
+    if constexpr (tiles_at_once<V>(ROWS) == 2) {
+        if (tiles == 2) return block<V, T, ROWS, 2>(b);
+    }
+    block<V, T, ROWS, 1>(b);
+}
+
+template <class V, class T>
+void block_for(int rows, int tiles, const Block<T>& b) {
+    switch (rows) {
+        case 1: return block_of<V, T, 1>(tiles, b);
+        case 2: return block_of<V, T, 2>(tiles, b);
+        case 3: return block_of<V, T, 3>(tiles, b);
+        case 4: return block_of<V, T, 4>(tiles, b);
+        case 5: return block_of<V, T, 5>(tiles, b);
+        default: return block_of<V, T, 6>(tiles, b);
+    }
+}
+
+// One thread's rows of x in float32, and their sums with a panel.
+template <class V, class T>
+class Rows32 {
+  public:
+    Rows32(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
+        int parts = rows > MOST ? ceil_div(w.k_padded, PART) : 1;
+        depth_ = round_up(ceil_div(w.k_padded, parts), CHUNK);
+        size_t floats = size_t(ceil_div(w.k_padded, depth_)) * size_t(rows) * size_t(depth_ + ROW_GAP);
+        sums_ = reinterpret_cast<float*>(
+            pool.scratch(thread, (size_t(rows) * PANEL + floats) * sizeof(float)));
+        floats_ = sums_ + rows * PANEL;
+    }
+
+    // Takes rows `first` to `first + rows`.
+    void take(int first, int rows) {
+        first_ = first, rows_ = rows;
+        for (int row = 0; row < rows; row++) {
+            const T* from = reinterpret_cast<const T*>(x_.at(first + row, 0));
+            for (int k = 0; k < w_.k_padded; k += CHUNK) {
+                float* to = part(k / depth_) + size_t(row) * stride() + k % depth_;
+                for (int i = 0; i < CHUNK; i += V::lanes) V::load(from + k + i).store(to + i);
+            }
+        }
+    }
+
+    // Their sums with `tiles` tiles of the weight from `tile` on, [rows][PANEL].
+    float* times(int tile, int tiles) {
+        constexpr int width = 2 * V::lanes;
+        int groups = 0, count = 0;
+        for (int row = 0; row < rows_; row += count, groups++) count = group(rows_ - row);
+        int at_once = tiles_at_once<V>(count) < tiles ? tiles_at_once<V>(count) : tiles;
+        size_t tile_stride = size_t(width) * size_t(w_.k_padded);
+        const T* weight = static_cast<const T*>(w_.weight) + size_t(tile) * tile_stride;
+        for (int k = 0; k < w_.k_padded; k += depth_) {
+            int depth = w_.k_padded - k < depth_ ? w_.k_padded - k : depth_;
+            for (int i = 0; i < tiles; i += at_once) {
+                Block<T> b{weight + size_t(i) * tile_stride + size_t(k) * width, tile_stride, part(k / depth_),
+                           stride(), depth, k == 0, sums_ + i * width, {}};
+                const T* next = k + depth_ < w_.k_padded ? b.weight + depth * width : b.weight + tile_stride;
+                meet(b, at_once, groups, next);
+            }
+        }
+        return sums_;
+    }
+
+  private:
+    // How many of the `left` rows go together: 4 or 3 would leave the multipliers waiting for their own sums,
+    // so 8 rows are 6 and 2, and the 2 meet two tiles at once.
+    static int group(int left) {
+        int over = left % MOST;
+        return left < MOST ? left : over == 1 || over == 3 || over == 4 ? MOST - 1 : MOST;
+    }
+
+    // All rows and `tiles` tiles of a part. One group fetches further on, several share fetching `next`.
+    void meet(Block<T> b, int tiles, int groups, const T* next) {
+        b.fetch.step = 64 / size_t(groups);
+        b.fetch.at = reinterpret_cast<const char*>(groups == 1 ? b.weight + AHEAD / sizeof(T) : next);
+        for (int row = 0, count; row < rows_; row += count) {
+            count = group(rows_ - row);
+            int together = tiles_at_once<V>(count) < tiles ? tiles_at_once<V>(count) : tiles;
+            Block<T> one = b;
+            for (int tile = 0; tile < tiles; tile += together) {
+                block_for<V, T>(count, together, one);
+                one.weight += b.tile_stride;
+                one.fetch.at += b.tile_stride * sizeof(T);
+                one.sums += 2 * V::lanes;
+            }
+            b.x += size_t(count) * b.x_stride;
+            b.sums += count * PANEL;
+            b.fetch.at += b.fetch.step * size_t(lines<V, T>() * b.depth / 4);
+        }
+    }
+
+    size_t stride() const { return size_t(depth_ + ROW_GAP); }
+    float* part(int number) const { return floats_ + size_t(number) * size_t(rows_) * stride(); }
+
+    const Linear& w_;
+    const Rows& x_;
+    int depth_, first_ = 0, rows_ = 0;
+    float *sums_, *floats_;
+};
+
+// Panels are claimed one by one, the last ones by tiles, so that threads end together.
+template <class V, class T>
+void multiply_typed(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
+    constexpr int width = 2 * V::lanes, tiles = PANEL / width;
+    int panels = w.n_padded / PANEL, blocks = ceil_div(rows, BLOCK_ROWS);
+    int at_once = round_up(ceil_div(rows, blocks), rows > MOST ? MOST : 1);
+    blocks = ceil_div(rows, at_once);
+    int whole = panels * blocks, cut = finish.kind == Finish::SILU_MUL ? 0 : whole % pool.threads();
+    if (pool.threads() == 1 || panels <= cut) cut = 0;
+    int units = whole - cut + cut * tiles;
+    Rows32<V, T> some(pool, thread, w, x, at_once);
+    for (int unit, held = -1; (unit = pool.claim()) < units;) {
+        bool part = unit >= whole - cut;
+        int number = part ? whole - cut + (unit - whole + cut) / tiles : unit;
+        int first = number / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
+        if (first != held) some.take(first, count);
+        held = first;
+        int tile = number % panels * tiles + (part ? (unit - whole + cut) % tiles : 0);
+        float* sums = some.times(tile, part ? 1 : tiles);
+        end(w, finish, first, count, tile * width, part ? width : PANEL, sums);
+    }
+}
+
+template <class V>
+void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
     if (w.type == BF16) {
-        sums_of<V, bf16, WIDE>(w, x, row, rows, tile, sums);
+        multiply_typed<V, bf16>(pool, thread, w, x, rows, finish);
     } else {
-        sums_of<V, float, WIDE>(w, x, row, rows, tile, sums);
+        multiply_typed<V, float>(pool, thread, w, x, rows, finish);
     }
 }
 
 }  // namespace
 
-void sums_portable(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums) {
-    sums_typed<VecPortable, 2>(w, x, row, rows, tile, sums);
-}
-
-#if defined(__AVX2__) && defined(__FMA__)
-void sums_avx2(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums) {
-    sums_typed<Vec256, 2>(w, x, row, rows, tile, sums);
-}
-#else
-void sums_avx2(const Linear&, const Rows&, int, int, int, float*) {}
-#endif
-
+void multiply_float32(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
+    if (rows <= 0) return;
+    switch (w.path) {
 #ifdef STREAMSERVE_AVX512
-void sums_avx512(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums) {
-    sums_typed<Vec512, 4>(w, x, row, rows, tile, sums);
-}
-#else
-void sums_avx512(const Linear&, const Rows&, int, int, int, float*) {}
+        case AVX512: return multiply_by<Vec512>(pool, thread, w, x, rows, finish);
 #endif
+#if defined(__AVX2__) && defined(__FMA__)
+        case AVX2: return multiply_by<Vec256>(pool, thread, w, x, rows, finish);
+#endif
+        default: return multiply_by<VecPortable>(pool, thread, w, x, rows, finish);
+    }
+}
 
 }  // namespace streamserve

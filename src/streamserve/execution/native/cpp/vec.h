@@ -31,6 +31,12 @@ struct VecPortable {
     static VecPortable load(const T* p) {
         return make([&](int i) { return widen(p[i]); });
     }
+    // Two vectors of a packed weight (gemm.h): one behind the other, or bf16 of the two in turns.
+    static void load_tile(const float* p, VecPortable& a, VecPortable& b) { a = load(p), b = load(p + lanes); }
+    static void load_tile(const bf16* p, VecPortable& a, VecPortable& b) {
+        a = make([&](int i) { return widen(p[2 * i]); });
+        b = make([&](int i) { return widen(p[2 * i + 1]); });
+    }
     void store(float* p) const { std::memcpy(p, v, sizeof v); }
     void store(bf16* p) const {
         for (int i = 0; i < lanes; i++) p[i] = round_bf16(v[i]);
@@ -85,10 +91,12 @@ struct VecPortable {
 };
 
 inline VecPortable fma(VecPortable a, VecPortable b, VecPortable c) { return a * b + c; }
+inline void accumulate(VecPortable& sum, VecPortable a, VecPortable b) { sum = fma(a, b, sum); }
 
 #if defined(__AVX2__) && defined(__FMA__)
 struct Vec256 {
     static constexpr int lanes = 8;
+    static constexpr uint32_t MASK = 0xffff0000;
     static constexpr float no_power = -127;
     __m256 v;
 
@@ -97,6 +105,15 @@ struct Vec256 {
     static Vec256 load(const bf16* p) {
         __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+    }
+    static void load_tile(const float* p, Vec256& a, Vec256& b) { a = load(p), b = load(p + lanes); }
+    static void load_tile(const bf16* p, Vec256& a, Vec256& b) {
+        // A mask that stays in memory leaves its register to sums.
+        alignas(32) static const volatile uint32_t upper[8] = {MASK, MASK, MASK, MASK, MASK, MASK, MASK, MASK};
+        __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        __m256i mask = *reinterpret_cast<const volatile __m256i*>(upper);
+        a = {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
+        b = {_mm256_castsi256_ps(_mm256_and_si256(both, mask))};
     }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
     // The upper halves of the lanes, rounded to nearest even; NaN stays NaN.
@@ -141,6 +158,11 @@ struct Vec256 {
 };
 
 inline Vec256 fma(Vec256 a, Vec256 b, Vec256 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+
+// The sum stays in its register: left to itself, gcc moves twelve of them round until some are spilled.
+inline void accumulate(Vec256& sum, Vec256 a, Vec256 b) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum.v) : "x"(a.v), "x"(b.v));
+}
 #endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
@@ -154,6 +176,12 @@ struct Vec512 {
     static Vec512 load(const float* p) { return {_mm512_loadu_ps(p)}; }
     static Vec512 load(const bf16* p) {
         return wide(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static void load_tile(const float* p, Vec512& a, Vec512& b) { a = load(p), b = load(p + lanes); }
+    static void load_tile(const bf16* p, Vec512& a, Vec512& b) {
+        __m512i both = _mm512_loadu_si512(p);
+        a = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
+        b = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))))};
     }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
 #ifdef __AVX512BF16__
@@ -191,6 +219,7 @@ struct Vec512 {
 };
 
 inline Vec512 fma(Vec512 a, Vec512 b, Vec512 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline void accumulate(Vec512& sum, Vec512 a, Vec512 b) { sum = fma(a, b, sum); }
 #endif
 
 // e to the power of x, to about one unit in the last place; 0 below -87, where float32 runs out.

@@ -1,0 +1,100 @@
+"""What the fleet knows of a worker, and how workers make up places: unified ones, stream pairs, uneven
+pools."""
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from streamserve.policy.routing import WorkerLoad
+from streamserve.protocol.messages import Failed, Ready, Report
+
+
+@dataclass
+class WorkerState:
+    """A worker as far as it has been heard of, and the requests that are there: `prefilling` ones wait or
+    have their prompt computed, `decoding` ones get their tokens."""
+
+    incarnation: int = 1
+    ready: Ready | None = None
+    report: Report | None = None
+    heard_at: float = 0.0
+    stuck: bool = False
+    losses: list[float] = field(default_factory=list)
+    failure: Failed | None = None
+    prefilling: dict[str, int] = field(default_factory=dict)
+    decoding: set[str] = field(default_factory=set)
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that it has; 0 before it is ready."""
+        return self.ready.num_blocks if self.ready else 0
+
+    @property
+    def block_size(self) -> int:
+        return self.ready.block_size if self.ready else 1
+
+    def load(self, name: str, now: float) -> WorkerLoad:
+        """What a router sees of it."""
+        report, ready = self.report, self.ready
+        return WorkerLoad(
+            worker=name,
+            queued=len(self.prefilling),
+            queued_tokens=sum(self.prefilling.values()),
+            decoding=len(self.decoding),
+            max_num_seqs=ready.max_num_seqs if ready else 1,
+            blocks_live=report.blocks_live if report else 0,
+            blocks_total=max(self.blocks, 1),
+            hit_rate=report.prefix_hits / report.prefix_queries if report and report.prefix_queries else 0.0,
+            silence=now - self.heard_at,
+        )
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The workers by role: either `unified` ones, or `prefill` and `decode` ones. As many of one as of the
+    other are pairs: the first with the first, and so on; uneven pools mix freely."""
+
+    unified: tuple[str, ...] = ("unified-0",)
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.unified) == bool(self.prefill) or bool(self.prefill) != bool(self.decode):
+            raise ValueError(
+                "workers are either unified, or prefill and decode workers, at least one of each"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.unified + self.prefill + self.decode
+
+    def complete(self, some: Container[str]) -> bool:
+        """Whether these workers make up a place: a unified one, a pair, or one of each pool."""
+        if self.unified:
+            return any(name in some for name in self.unified)
+        if self.paired:
+            return any(a in some and b in some for a, b in zip(self.prefill, self.decode, strict=True))
+        return any(name in some for name in self.prefill) and any(name in some for name in self.decode)
+
+    @property
+    def paired(self) -> bool:
+        """Whether each prefill worker hands over to one decode worker of its own."""
+        return len(self.prefill) == len(self.decode)
+
+
+def pairs(count: int) -> Topology:
+    """`count` stream pairs."""
+    return pools(count, count)
+
+
+def pools(prefill: int, decode: int) -> Topology:
+    """So many prefill and decode workers."""
+    return Topology(
+        (),
+        tuple(f"prefill-{number}" for number in range(prefill)),
+        tuple(f"decode-{number}" for number in range(decode)),
+    )
+
+
+def unified(count: int) -> Topology:
+    """`count` workers that do both halves."""
+    return Topology(tuple(f"unified-{number}" for number in range(count)))

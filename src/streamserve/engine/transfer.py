@@ -1,0 +1,207 @@
+"""KV on its way between workers: what a prefill worker sends, what a decode worker holds blocks for.
+
+prefill worker                                      decode worker
+Outgoing: sequence → ticket, blocks pinned while    Incoming: ticket → sequence that waits for its KV,
+they are read                                       or blocks in quarantine until nobody writes to them
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from streamserve.engine.blocks import BlockPool
+from streamserve.engine.sequence import Sequence as Running
+from streamserve.protocol.messages import Pushed
+from streamserve.protocol.tickets import CacheAddress, Ticket
+
+
+class TransferError(Exception):
+    """KV cannot be written there, and why."""
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A push has ended: `sent` bytes have arrived, or with an `error` perhaps not all of them. It writes no
+    more in either case."""
+
+    job: int
+    sent: int
+    error: str = ""
+
+
+class Transport(Protocol):
+    """Writes blocks into other workers' pools (transfer/) or pretends to (simulate/)."""
+
+    def check(self, to: CacheAddress) -> None:
+        """Raises TransferError unless blocks can be written there."""
+        ...
+
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]]) -> int:
+        """Start writing blocks (own block, block there) in all planes; returns the job's number."""
+        ...
+
+    def landed(self) -> list[Landed]:
+        """The jobs that have ended since the last call."""
+        ...
+
+
+@dataclass
+class _Sending:
+    """A ticket being served. `sequence` is None once it is gone: what is under way is waited for."""
+
+    ticket: Ticket
+    sequence: Running | None
+    sent_tokens: int
+    flying: dict[int, list[int]] = field(default_factory=dict)
+    computed_at: float | None = None
+    sent: int = 0
+    error: str = ""
+
+
+class Outgoing:
+    """The prefill worker's half: pushes what is computed as it is computed, tells when all has landed."""
+
+    def __init__(
+        self, transport: Transport, pool: BlockPool, block_size: int, clock: Callable[[], float]
+    ) -> None:
+        self._transport = transport
+        self._pool = pool
+        self._block_size = block_size
+        self._clock = clock
+        self._sending: dict[int, _Sending] = {}
+        self._closing: list[_Sending] = []
+        self._refused: list[Pushed] = []
+
+    def grant(self, ticket: Ticket, sequence: Running | None) -> None:
+        """A ticket came; `sequence` is who it is for, None if nobody (any more)."""
+        error = ""
+        if sequence is None or sequence.id in self._sending:
+            error = "the request is not here"
+        elif ticket.tokens != len(sequence.tokens) or ticket.have % self._block_size:
+            error = f"the ticket is for {ticket.tokens} tokens, not for {len(sequence.tokens)}"
+        else:
+            try:
+                self._transport.check(ticket.to)
+            except TransferError as failure:
+                error = str(failure)
+        if error or sequence is None:
+            self._refused.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
+            return
+        self._sending[sequence.id] = _Sending(ticket, sequence, ticket.have)
+        self.advance(sequence)
+
+    def advance(self, sequence: Running) -> None:
+        """More of the sequence has KV: whole blocks go out, and at the end what is left."""
+        sending = self._sending.get(sequence.id)
+        if sending is None or sending.error:
+            return
+        ticket, size = sending.ticket, self._block_size
+        computed = min(sequence.computed[0], ticket.tokens)
+        done = computed == ticket.tokens
+        if done and sending.computed_at is None:
+            sending.computed_at = self._clock()
+        first, last = sending.sent_tokens // size, -(-computed // size) if done else computed // size
+        if last > first:
+            skipped = ticket.have // size
+            copies = [(sequence.blocks[i], ticket.blocks[i - skipped]) for i in range(first, last)]
+            for block, _ in copies:
+                self._pool.share(block)
+            sending.flying[self._transport.push(ticket.to, copies)] = [block for block, _ in copies]
+        sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
+
+    def drop(self, sequence: Running) -> None:
+        """The sequence goes: nothing more is sent, and its ticket is closed once nothing is under way."""
+        sending = self._sending.pop(sequence.id, None)
+        if sending is not None:
+            sending.sequence = None
+            sending.error = sending.error or "the request went away"
+            self._closing.append(sending)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way that `poll` will tell of."""
+        return bool(self._refused or self._closing or any(s.flying for s in self._sending.values()))
+
+    def poll(self) -> tuple[list[Pushed], list[Running]]:
+        """What to tell of tickets that are done with, and the sequences that are no longer needed here."""
+        owners = {job: s for s in [*self._sending.values(), *self._closing] for job in s.flying}
+        for landed in self._transport.landed():
+            sending = owners[landed.job]
+            self._pool.release(sending.flying.pop(landed.job))
+            sending.sent += landed.sent
+            sending.error = sending.error or landed.error
+        told, self._refused = self._refused, []
+        free: list[Running] = []
+        over = [s for s in self._sending.values() if not s.flying and (s.error or self._complete(s))]
+        for sending in over:
+            told.append(self._told(sending))
+            if sending.sequence is not None:
+                free.append(sending.sequence)
+                del self._sending[sending.sequence.id]
+        told += [self._told(sending) for sending in self._closing if not sending.flying]
+        self._closing = [sending for sending in self._closing if sending.flying]
+        return told, free
+
+    def _complete(self, sending: _Sending) -> bool:
+        return sending.sent_tokens == sending.ticket.tokens
+
+    def _told(self, sending: _Sending) -> Pushed:
+        ticket, since = sending.ticket, sending.computed_at
+        exposed = self._clock() - since if since is not None else 0.0
+        return Pushed(ticket.request, ticket.attempt, ticket.id, sending.error, sending.sent, exposed)
+
+
+class Incoming:
+    """The decode worker's half: who waits for which ticket, and which blocks nobody may have yet."""
+
+    def __init__(self, address: CacheAddress, name: str, pool: BlockPool, block_size: int) -> None:
+        self._address = address
+        self._name = name
+        self._pool = pool
+        self._block_size = block_size
+        self._numbers = count()
+        self._waiting: dict[str, Running] = {}
+        self._quarantine: dict[str, list[int]] = {}
+
+    @property
+    def open(self) -> int:
+        """Tickets that somebody may write to."""
+        return len(self._waiting) + len(self._quarantine)
+
+    def issue(self, sequence: Running) -> Ticket:
+        """A ticket for a sequence that holds blocks for all its tokens."""
+        have = sequence.computed[0]
+        id = f"{self._name}/{next(self._numbers)}"
+        self._waiting[id] = sequence
+        last = -(-len(sequence.tokens) // self._block_size)
+        return Ticket(
+            id=id,
+            request=sequence.request,
+            attempt=sequence.attempt,
+            choices=sequence.choices,
+            tokens=len(sequence.tokens),
+            have=have,
+            blocks=sequence.blocks[have // self._block_size : last],
+            to=self._address,
+        )
+
+    def joined(self, ticket: str) -> Running | None:
+        """Whose KV has landed; None for a ticket that is not open here."""
+        return self._waiting.pop(ticket, None)
+
+    def withdraw(self, sequence: Running) -> None:
+        """The sequence goes before its KV came: its own blocks are kept from others until `release`."""
+        for ticket, other in self._waiting.items():
+            if other is sequence:
+                own = sequence.blocks[sequence.computed[0] // self._block_size :]
+                for block in own:
+                    self._pool.share(block)
+                self._quarantine[ticket] = own
+                del self._waiting[ticket]
+                return
+
+    def release(self, ticket: str) -> Running | None:
+        """Nobody writes to the ticket any more. Returns the sequence that still waits for it, if one does."""
+        self._pool.release(self._quarantine.pop(ticket, []))
+        return self._waiting.pop(ticket, None)

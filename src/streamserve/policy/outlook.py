@@ -1,0 +1,63 @@
+"""What a speculation policy may know of a step: before anything is drafted, and once the trees are there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamserve.policy.shape import Seconds, Shape
+from streamserve.policy.slo import NO_NEED, Need
+from streamserve.policy.tree import TokenTree
+
+
+class Candidate(NamedTuple):
+    """A decoding request that can be drafted for: how deep its tree may be, how many nodes there is room
+    for, what its latency target asks, and its priority (lower is more urgent)."""
+
+    depth: int
+    nodes: int
+    need: Need = NO_NEED
+    priority: int = 0
+    id: int = 0
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A step before drafting.
+
+    `others` rows of the step are not of `candidates`; `bystanders` are the needs of those among them that
+    decode. `step(rows)` and `draft(shapes)` are seconds; `covers[w - 1]` is the chance that the next token
+    is among a node's best w guesses. `nodes` bounds each request's guesses. `load` is the share of the
+    engine's places taken; `acceptance` the share of the last step's guesses that was accepted (None where
+    there were none), and `throughput` tokens a second, lately.
+    """
+
+    candidates: Sequence[Candidate]
+    others: int
+    step: Seconds
+    draft: Callable[[Sequence[Shape]], float]
+    covers: Sequence[float]
+    nodes: int
+    bystanders: Sequence[Need] = ()
+    load: float = 0.0
+    acceptance: float | None = None
+    throughput: float = 0.0
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A step once the trees are there. `needs[i]` is that of the request of `trees[i]`, `bystanders` are
+    those of requests that decode without a tree. The step has `plain` rows without any guess, and may have
+    `budget` guesses; `spent` seconds went into drafting."""
+
+    trees: Sequence[TokenTree]
+    needs: Sequence[Need]
+    bystanders: Sequence[Need]
+    plain: int
+    spent: float
+    step: Seconds
+    budget: int
+
+    @property
+    def decoding(self) -> int:
+        """Requests that decode, with a tree or without."""
+        return len(self.trees) + len(self.bystanders)

@@ -1,0 +1,51 @@
+"""What a drafter is asked for: how deep and how wide a tree."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+Seconds = Callable[[int], float]
+"""Seconds of a step with so many query rows."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Levels, and nodes a level (the root not counted). With an `expansion` every node of level l has
+    `expansion[l]` children instead, whatever their chances; `width` is then that of the widest level."""
+
+    depth: int
+    width: int
+    expansion: tuple[int, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in all."""
+        if self.expansion:
+            return sum(prod(self.expansion[: level + 1]) for level in range(self.depth))
+        return self.depth * self.width
+
+
+PLAIN = Shape(0, 0)
+
+SPECINFER = Shape(8, 3, (1, 1, 3, 1, 1, 1, 1, 1))
+"""SpecInfer's fixed tree, as AdaServe compares with it."""
+
+
+def fit(shape: Shape, depth: int, nodes: int) -> Shape:
+    """The shape, cut to at most so many levels and nodes."""
+    levels = min(shape.depth, depth)
+    if shape.expansion:
+        while Shape(levels, shape.width, shape.expansion).nodes > nodes:
+            levels -= 1
+        return Shape(levels, shape.width, shape.expansion) if levels > 0 else PLAIN
+    if levels * shape.width <= nodes:
+        return Shape(levels, shape.width) if levels > 0 else PLAIN
+    if nodes >= shape.width:
+        return Shape(nodes // shape.width, shape.width)
+    return Shape(1, nodes) if nodes > 0 else PLAIN
+
+
+def expected_tokens(cover: float, depth: int) -> float:
+    """Tokens that a step brings one request if each level has the next token with probability `cover`: the
+    accepted ones and the target's own, (1 - c^(d+1)) / (1 - c)."""
+    return depth + 1.0 if cover >= 1.0 else (1.0 - cover ** (depth + 1)) / (1.0 - cover)

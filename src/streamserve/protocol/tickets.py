@@ -1,0 +1,62 @@
+"""Leave to write KV into another worker's cache, and what is said about it.
+
+    decode worker ── Reserved(ticket) ──▶ Fleet ── Push(ticket) ──▶ prefill worker ═══ KV ═══▶ its blocks
+                  ◀── Join / Release ────      ◀── Pushed(ticket) ──
+
+A ticket names the request, the attempt and the cache it is for, so a stale or foreign one is refused instead
+of turned into tokens from another prompt. Its blocks belong to nobody else until it is closed: by `Join`,
+when all its KV has landed, or by `Release`, when its writer is known to write no more.
+"""
+
+import msgspec
+
+LAYOUT_VERSION = 1
+"""Of [layer][block][k|v][head][slot][dim]; workers that differ in it do not exchange KV."""
+
+
+class CacheAddress(msgspec.Struct, frozen=True):
+    """Where a worker's KV pool lies and what is in it. `path` opens its memory on this host; `size` is in
+    bytes. `fingerprint` covers weights, configuration, KV format, block size and layout version."""
+
+    path: str
+    size: int
+    num_blocks: int
+    fingerprint: str
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """Write the KV of `request`'s positions `have` to `tokens` (exclusive) into `blocks` of the pool at `to`,
+    the first of which holds position `have`, a multiple of the block size. `choices`: the output choices
+    whose sequence this is. `id` is unique among all tickets of a fleet's life."""
+
+    id: str
+    request: str
+    attempt: int
+    choices: tuple[int, ...]
+    tokens: int
+    have: int
+    blocks: list[int]
+    to: CacheAddress
+
+
+class Push(msgspec.Struct, tag=True, frozen=True):
+    """To the prefill worker: write to this ticket what is and will be computed of its sequence."""
+
+    ticket: Ticket
+
+
+class Join(msgspec.Struct, tag=True, frozen=True):
+    """To the decode worker: the ticket's KV has landed. Go on behind `outputs` of each choice, which had its
+    first token when it `began`."""
+
+    request: str
+    attempt: int
+    ticket: str
+    outputs: dict[int, list[int]]
+    began: dict[int, float]
+
+
+class Release(msgspec.Struct, tag=True, frozen=True):
+    """To the decode worker: nobody will write to this ticket any more; its blocks are free again."""
+
+    ticket: str

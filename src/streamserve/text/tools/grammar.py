@@ -1,0 +1,75 @@
+"""A grammar of messages that may call tools: free text, then calls with arguments by their schemas."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from streamserve.protocol.grammar import Grammar
+from streamserve.text.reasoning import OPENING
+from streamserve.text.tools.formats import Format
+
+Schema = dict[str, Any]
+
+_TEXT = r"/(.|\n)*/"
+_TEXT_THAT_IS_NO_CALL = r"/[ \r\n\t]*([^{ \r\n\t](.|\n)*)?/"
+_NO_THOUGHT = rf" & ~/[ \r\n\t]*{OPENING}(.|\n)*/"
+
+
+def free_calls(
+    form: Format, schemas: Mapping[str, Schema], special: Callable[[str], int | None], thinks: bool
+) -> Grammar:
+    """Text, then perhaps calls in `form`, with which the message ends. `schemas` has the arguments of each
+    function by its name; `special` knows which signs are tokens of their own. Where the model `thinks`, what
+    begins a thought is no text: a thought may speak of calls without making one."""
+
+    def mark(sign: str) -> str:
+        token = special(sign)
+        return json.dumps(sign) if token is None else f"<[{token}]>"
+
+    signs = {name: mark(getattr(form, name)) for name in ("opening", "closing", "separator")}
+    lazy = "[lazy]" if special(form.opening) is None else ""  # up to the first opening
+    rules = [
+        f"start: TEXT | opened calls{' | calls' if form.bare else ''}",
+        f"opened{lazy}: TEXT {signs['opening']}",
+        f"calls: {form.calls.format(**signs)}",
+        f"TEXT: {_TEXT_THAT_IS_NO_CALL if form.bare else _TEXT}{_NO_THOUGHT if thinks else ''}",
+        r"BLANKS: /[ \r\n\t]{0,8}/",
+    ]
+    named = {"call": calls_schema(schemas, form.key)}
+    if form.named:
+        places = list(enumerate(schemas))
+        ways = [f"{json.dumps(name)} between @arguments{place}" for place, name in places]
+        rules += ["name_first: " + " | ".join(ways), f"between: {signs['separator']}? BLANKS"]
+        named |= {f"arguments{place}": schemas[name] for place, name in places}
+    return Grammar(kind="lark_json", text=json.dumps({"lark": "\n".join(rules), "schemas": named}))
+
+
+def calls_schema(schemas: Mapping[str, Schema], key: str) -> Schema:
+    """One call as a JSON object: the name, then the arguments under `key`. References within a function's
+    schema are moved to where it stands now."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/tool{place}"}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for place, name in enumerate(schemas)
+    ]
+    definitions = {
+        f"tool{place}": _moved(schema, f"#/$defs/tool{place}")
+        for place, schema in enumerate(schemas.values())
+    }
+    return {"anyOf": calls, "$defs": definitions}
+
+
+def _moved(node: Any, place: str) -> Any:
+    if isinstance(node, list):
+        return [_moved(one, place) for one in node]
+    if not isinstance(node, dict):
+        return node
+    moved = {name: _moved(value, place) for name, value in node.items()}
+    reference = node.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved

@@ -1,0 +1,123 @@
+"""Verification gives each branch of a tree the logits of the same tokens as a plain chain, bit for bit."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from streamserve.engine.plan import Span
+from streamserve.execution.attention import AttentionBackend
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.layout import lay_out
+from streamserve.execution.load import attention_on, load
+from streamserve.execution.model import Model
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.config import ModelConfig
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+
+VOCABULARY, BLOCK, NUM_BLOCKS = 320, 4, 1024
+LONGEST, MOST_NODES = 40, 16
+
+
+@dataclass
+class Machine:
+    """A model on the row-invariant kernels, over a pool of its own that is handed out block by block."""
+
+    model: Model
+    attention: AttentionBackend
+    free: list[int]
+
+    def shuffle(self, rng: random.Random) -> None:
+        """All blocks are free again, in another order."""
+        self.free = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+
+    def blocks(self, tokens: int) -> list[int]:
+        return [self.free.pop() for _ in range(-(-tokens // BLOCK))]
+
+    def logits(self, spans: Sequence[Span]) -> list[Tensor]:
+        """Each span's logits [rows, vocabulary] from one pass over them all."""
+        layout = lay_out(spans, BLOCK)
+        self.attention.plan(layout)
+        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
+        logits = self.model.logits(self.model.forward(tokens, positions, self.attention))
+        return [logits[part.offset : part.offset + part.span.rows] for part in layout.parts]
+
+
+def make_machine(folder: Path, dtype: str) -> Machine:
+    loaded = load(ModelConfig(path=str(folder), dtype=dtype, threads=2, num_blocks=8, max_model_len=64))
+    assert loaded.model_info.row_invariant, "without kernels there is nothing to promise"
+    spec = loaded.model.spec
+    cache = KVCache(spec, NUM_BLOCKS, BLOCK, loaded.model.dtype)
+    return Machine(loaded.model, attention_on(cache, spec, loaded.team), [])
+
+
+def random_tree(rng: random.Random, root: int) -> TokenTree:
+    """Deep, wide and anything between; siblings with the same token among them."""
+    size, reach = rng.randint(3, MOST_NODES), rng.choice((1, 3, MOST_NODES))
+    parents = (-1, *(rng.randint(max(0, node - reach), node - 1) for node in range(1, size)))
+    tokens = (root, *(rng.randrange(VOCABULARY) for _ in range(1, size)))
+    return TokenTree(tokens, parents, (0.0,) * size, (1.0,) * size)
+
+
+def leaves(tree: TokenTree) -> list[int]:
+    return [node for node in range(len(tree)) if node not in tree.parents]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("architecture", "fields"), [("llama", {}), ("mistral", {"sliding_window": 9})])
+def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
+    tmp_path: Path,
+    architecture: str,
+    fields: dict[str, int],
+    dtype: str,
+    scale: Scale,
+    record: Callable[..., None],
+) -> None:
+    """Trees of several sequences in one pass, beside a prompt chunk; each branch replayed token by token by
+    a sequence that never saw a tree."""
+    machine = make_machine(make_checkpoint(tmp_path, architecture, **fields), dtype)
+    rng, branches, wide = random.Random(scale.seed), 0, 0
+    for _ in range(scale.pick(4, 100)):
+        machine.shuffle(rng)
+        prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, LONGEST))] for _ in range(3)]
+        tables = [machine.blocks(len(prompt) + MOST_NODES) for prompt in prompts]
+        for prompt, table in zip(prompts, tables, strict=True):
+            if len(prompt) > 1:
+                machine.logits([Span(0, 0, prompt[:-1], table)])
+        trees = [random_tree(rng, prompt[-1]) for prompt in prompts]
+        verifying = [
+            Span(number, len(prompt) - 1, [prompt[-1]], table, tree, (0,))
+            for number, (prompt, table, tree) in enumerate(zip(prompts, tables, trees, strict=True))
+        ]
+        chunk = Span(9, 0, [rng.randrange(VOCABULARY) for _ in range(20)], machine.blocks(20))
+        verified = machine.logits([*verifying, chunk])
+        for prompt, tree, found in zip(prompts, trees, verified, strict=False):
+            wide += any(tree.parents.count(node) > 1 for node in range(len(tree)))
+            for leaf in leaves(tree):
+                path = tree.path(leaf)
+                expected = replay(machine, prompt, [tree.tokens[node] for node in path[1:]])
+                assert torch.equal(found[path].view(torch.int32), expected.view(torch.int32)), (tree, leaf)
+                branches += 1
+    assert wide > 0
+    assert branches > 12
+    record(branches=branches, trees_with_siblings=wide, seed=scale.seed)
+
+
+def replay(machine: Machine, prompt: list[int], guesses: list[int]) -> Tensor:
+    """The logits behind the prompt and each of the guesses, decoded one token a pass."""
+    tokens = prompt + guesses
+    table = machine.blocks(len(tokens))
+    if len(prompt) > 1:
+        machine.logits([Span(0, 0, prompt[:-1], table)])
+    rows = [
+        machine.logits([Span(0, place, [tokens[place]], table)])[0]
+        for place in range(len(prompt) - 1, len(tokens))
+    ]
+    machine.free += table
+    return torch.cat(rows)

@@ -1,0 +1,86 @@
+"""Messages that a grammar lets a model write, where it may call functions whose arguments follow a schema."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
+from streamserve.text.tools.formats import FORMATS
+from streamserve.text.tools.grammar import free_calls
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Paris", "Rome"]}},
+}
+SCHEMAS = {"weather": WEATHER, "any": {"type": "object"}}
+ROME = '{"city": "Rome"}'
+CALL = f'{{"name": "weather", "arguments": {ROME}}}'
+LLAMA = CALL.replace("arguments", "parameters")
+FREE = '{"name": "any", "arguments": {"a": [1]}}'
+
+WHOLE = [
+    ("hermes", "It is warm. if a < b: <tool"),
+    ("hermes", f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{FREE}</tool_call>\n"),
+    ("llama3_json", 'It has {"braces": 1}.'),
+    ("llama3_json", f"{LLAMA}; {LLAMA}"),
+    ("llama3_json", f"<|python_tag|>{LLAMA}"),
+    ("mistral", "It is warm [TOOL"),
+    ("mistral", f"[TOOL_CALLS][{CALL}, {FREE}]"),
+    ("mistral", f'See: [TOOL_CALLS]weather[ARGS]{ROME}[TOOL_CALLS]any{{"a": 1}}'),
+]
+REFUSED = [  # the last sign is the first that is refused
+    ("hermes", "<tool_call>s"),
+    ("hermes", '<tool_call>{"name": "o'),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "L'),
+    ("hermes", f"<tool_call>{CALL}</tool_call>T"),
+    ("llama3_json", "{x"),
+    ("llama3_json", '{"name": "weather", "parameters": {"city": "L'),
+    ("mistral", '[TOOL_CALLS]weather{"city": "L'),
+    ("mistral", '[TOOL_CALLS][{"name": "weather", "arguments": {}'),
+]
+THOUGHT = "<think>Shall I write <tool_call>, [TOOL_CALLS] or {?</think>\n\n"
+
+
+def grammar(form: str, thinks: bool = False) -> Grammar:
+    return free_calls(FORMATS[form], SCHEMAS, lambda sign: None, thinks)
+
+
+def taken(wanted: Grammar, text: str) -> tuple[int, bool]:
+    """How many signs the grammar takes, and whether the text may end there."""
+    check_grammar(wanted)
+    matcher = LLMatcher(LLTokenizer("byte"), to_llguidance(wanted), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(list(text.encode())), matcher.is_accepting()
+
+
+@pytest.mark.parametrize(("form", "text"), WHOLE)
+def test_text_and_calls_are_taken(form: str, text: str) -> None:
+    assert taken(grammar(form), text) == (len(text), True)
+
+
+@pytest.mark.parametrize(("form", "text"), REFUSED)
+def test_what_is_no_call_by_the_schema_is_refused(form: str, text: str) -> None:
+    assert taken(grammar(form), text)[0] == len(text) - 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_thought_may_speak_of_calls(form: str) -> None:
+    wanted = msgspec.structs.replace(grammar(form, thinks=True), after="</think>", opening="<think>")
+    for part, text in WHOLE:
+        if part == form:
+            assert taken(wanted, THOUGHT + text) == (len(THOUGHT + text), True)
+            assert taken(wanted, text) == (len(text), True)
+    for part, text in REFUSED:
+        if part == form:
+            assert taken(wanted, THOUGHT + text)[0] == len(THOUGHT + text) - 1
+
+
+def test_special_tokens_open_calls() -> None:
+    wanted = free_calls(FORMATS["mistral"], SCHEMAS, {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, False)
+    assert "opened: TEXT <[5]>" in wanted.text
+    assert "between: <[6]>? BLANKS" in wanted.text
