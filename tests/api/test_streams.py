@@ -76,7 +76,7 @@ def test_a_text(server: Served) -> None:
         ("chunk-3", 1),
         (second, 13),
     ]
-    until(lambda: state(server, name)["computed"] >= shown["tokens"], seconds=30)
+    until(lambda: state(server, name)["computed"] >= shown["tokens"] - 1, seconds=30)
     reply = finish(server, name)
     prompt = "Read: Grüße, broown fox jumps\n\nQ: what, then?"
     whole = server.post("/v1/completions", prompt=prompt, logprobs=2, n=2, seed=3, **GREEDY)

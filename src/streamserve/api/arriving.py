@@ -6,7 +6,9 @@ create ─▶ open ── edit, edit, … ──▶ finish ─▶ answering ─�
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from typing import Any
 
 from streamserve.api.arriving_form import Answer, Form, behind_context, form_of
 from streamserve.api.arriving_schemas import (
@@ -215,12 +217,20 @@ class Streams:
         finally:
             await self._end(stream)
 
-    async def finish_streaming(self, name: str, answer: Answer, job: Job, emit: Emit) -> None:
-        """Answer a stream, whose `finish` gave answer and job, event by event."""
-        try:
-            await answer.stream([job], emit)
-        finally:
-            await self._end(self.get(name))
+    async def finish_streaming(
+        self, name: str, wanted: FinishRequest
+    ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
+        """Answer a stream event by event: what sends them. It has to be called."""
+        stream = self.get(name)
+        answer, job = await stream.finish(wanted)
+
+        async def produce(emit: Emit) -> None:
+            try:
+                await answer.stream([job], emit)
+            finally:
+                await self._end(stream)
+
+        return produce
 
     async def delete(self, name: str) -> None:
         """End a stream; if it is being answered, its client gets an error. Raises RequestError (404)."""

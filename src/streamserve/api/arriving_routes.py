@@ -76,8 +76,7 @@ def arriving_routes(door: Door) -> APIRouter:
     async def finish(request: Request, name: str, key: Key = None) -> Response:
         wanted = await read_request(request, limit, FinishRequest, {})
         if streams.wants_events(name, wanted):
-            answer, job = await streams.get(name).finish(wanted)
-            return EventStream(partial(streams.finish_streaming, name, answer, job))
+            return EventStream(await streams.finish_streaming(name, wanted))
         work = replays.once(f"finish {name}", key, wanted, lambda: streams.finish(name, wanted))
         body = await while_connected(request.receive, work)
         return Response(body, media_type="application/json")

@@ -128,8 +128,8 @@ class _Conversation:
         try:
             wanted = checked(call.body, FinishRequest, {})
             if streams.wants_events(name, wanted):
-                answer, job = await streams.get(name).finish(wanted)
-                await streams.finish_streaming(name, answer, job, emit)
+                produce = await streams.finish_streaming(name, wanted)
+                await produce(emit)
                 await self._send({"request": call.request, "status": 200})
                 return
             work = self._replays.once(
