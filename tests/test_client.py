@@ -6,7 +6,8 @@ import pytest
 from streamserve.client import AsyncPromptStream, PromptStream, StreamError
 from tests.serving import Served, serving
 
-FIELDS = {"query": "\nWhat is 12 + 7?", "temperature": 0, "max_tokens": 12}
+SAMPLING = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+FIELDS = {"query": "\nWhat is 12 + 7?", **SAMPLING}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def server():
 
 def whole(server: Served, prompt: str) -> str:
     headers = {"Authorization": "Bearer a-key-of-some-length"}
-    body = {"prompt": prompt, "temperature": 0, "max_tokens": 12}
+    body = {"prompt": prompt, **SAMPLING}
     reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
     return str(reply.json()["choices"][0]["text"])
 

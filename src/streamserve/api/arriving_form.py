@@ -35,8 +35,9 @@ class TextForm:
         for name in ONLY_OF_CHATS:
             if _given(wanted, name):
                 raise RequestError(f"{name} needs messages", field=name)
+        source = DEFAULT_TEMPLATE if wanted.template is None else wanted.template
         self._door = door
-        self._template = _template(wanted.template or DEFAULT_TEMPLATE, "template", wanted.query)
+        self._template = _template(source, "template", wanted.query)
         self._query = wanted.query
         self._request = checked({**_common(wanted, CompletionRequest), "prompt": ""}, CompletionRequest, {})
         self.add_special_tokens = self._request.add_special_tokens
