@@ -2,7 +2,7 @@
 
 Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming (each prompt sent when it is
 complete), naive streaming (order of arrival, the query computed after every change, evicted KV computed
-again), then every order with every eviction. Loads are shares of the prefill capacity measured in the same way.
+again), then every order with every eviction. Loads are shares of the prefill capacity, measured the same way.
 Under pressure the chunks' delays are multiplied, so that more prompts are open than memory holds.
 
     python -m benchmarks.streaming                              # the grid, in virtual time

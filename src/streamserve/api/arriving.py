@@ -22,6 +22,7 @@ from streamserve.api.arriving_schemas import (
 )
 from streamserve.api.generation import Door, Job, new_id
 from streamserve.api.generator import ArrivingPrompt
+from streamserve.api.limits import BODIES
 from streamserve.api.models import served_name
 from streamserve.api.prompts import Prompt
 from streamserve.api.sse import Emit
@@ -36,10 +37,18 @@ _RETRY_AFTER = 5.0
 
 
 class PromptStream:
-    """One stream. Its methods raise RequestError, and then nothing has changed."""
+    """One stream. Its methods raise RequestError, and then nothing has changed. `room` says how many more
+    characters all streams may hold."""
 
     def __init__(
-        self, name: str, model: str, door: Door, form: Form, prompt: ArrivingPrompt, retokenizer: Retokenizer
+        self,
+        name: str,
+        model: str,
+        door: Door,
+        form: Form,
+        prompt: ArrivingPrompt,
+        retokenizer: Retokenizer,
+        room: Callable[[], int],
     ) -> None:
         self.name = name
         self.answering = False
@@ -50,6 +59,7 @@ class PromptStream:
         self._door = door
         self._form = form
         self._retokenizer = retokenizer
+        self._room = room
         self._behind = behind_context(form)
         self._context = Context()
         self._tokenized = NOTHING
@@ -59,6 +69,11 @@ class PromptStream:
     def wants_events(self) -> bool:
         """Whether its answer was to be a stream of events, when it was made."""
         return self._form.wants_events
+
+    @property
+    def characters(self) -> int:
+        """Of the whole prompt."""
+        return len(self._tokenized.text)
 
     async def begin(self) -> None:
         """Tell the engine what is known before the first chunk."""
@@ -120,6 +135,12 @@ class PromptStream:
                 f"the prompt would have {len(text)} characters, far more than a context of {limit} holds",
                 field="operations",
             )
+        if len(text) - self.characters > self._room():
+            raise RequestError(
+                "the prompts that are arriving hold as much text as they may, all together",
+                status=429,
+                retry_after=_RETRY_AFTER,
+            )
         if len(text) > _THREAD_ABOVE:
             tokenized, tail = await asyncio.to_thread(self._encode, text)
         else:
@@ -166,7 +187,7 @@ class Streams:
             prompt = await llm.open(
                 job.params, request_id=name, priority=wanted.priority, cache_salt=wanted.cache_salt
             )
-            stream = PromptStream(name, model, self._door, form, prompt, self._retokenizer)
+            stream = PromptStream(name, model, self._door, form, prompt, self._retokenizer, self._room)
             try:
                 await stream.begin()
             except BaseException:
@@ -190,6 +211,11 @@ class Streams:
         self._door.metrics.streams.inc()
         held.callback(self._door.metrics.streams.dec)
         held.callback(self._held.pop, name, None)
+
+    def _room(self) -> int:
+        """How many more characters all streams together may hold."""
+        limit = BODIES * self._door.settings.max_body_bytes
+        return limit - sum(stream.characters for stream in self._streams.values())
 
     def names(self) -> set[str]:
         """Those there are."""

@@ -22,7 +22,7 @@ from streamserve.api.body import read_request
 from streamserve.api.disconnect import while_connected
 from streamserve.api.generation import Door
 from streamserve.api.openapi import described
-from streamserve.api.replays import Replays
+from streamserve.api.replays import Replays, caller
 from streamserve.api.replies import ChatReply
 from streamserve.api.sse import EventStream
 
@@ -47,7 +47,8 @@ def arriving_routes(door: Door) -> APIRouter:
     )
     async def create(request: Request, key: Key = None) -> Response:
         wanted = await read_request(request, limit, StreamRequest, UNSUPPORTED_IN_STREAMS)
-        return _json(await replays.once("create", key, wanted, lambda: streams.create(wanted)))
+        what = f"create {caller(request.headers)}"
+        return _json(await replays.once(what, key, wanted, lambda: streams.create(wanted)))
 
     @router.patch(
         "/v1/streams/{name}",

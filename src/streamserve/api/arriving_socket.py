@@ -27,7 +27,7 @@ from streamserve.api.arriving_schemas import (
 )
 from streamserve.api.body import checked, parse
 from streamserve.api.errors import as_request_error, error_body
-from streamserve.api.replays import Replays
+from streamserve.api.replays import Replays, caller
 from streamserve.protocol.errors import RequestError
 
 MAX_ANSWERS = 64
@@ -108,7 +108,8 @@ class _Conversation:
         streams, key = self._streams, call.idempotency_key
         if call.method == "create":
             wanted = checked(call.body, StreamRequest, UNSUPPORTED_IN_STREAMS)
-            created = await self._replays.once("create", key, wanted, lambda: streams.create(wanted))
+            what = f"create {caller(self._websocket.headers)}"
+            created = await self._replays.once(what, key, wanted, lambda: streams.create(wanted))
             self._created.add(created.id)
             return created
         if call.method == "edit":
