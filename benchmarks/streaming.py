@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import msgspec
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -47,9 +48,7 @@ MACHINE = Machine(
 )
 """Some 8 B parameters on one large accelerator: 25,000 prompt tokens a second, 25 GB/s to the host."""
 
-ENGINE = EngineConfig(
-    num_blocks=AMPLE, max_model_len=1 << 18, max_num_seqs=4096, max_num_batched_tokens=2048, max_chunk=2048
-)
+ENGINE = EngineConfig(num_blocks=AMPLE, max_model_len=1 << 18, max_num_seqs=4096)
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,12 @@ def policies(evictions: Sequence[Eviction]) -> list[Policy]:
 
 def run(queries: Sequence[Query], rate: float, policy: Policy, blocks: int) -> Replayed:
     """Play a trace in virtual time."""
-    engine = EngineConfig(
+    engine = msgspec.structs.replace(
+        ENGINE,
         num_blocks=blocks,
-        max_model_len=ENGINE.max_model_len,
-        max_num_seqs=ENGINE.max_num_seqs,
-        max_num_batched_tokens=ENGINE.max_num_batched_tokens,
-        max_chunk=ENGINE.max_chunk,
         order=policy.order,
         eviction=policy.eviction,
         swap_blocks=4 * blocks if policy.eviction != "recompute" else 0,
-        enable_prefix_caching=True,
     )
     return virtual(queries, rate, engine, MACHINE, policy.streaming, policy.query_last)
 

@@ -124,8 +124,10 @@ def test_other_paths_have_no_socket(server: Served) -> None:
 
 
 def test_a_message_that_is_too_large(server: Served) -> None:
-    with socket(server) as found:
+    def exchange(found: ClientConnection) -> None:
         found.send("a" * (33 << 20))
-        with pytest.raises(ConnectionClosed):
-            found.recv(timeout=30)
+        found.recv(timeout=30)
+
+    with socket(server) as found, pytest.raises(ConnectionClosed):
+        exchange(found)
     assert server.http.get("/health").status_code == 200

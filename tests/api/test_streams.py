@@ -173,6 +173,13 @@ def test_a_retry_with_the_same_key_does_nothing_twice(server: Served) -> None:
     assert answers[0].text == answers[1].text
 
 
+def test_any_body_may_have_a_key(server: Served) -> None:
+    headers = {"Idempotency-Key": "odd"}
+    body = {"messages": [{"role": "user", "content": "{context}"}], "chat_template_kwargs": {"a": 2**70}}
+    name = server.http.post("/v1/streams", json=body, headers=headers).json()["id"]
+    assert server.http.delete(f"/v1/streams/{name}").status_code == 200
+
+
 def test_what_failed_may_be_tried_again_with_its_key(server: Served) -> None:
     name = create(server)
     for _ in range(2):

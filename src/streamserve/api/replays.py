@@ -45,7 +45,7 @@ class Replays:
             return await work()
         if not 0 < len(key) <= MAX_KEY_CHARACTERS:
             raise RequestError(f"an Idempotency-Key has 1 to {MAX_KEY_CHARACTERS} characters")
-        name, digest = (what, key), blake2b(msgspec.msgpack.encode(body)).digest()
+        name, digest = (what, key), blake2b(repr(body).encode()).digest()
         if name not in self._kept:
             task = asyncio.get_running_loop().create_task(work())
             self._kept[name] = digest, task
