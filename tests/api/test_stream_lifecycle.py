@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +39,38 @@ WORDS = [
     "<|im_",
     "end|>",
 ]
-TTL = 1.5
+TTL = 5.0
+SHORT = {"max_position_embeddings": 512}
 ADMIN = "an-admin-key-of-some-length"
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Little memory, and streams that are soon forgotten."""
-    folder: Path = make_checkpoint(tmp_path_factory.mktemp("model"), max_position_embeddings=512)
+    """Little memory."""
+    with little_memory(make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Little memory, few streams, and they are soon forgotten."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
+    with little_memory(folder, max_streams=24, stream_ttl=TTL) as running:
+        yield running
+
+
+def little_memory(folder: Path, **settings: Any) -> AbstractContextManager[Served]:
+    """A server of the real engine, which preempts now and then."""
+    model = {"served_model_name": ["tiny"], "threads": 1, "num_blocks": 96, "preempt_every": 7}
 
     async def start() -> Generator:
-        llm = AsyncLLM(
-            resolve(
-                str(folder),
-                {"served_model_name": ["tiny"], "threads": 1, "num_blocks": 96, "preempt_every": 7},
-            )
-        )
+        llm = AsyncLLM(resolve(str(folder), model))
         await llm.start()
         return llm
 
-    settings = ApiSettings(
-        default_sampling={"temperature": 0.0, "ignore_eos": True},
-        max_streams=24,
-        stream_ttl=TTL,
-        admin_keys=[keys.digest(ADMIN)],
-    )
-    with served(start, settings) as running:
-        yield running
+    sampling = {"temperature": 0.0, "ignore_eos": True}
+    admin = [keys.digest(ADMIN)]
+    return served(start, ApiSettings(default_sampling=sampling, admin_keys=admin, **settings))
 
 
 async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields: Any) -> tuple[str, str, int]:
@@ -130,7 +136,9 @@ def test_texts_are_those_of_prompts_sent_at_once(
     record(scripts=count, preempted=small.llm.report().preemptions - preempted)
 
 
-def test_abandoned_streams_leave_nothing(small: Served, scale: Scale, record: Callable[..., None]) -> None:
+def test_abandoned_streams_leave_nothing(
+    forgetful: Served, scale: Scale, record: Callable[..., None]
+) -> None:
     """Left open, deleted, hung up on while edited or answered: in the end nobody holds anything."""
     count, rng = scale.pick(100, 10_000), random.Random(scale.seed + 1)
     ends: dict[str, int] = {}
@@ -160,13 +168,13 @@ def test_abandoned_streams_leave_nothing(small: Served, scale: Scale, record: Ca
 
     async def main() -> None:
         limit = asyncio.Semaphore(8)
-        async with httpx.AsyncClient(base_url=small.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=forgetful.url, timeout=120) as http:
             await asyncio.gather(*(one(http, rng.randrange(2**31), limit) for _ in range(count)))
 
     asyncio.run(main())
-    until(lambda: small.metric("streams") == 0, seconds=60)
-    until(lambda: small.working() == 0 and small.llm.report().blocks_live == 0, seconds=60)
-    until(lambda: small.http.get("/load").json()["server_load"] == 0, seconds=20)
+    until(lambda: forgetful.metric("streams") == 0, seconds=60)
+    until(lambda: forgetful.working() == 0 and forgetful.llm.report().blocks_live == 0, seconds=60)
+    until(lambda: forgetful.http.get("/load").json()["server_load"] == 0, seconds=20)
     assert len(ends) == 5
     record(streams=count, **{name.replace(" ", "_"): number for name, number in ends.items()})
 
@@ -187,31 +195,24 @@ def test_edits_at_the_same_time(small: Served) -> None:
     assert (shown["version"], len(shown["chunks"])) == (1, 1)
 
 
-def test_no_more_than_the_limit(small: Served) -> None:
-    until(lambda: small.metric("streams") == 0, seconds=20)
-
-    async def main() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=small.url, timeout=60) as http:
-            return list(await asyncio.gather(*(http.post("/v1/streams", json={}) for _ in range(30))))
-
-    replies = asyncio.run(main())
-    refused = [reply for reply in replies if reply.status_code == 429]
-    assert refused
-    assert "max_streams" in refused[0].json()["error"]["message"]
-    assert int(refused[0].headers["Retry-After"]) > 0
-    until(lambda: small.metric("streams") == 0, seconds=20)  # forgotten
-    assert small.http.post("/v1/streams", json={}).status_code == 200
+def test_no_more_than_the_limit(generator: ScriptedGenerator) -> None:
+    with scripted(generator, ApiSettings(max_streams=3)) as server:
+        names = [server.http.post("/v1/streams", json={}).json()["id"] for _ in range(3)]
+        refused = server.http.post("/v1/streams", json={})
+        assert refused.status_code == 429
+        assert "max_streams" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) > 0
+        assert server.http.delete(f"/v1/streams/{names[0]}").is_success
+        assert server.http.post("/v1/streams", json={}).status_code == 200
 
 
-def test_a_stream_that_is_touched_stays(small: Served) -> None:
-    name = small.http.post("/v1/streams", json={}).json()["id"]
-    for version in range(5):
-        body = {"version": version, "operations": [{"op": "append", "text": "a"}]}
-        assert small.http.patch(f"/v1/streams/{name}", json=body).status_code == 200
-        asyncio.run(asyncio.sleep(TTL / 3))
-    assert small.http.get(f"/v1/streams/{name}").status_code == 200
-    until(lambda: small.metric("streams") == 0, seconds=20)
-    assert small.http.get(f"/v1/streams/{name}").status_code == 404
+def test_a_stream_is_forgotten_unless_it_is_touched(generator: ScriptedGenerator) -> None:
+    with scripted(generator, ApiSettings(stream_ttl=3.0)) as server:
+        name, other = (server.http.post("/v1/streams", json={}).json()["id"] for _ in range(2))
+        until(lambda: server.http.get(f"/v1/streams/{name}").is_success and server.metric("streams") == 1, 60)
+        assert server.http.get(f"/v1/streams/{other}").status_code == 404
+        until(lambda: server.metric("streams") == 0, 60)
+        assert server.http.get(f"/v1/streams/{name}").status_code == 404
 
 
 def test_a_draining_server_takes_no_new_streams_and_answers_the_open_ones(small: Served) -> None:
