@@ -6,13 +6,14 @@ if TYPE_CHECKING:
     from streamserve.llm import LLM as LLM
     from streamserve.protocol.grammar import Grammar as Grammar
     from streamserve.protocol.sampling import SamplingParams as SamplingParams
+    from streamserve.protocol.sampling import Slo as Slo
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Grammar", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "SamplingParams", "Slo", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM`, `Grammar` and `SamplingParams` on first use: a worker does not import what clients need."""
+    """What is exported, on first use: a worker does not import what clients need."""
     if name == "LLM":
         from streamserve.llm import LLM
 
@@ -25,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from streamserve.protocol.sampling import SamplingParams
 
         return SamplingParams
+    if name == "Slo":
+        from streamserve.protocol.sampling import Slo
+
+        return Slo
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

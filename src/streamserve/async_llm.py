@@ -3,6 +3,7 @@
 prompt → AsyncLLM.submit → Fleet → worker process … events → text → Delta
 """
 
+import os
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -15,20 +16,21 @@ from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
-from streamserve.control.workers import unified
+from streamserve.control.view import RouterView, router_view
+from streamserve.control.workers import Topology, role, total
 from streamserve.items import Item, read_items
 from streamserve.open_prompt import OpenPrompt
-from streamserve.protocol.config import WorkerConfig
+from streamserve.policy.routing import parse_router
+from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Ready, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
-from streamserve.settings import Settings
+from streamserve.settings import Settings, topology
 from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
+from streamserve.text.latency import Stopwatch
 from streamserve.text.tokenizer import Tokenizer
-
-WORKER = "unified-0"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class AsyncLLM:
         self.created = int(time.time())
         server = settings.server
         fleet = FleetConfig(
-            topology=unified(1),
+            topology=topology(server),
+            router=parse_router(server.router),
             max_requests=server.max_requests,
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
@@ -82,8 +85,9 @@ class AsyncLLM:
 
     @property
     def ready(self) -> Ready:
-        """What the worker said when it was ready. Raises RequestError (503) before."""
-        ready = self._shell.fleet.workers[WORKER].ready
+        """What a worker said when it was ready. Raises RequestError (503) before any is."""
+        workers = self._shell.fleet.workers.values()
+        ready = next((worker.ready for worker in workers if worker.ready), None)
         if ready is None:
             health = self.health()
             raise RequestError(health.detail, status=503, retry_after=1.0)
@@ -99,12 +103,17 @@ class AsyncLLM:
         return Health(*self._shell.fleet.health())
 
     def report(self) -> Report | None:
-        """The worker's latest report."""
-        return self._shell.fleet.workers[WORKER].report
+        """The workers' latest reports, added up."""
+        workers = self._shell.fleet.workers.values()
+        return total(worker.report for worker in workers if worker.report)
 
-    def process_id(self) -> int:
-        """The worker's process."""
-        return self._shell.process_id(WORKER)
+    def routing(self) -> RouterView:
+        """The workers now, and why recent requests went where they did."""
+        return router_view(self._shell.fleet, self.settings.server.router, time.monotonic())
+
+    def process_id(self, worker: str = "unified-0") -> int:
+        """A worker's process."""
+        return self._shell.process_id(worker)
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         """Compile a grammar, if it was not before. Raises RequestError about `field` if it cannot be used."""
@@ -127,12 +136,13 @@ class AsyncLLM:
 
         Raises RequestError before the first item if the request is refused, or later if it is lost.
         """
+        watch = Stopwatch(time.monotonic())
         params = self.complete(prompt, params)
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
         opened = Open(request_id, prompt, params, priority, cache_salt)
         async with aclosing(self._shell.submit(opened)) as steps:
-            items = read_items(steps, self._shell, self.tokenizer, request_id, len(prompt), params)
+            items = read_items(steps, self._shell, self.tokenizer, request_id, len(prompt), params, watch)
             async for item in items:
                 yield item
 
@@ -180,12 +190,23 @@ class AsyncLLM:
     def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(
             worker=f"{worker}/{incarnation}",
-            role="unified",
+            role=role(worker),
             endpoint=endpoint,
-            model=self.settings.model,
+            model=worker_model(self.settings.model, worker, self._shell.fleet.config.topology),
+            memory_share=1 / len(self._shell.fleet.workers),
+            kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             log_level=self.settings.server.log_level,
             log_format=self.settings.server.log_format,
         )
+
+
+def worker_model(model: ModelConfig, worker: str, topology: Topology) -> ModelConfig:
+    """How one of several workers loads the model: with its share of the processors, and where prompts are
+    only computed for others without a drafter."""
+    count = len(topology.names)
+    threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
+    draft = "none" if role(worker) == "prefill" else model.draft
+    return msgspec.structs.replace(model, threads=threads, draft=draft)
 
 
 def new_request_id() -> str:

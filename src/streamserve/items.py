@@ -1,5 +1,6 @@
 """What a request comes to: the fleet's events as deltas of text, and the usage at the end."""
 
+import time
 from collections.abc import AsyncIterable, AsyncIterator
 
 from streamserve.control.shell import FleetShell
@@ -15,6 +16,7 @@ from streamserve.protocol.messages import (
     Withdrawn,
 )
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.latency import Stopwatch
 from streamserve.text.output import ChoiceText, Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -28,9 +30,10 @@ async def read_items(
     request: str,
     prompt_tokens: int,
     params: SamplingParams,
+    watch: Stopwatch,
 ) -> AsyncIterator[Item]:
-    """The items of `steps`, a request's events. A choice that ends by a stop string is cancelled in the
-    fleet. Raises RequestError if a choice ends by an error."""
+    """The items of `steps`, a request's events, timed by `watch`. A choice that ends by a stop string is
+    cancelled in the fleet. Raises RequestError if a choice ends by an error."""
     choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
     cached, queued, guessed, accepted = 0, 0.0, 0, 0
     async for events in steps:
@@ -49,18 +52,21 @@ async def read_items(
             delta = _delta(choices[event.choice], event)
             if delta is None:
                 continue
+            for _ in delta.tokens:
+                watch.token(event.choice, time.monotonic())
             yield delta
             if isinstance(delta.stop, str):
                 await shell.cancel(request, event.choice)
         if all(choice.finished for choice in choices.values()):
             break
     completion = sum(choice.emitted for choice in choices.values())
-    yield Usage(prompt_tokens, completion, cached, queued, guessed, accepted)
+    outcome = watch.outcome(params.slo)
+    yield Usage(prompt_tokens, completion, cached, queued, guessed, accepted, outcome)
 
 
 def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
     if isinstance(event, Token):
         return choice.feed(event)
     if event.reason == "error":
-        raise RequestError(event.error)
+        raise RequestError(event.error, status=event.status, retry_after=event.retry_after)
     return choice.finish(event.reason)

@@ -13,6 +13,7 @@ from streamserve.protocol.messages import ModelInfo, PromptLogprobs, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import Settings, resolve
 from streamserve.text.chat import require
+from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -49,6 +50,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    slo: SloOutcome | None = None
     finished: bool = False
 
 
@@ -101,14 +103,18 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Outputs for texts or lists of token ids, in their order; `params` for all of them or one each.
-        Raises RequestError for the first prompt that is refused."""
+        """Outputs for texts or lists of token ids, in their order; `params` for all of them or one each, and
+        so `priority` (lower goes first). Raises RequestError for the first prompt that is refused."""
         many = _as_list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
         if len(each) != len(many):
             raise ValueError(f"{len(many)} prompts, but {len(each)} sampling parameters")
-        return self._run(self._generate(many, each, use_tqdm)).result()
+        urgency = [priority] * len(many) if isinstance(priority, int) else list(priority)
+        if len(urgency) != len(many):
+            raise ValueError(f"{len(many)} prompts, but {len(urgency)} priorities")
+        return self._run(self._generate(many, each, urgency, use_tqdm)).result()
 
     def chat(
         self,
@@ -116,11 +122,13 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several, rendered by the checkpoint's chat template."""
         chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.render(chat) for chat in chats]  # type: ignore[arg-type]
-        return self.generate(prompts, params or SamplingParams(max_tokens=None), use_tqdm=use_tqdm)
+        params = params or SamplingParams(max_tokens=None)
+        return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Pieces of one prompt's output as they come. Leaving the loop early cancels the request."""
@@ -174,7 +182,7 @@ class LLM:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     async def _generate(
-        self, prompts: list[Prompt], params: list[SamplingParams], show: bool
+        self, prompts: list[Prompt], params: list[SamplingParams], priorities: list[int], show: bool
     ) -> list[RequestOutput]:
         from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -183,20 +191,21 @@ class LLM:
         with Progress(*columns, disable=not show) as progress:
             bar = progress.add_task("prompts", total=len(prompts))
 
-            async def one(prompt: Prompt, param: SamplingParams) -> RequestOutput:
+            async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
                 async with limit:
-                    output = await self._collect(prompt, param)
+                    output = await self._collect(prompt, param, priority)
                 progress.advance(bar)
                 return output
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(p, s)) for p, s in zip(prompts, params, strict=True)]
+                    each = zip(prompts, params, priorities, strict=True)
+                    tasks = [group.create_task(one(*wanted)) for wanted in each]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the others were cancelled because of it
         return [task.result() for task in tasks]
 
-    async def _collect(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+    async def _collect(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
         ids = self._encode(prompt)
         output = RequestOutput(
             request_id=new_request_id(),
@@ -205,7 +214,8 @@ class LLM:
             outputs=[CompletionOutput(choice) for choice in range(params.n)],
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
-        async with aclosing(self._llm.submit(ids, params, request_id=output.request_id)) as items:
+        items = self._llm.submit(ids, params, request_id=output.request_id, priority=priority)
+        async with aclosing(items) as items:
             async for item in items:
                 self._add(output, item)
         output.finished = True
@@ -213,7 +223,7 @@ class LLM:
 
     def _add(self, output: RequestOutput, item: Delta | PromptLogprobs | Usage) -> None:
         if isinstance(item, Usage):
-            output.num_cached_tokens = item.cached_tokens
+            output.num_cached_tokens, output.slo = item.cached_tokens, item.slo
         elif isinstance(item, PromptLogprobs):
             assert output.prompt_logprobs is not None
             for entry in item.entries:

@@ -11,6 +11,7 @@ from streamserve.items import Item, read_items
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Event, Progress
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.latency import Stopwatch
 from streamserve.text.retokenize import common_prefix
 from streamserve.text.tokenizer import Tokenizer
 
@@ -55,9 +56,10 @@ class OpenPrompt:
     async def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         """Finish the prompt as `ids`, and give what it comes to; a Usage is last. `params.max_tokens` is
         set. Raises RequestError if the request is lost."""
+        watch = Stopwatch(time.monotonic())
         await self._tell(ids, common_prefix(self.ids, ids), 0, params)
         items = read_items(
-            self._steps(), self._shell, self._tokenizer, self._opened.request, len(ids), params
+            self._steps(), self._shell, self._tokenizer, self._opened.request, len(ids), params, watch
         )
         async for item in items:
             yield item

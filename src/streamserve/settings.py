@@ -15,6 +15,8 @@ import msgspec
 from msgspec import inspect
 
 from streamserve.checkpoints import locate, packaged_draft
+from streamserve.control.workers import Topology, pools, unified
+from streamserve.policy.routing import parse_router
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, ServerConfig
@@ -108,6 +110,7 @@ def resolve(
     folder = locate(name)
     located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked.draft, folder))
     _check_policy(checked.speculation_policy)
+    _check_topology(server)
     return Settings(name, located, server)
 
 
@@ -123,6 +126,27 @@ def _check_policy(policy: str) -> None:
         parse_policy(policy)
     except ValueError as error:
         raise SettingsError(f"speculation_policy = {policy!r}: {error}") from None
+
+
+def topology(server: ServerConfig) -> Topology:
+    """The workers that the settings ask for. Raises SettingsError if they contradict."""
+    if server.pairs and (server.prefill or server.decode):
+        raise SettingsError(
+            "pairs are as many prefill as decode workers: give either pairs, or prefill and decode"
+        )
+    if bool(server.prefill) != bool(server.decode):
+        raise SettingsError("prefill and decode workers need each other: give both, or pairs")
+    if server.pairs or server.prefill:
+        return pools(server.prefill or server.pairs, server.decode or server.pairs)
+    return unified(1)
+
+
+def _check_topology(server: ServerConfig) -> None:
+    topology(server)
+    try:
+        parse_router(server.router)
+    except ValueError as error:
+        raise SettingsError(f"router = {server.router!r}: {error}") from None
 
 
 def to_toml(settings: Settings) -> str:

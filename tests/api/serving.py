@@ -17,6 +17,7 @@ from streamserve.api.connection import Timeouts
 from streamserve.api.generator import Generator, Item
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
+from streamserve.control.view import RouterView
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Report
 from streamserve.protocol.sampling import SamplingParams
@@ -207,6 +208,9 @@ class ScriptedGenerator:
 
     def health(self) -> ScriptedHealth:
         return self.condition
+
+    def routing(self) -> RouterView:
+        return RouterView("flowguard", [], 0, [])
 
     def report(self) -> Report | None:
         return self.latest

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.policy.order import ORDERS
 from streamserve.policy.tree import TokenTree, chain
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel
-from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.executor import expected_outputs
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
 
@@ -37,6 +38,7 @@ def random_requests(rng: random.Random, count: int, max_model_len: int) -> list:
         params = SamplingParams(
             n=n, temperature=rng.choice((0.0, 1.0)), seed=number, max_tokens=rng.randint(1, 25),
             prompt_logprobs=rng.choice((None, None, None, 1)),
+            slo=Slo(tpot_ms=rng.choice((None, 900.0, 5e3)), ttft_ms=rng.choice((None, 2e3, 1e5))),
         )  # fmt: skip
         requests.append(submit(f"r{number}", prompt, params, arrival=number, priority=rng.choice((0, 0, 1))))
     return requests
@@ -59,13 +61,18 @@ def assert_exact(requests, collected: Collected, max_model_len: int) -> None:
     budget=st.sampled_from((4, 16, 128)),
     preempt_every=st.sampled_from((0, 0, 3)),
     caching=st.booleans(),
+    order=st.sampled_from(ORDERS),
+    share=st.sampled_from((None, 0.0, 0.5)),
 )
 def test_any_schedule_gives_each_request_its_own_text(
-    seed, num_blocks, max_chunk, budget, preempt_every, caching
+    seed, num_blocks, max_chunk, budget, preempt_every, caching, order, share
 ):
+    if order == "prefill-first":
+        preempt_every = 0  # what was preempted computes its prompt again while nobody decodes: it takes long
     config = EngineConfig(
         num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=budget,
-        max_chunk=max_chunk, preempt_every=preempt_every, enable_prefix_caching=caching,
+        max_chunk=max_chunk, preempt_every=preempt_every, enable_prefix_caching=caching, order=order,
+        prefill_share=share,
     )  # fmt: skip
     requests = random_requests(random.Random(seed), 12, 96)
     engine, collected = run_all(config, requests)

@@ -26,7 +26,7 @@ def test_every_order_ranks_everybody_and_priority_comes_first(order, candidates,
     assert sorted(ranked) == list(range(len(candidates)))
     priorities = [candidates[i].priority for i in ranked]
     assert priorities == sorted(priorities)
-    assert sorted(turns(order, candidates, ranked)) == sorted(ranked)
+    assert sorted(turns(order, candidates, ranked, now)) == sorted(ranked)
 
 
 @given(order=st.sampled_from(ORDERS), candidates=candidates, now=times)
@@ -37,7 +37,7 @@ def test_ranking_does_not_depend_on_who_else_is_there(order, candidates, now) ->
     assert [i for i in ranked if i < len(without)] == rank(order, without, now)
 
 
-@pytest.mark.parametrize("order", ["chunked", "prefill-first", "fcfs"])
+@pytest.mark.parametrize("order", ["chunked", "prefill-first", "fcfs", "stta"])
 def test_orders_by_arrival_do_not_look_at_targets(order) -> None:
     late = Candidate(2.0, deadline=2.1, need=Need(0.001, 9.0, 0))
     assert rank(order, [late, Candidate(1.0)], 2.0) == [1, 0]
@@ -70,14 +70,14 @@ def test_stta_takes_who_is_nearest_to_missing_its_target() -> None:
     behind = Candidate(2.0, decoding=True, need=Need(0.1, 0.5, 5))
     prompt = Candidate(3.0, deadline=4.0)
     free = Candidate(0.0, decoding=True)
-    assert rank("stta", [free, ahead, prompt, behind], 3.8) == [3, 2, 1, 0]
+    assert turns("stta", [free, ahead, prompt, behind], range(4), 3.8) == [3, 2, 1, 0]
 
 
 def test_turns_in_a_step() -> None:
     both = [Candidate(1.0), Candidate(2.0, decoding=True)]
-    assert turns("slo", both, [0, 1]) == turns("chunked", both, [0, 1]) == [1, 0]
-    assert turns("prefill-first", both, [1, 0]) == [0, 1]
-    assert turns("fcfs", both, [0, 1]) == [0, 1]
+    assert turns("slo", both, [0, 1], 2.0) == turns("chunked", both, [0, 1], 2.0) == [1, 0]
+    assert turns("prefill-first", both, [1, 0], 2.0) == [0, 1]
+    assert turns("fcfs", both, [0, 1], 2.0) == [0, 1]
 
 
 @given(tpot=st.none() | st.floats(0.0001, 100), most=st.integers(1, 600))

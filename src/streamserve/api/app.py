@@ -21,6 +21,7 @@ from streamserve.api.origins import Origins
 from streamserve.api.page import page_routes
 from streamserve.api.requests import RequestIds
 from streamserve.api.responses import response_routes
+from streamserve.api.router import router_routes
 from streamserve.api.settings import ApiSettings
 from streamserve.api.tokenize import tokenize_routes
 from streamserve.api.unserved import unserved_routes
@@ -50,6 +51,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     app.include_router(arriving_routes(door))
     app.include_router(tokenize_routes(door))
     app.include_router(model_routes(llm))
+    app.include_router(router_routes(llm))
     app.include_router(health_routes(door))
     app.include_router(admin_routes(door.drain))
     app.include_router(page_routes())

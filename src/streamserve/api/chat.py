@@ -26,6 +26,7 @@ from streamserve.api.replies import (
     usage_reply,
 )
 from streamserve.api.schemas import UNSUPPORTED_IN_CHATS, ChatRequest
+from streamserve.api.slo import header_parameters, with_header_targets
 from streamserve.api.sse import Emit, EventStream
 from streamserve.api.stream import StreamWriter
 from streamserve.protocol.messages import PromptLogprob
@@ -45,12 +46,14 @@ def chat_routes(door: Door) -> APIRouter:
             ChatReply,
             event=ChatReply,
             unsupported=UNSUPPORTED_IN_CHATS,
+            parameters=header_parameters(),
             example={"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
         ),
     )
     async def chat_completions(request: Request) -> Response:
         limit = door.settings.max_body_bytes
         wanted = await read_request(request, limit, ChatRequest, UNSUPPORTED_IN_CHATS)
+        wanted = with_header_targets(wanted, request.headers)
         return await Chat(door, wanted, await prepared(door, wanted)).respond(request)
 
     return router

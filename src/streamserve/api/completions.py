@@ -22,6 +22,7 @@ from streamserve.api.replies import (
 )
 from streamserve.api.sampling import completion_sampling
 from streamserve.api.schemas import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from streamserve.api.slo import header_parameters, with_header_targets
 from streamserve.api.sse import Emit, EventStream
 from streamserve.api.stream import StreamWriter
 from streamserve.api.structured import wanted_grammar
@@ -40,12 +41,14 @@ def completion_routes(door: Door) -> APIRouter:
             CompletionReply,
             event=CompletionReply,
             unsupported=UNSUPPORTED_IN_COMPLETIONS,
+            parameters=header_parameters(),
             example={"prompt": "Once upon a time", "max_tokens": 16},
         ),
     )
     async def completions(request: Request) -> Response:
         limit = door.settings.max_body_bytes
         wanted = await read_request(request, limit, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+        wanted = with_header_targets(wanted, request.headers)
         return await Completion(door, wanted).respond(request)
 
     return router

@@ -95,7 +95,7 @@ async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
                     watch.delta(item)
                     _check(item)
                 elif isinstance(item, Usage):
-                    watch.usage(item)
+                    watch.usage(item, job.params.slo)
                 await sink(job, item)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from streamserve.control.view import RouterView
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, PromptLogprobs, Report
 from streamserve.protocol.sampling import SamplingParams
@@ -99,3 +100,6 @@ class Generator(Protocol):
 
     def report(self) -> Report | None:
         """The worker's latest report, if there has been one."""
+
+    def routing(self) -> RouterView:
+        """The workers now, and why recent requests went where they did."""

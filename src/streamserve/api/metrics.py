@@ -19,8 +19,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from streamserve.api.slo import strictness
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Report, SpeculationReport, StepParts
+from streamserve.protocol.messages import Report, SpeculationReport, StepParts, TransferReport
+from streamserve.protocol.sampling import NO_SLO, Slo
 from streamserve.text.output import Delta, Usage
 
 OURS, THEIRS = "streamserve:", "vllm:"
@@ -109,6 +111,18 @@ class Metrics:
         self.stream_early_tokens = self._counter(
             "stream_early_tokens", "Those of them that were computed before."
         )
+        self._attainment = Counter(
+            f"{OURS}slo_requests",
+            "Requests with latency targets that ended, by strictness and whether they met them.",
+            (_LABEL, "slo_class", "met"),
+            registry=self._registry,
+        )
+        self._goodput = Counter(
+            f"{OURS}slo_goodput_tokens",
+            "Tokens generated for requests that met their latency targets.",
+            (_LABEL, "slo_class"),
+            registry=self._registry,
+        )
         self._histograms = {name: self._histogram(name, *how) for name, how in _HISTOGRAMS.items()}
         self._registry.register(_Successes(self._finished))
         self._all = CollectorRegistry()
@@ -121,6 +135,12 @@ class Metrics:
     def finished(self, reason: str) -> None:
         """Count a choice that ended."""
         self._finished.labels(self._model_name, reason).inc()
+
+    def attained(self, slo: Slo, met: bool, tokens: int) -> None:
+        """Count a request that had latency targets, and its `tokens` if it met them."""
+        labels = (self._model_name, strictness(slo))
+        self._attainment.labels(*labels, str(met).lower()).inc()
+        self._goodput.labels(*labels).inc(tokens if met else 0)
 
     def observe(self, name: str, value: float) -> None:
         """Add a value to the histogram of this name."""
@@ -190,9 +210,11 @@ class RequestWatch:
             self._open.discard(delta.choice)
             self._metrics.finished(delta.finish)
 
-    def usage(self, usage: Usage) -> None:
+    def usage(self, usage: Usage, slo: Slo = NO_SLO) -> None:
         """The request has come to its end by itself: where its time went."""
         observe = self._metrics.observe
+        if usage.slo is not None:
+            self._metrics.attained(slo, usage.slo.met, usage.completion_tokens)
         observe("request_queue_time_seconds", usage.queued_seconds)
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
@@ -257,6 +279,8 @@ class _WorkerReport(Collector):
             yield from self._parts(report.step_parts, report.step_seconds)
         if report.speculation is not None:
             yield from self._speculation(report.speculation)
+        if report.transfer is not None:
+            yield from self._transfer(report.transfer)
 
     def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
         seconds = CounterMetricFamily(
@@ -294,6 +318,18 @@ class _WorkerReport(Collector):
         yield self._counter(
             "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
         )
+
+    def _transfer(self, report: TransferReport) -> Iterable[Metric]:
+        yield self._counter("kv_transfers", "Prompts handed over by prefill workers.", report.handed_over)
+        yield self._counter("kv_transfer_failures", "Prompts whose KV did not arrive.", report.failed)
+        yield self._counter("kv_transfer_bytes", "KV sent to decode workers.", report.sent_bytes)
+        hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
+        yield self._counter(
+            "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds
+        )
+        yield self._counter("kv_transfer_hidden_seconds", "Transfer time beside prefill.", hidden)
+        yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
+        yield self._counter("kv_transfer_hit_tokens", "Of them, not sent: there already.", report.hit_tokens)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))

@@ -42,12 +42,13 @@ def described(
     open_to_all: bool = False,
     errors: tuple[int, ...] = (),
     others: Mapping[int, type[msgspec.Struct]] | None = None,
+    parameters: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """A route for the description: what it does, takes and answers.
 
     `event` is one event of its streams. `unsupported` are fields that are known and refused, with the values
-    that ask nothing of us. A `reply` that is no struct is text of the type `media`. `others` are answers
-    beside it, by status.
+    that ask nothing of us; `parameters` describes headers. A `reply` that is no struct is text of the type
+    `media`. `others` are answers beside it, by status.
     """
     others = others or {}
     kinds = [kind for kind in (request, reply, event, *others.values(), ErrorBody) if kind is not None]
@@ -68,6 +69,8 @@ def described(
     for status, kind in others.items():
         responses[str(status)] = {"description": "Not now", "content": _content(_JSON, _reference(kind))}
     operation: dict[str, Any] = {"summary": summary, "responses": responses, _COMPONENTS: components}
+    if parameters:
+        operation["parameters"] = parameters
     if open_to_all:
         operation["security"] = []
         del responses["401"]

@@ -1,10 +1,12 @@
 """Responses and stream events in OpenAI's shapes; fields of vLLM's are there when they were asked for."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from streamserve.text.latency import SloOutcome, combined
 from streamserve.text.output import Usage
 
 PromptLogprobTable = list[dict[int, "RankedLogprob"] | None]
@@ -24,13 +26,16 @@ class Predictions(msgspec.Struct, frozen=True):
 
 
 class UsageReply(msgspec.Struct, frozen=True):
-    """What a request took."""
+    """What a request took; with latency targets also whether they were met, and what was measured."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
     completion_tokens_details: Predictions
+    slo_met: bool | UnsetType = UNSET
+    ttft_ms: float | UnsetType | None = UNSET
+    tpot_ms: float | UnsetType | None = UNSET
 
 
 def usage_reply(parts: Sequence[Usage]) -> UsageReply:
@@ -41,7 +46,16 @@ def usage_reply(parts: Sequence[Usage]) -> UsageReply:
     guessed = sum(part.guessed_tokens for part in parts)
     accepted = sum(part.accepted_tokens for part in parts)
     predictions = Predictions(accepted, guessed - accepted)
-    return UsageReply(prompt, completion, prompt + completion, CachedTokens(cached), predictions)
+    reply = UsageReply(prompt, completion, prompt + completion, CachedTokens(cached), predictions)
+    return msgspec.structs.replace(reply, **slo_fields([part.slo for part in parts if part.slo]))
+
+
+def slo_fields(outcomes: list[SloOutcome]) -> dict[str, Any]:
+    """A usage's fields about latency targets, if there were any."""
+    outcome = combined(outcomes)
+    if outcome is None:
+        return {}
+    return {"slo_met": outcome.met, "ttft_ms": outcome.ttft_ms, "tpot_ms": outcome.tpot_ms}
 
 
 class RankedLogprob(msgspec.Struct, frozen=True):

@@ -133,6 +133,9 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    slo_met: bool | UnsetType = UNSET
+    ttft_ms: float | UnsetType | None = UNSET
+    tpot_ms: float | UnsetType | None = UNSET
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from streamserve.api.generator import Item
 from streamserve.api.limits import check_scores
 from streamserve.api.models import served_name
 from streamserve.api.openapi import described
+from streamserve.api.replies import slo_fields
 from streamserve.api.response_input import as_chat, renamed
 from streamserve.api.response_output import Emit, Output
 from streamserve.api.response_schemas import (
@@ -30,6 +31,7 @@ from streamserve.api.response_schemas import (
     ResponseUsage,
     Status,
 )
+from streamserve.api.slo import header_parameters, with_header_targets
 from streamserve.api.sse import EventStream
 from streamserve.protocol.errors import RequestError
 from streamserve.text.message import MessageReader
@@ -48,12 +50,14 @@ def response_routes(door: Door) -> APIRouter:
             ResponseReply,
             event=ResponseEvent,
             unsupported=UNSUPPORTED_IN_RESPONSES,
+            parameters=header_parameters(),
             example={"input": "Say hello.", "max_output_tokens": 16},
         ),
     )
     async def responses(request: Request) -> Response:
         limit = door.settings.max_body_bytes
         wanted = await read_request(request, limit, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
+        wanted = with_header_targets(wanted, request.headers)
         served_name(door.llm, wanted.model)
         try:
             conversation = await prepared(door, as_chat(wanted))
@@ -190,6 +194,7 @@ def _usage(usage: Usage, reasoning: int) -> ResponseUsage:
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(reasoning),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        **slo_fields([usage.slo] if usage.slo else []),
     )
 
 

@@ -22,6 +22,7 @@ _SAME_NAMES = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "speculation",
+    "slo",
 )
 _CHAT_NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
 

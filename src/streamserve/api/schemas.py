@@ -13,6 +13,7 @@ from streamserve.protocol.sampling import (
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
+    Slo,
     SpeculationLimits,
 )
 
@@ -111,6 +112,13 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     speculation: Annotated[
         SpeculationLimits | None,
         about("how much may be guessed ahead: enabled, max_depth, max_nodes; the text is the same"),
+    ] = None
+    slo: Annotated[
+        Slo | None,
+        about(
+            "latency targets in milliseconds: tpot_ms for the mean time of a token after the first, ttft_ms "
+            "for the first; also as headers x-slo-tpot-ms and x-slo-ttft-ms",
+        ),
     ] = None
     priority: Annotated[int, about("lower goes first", minimum=-(2**63), maximum=2**63 - 1)] = 0
     cache_salt: Annotated[str, about("only requests with the same salt share cached prompts")] = ""

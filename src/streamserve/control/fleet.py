@@ -51,7 +51,7 @@ from streamserve.protocol.messages import (
     Transfers,
     Withdrawn,
 )
-from streamserve.protocol.tickets import Join, Push, Release
+from streamserve.protocol.tickets import Join, Push, Release, kv_fingerprint
 
 KILL_AFTER = 4
 """A worker that has been silent this many times as long as counts as stuck is killed."""
@@ -250,6 +250,11 @@ class Fleet:
         match event.message:
             case Ready():
                 worker.ready = event.message
+                worker.failure = self._misfit(event.worker, event.message)
+                if worker.failure:
+                    worker.ready = None
+                    yield from self._fail_all(now)
+                    return
                 for request in list(self.requests.values()):
                     if request.worker is None:
                         yield from self._place(request, now)
@@ -263,6 +268,16 @@ class Fleet:
             case Transfers():
                 for news in event.message.news:
                     yield from self._transfer(event.worker, news, now)
+
+    def _misfit(self, name: str, ready: Ready) -> Failed | None:
+        """Why a worker cannot exchange KV with the others, if it cannot."""
+        for other, worker in self.workers.items():
+            if other == name or worker.ready is None:
+                continue
+            own, theirs = _kv_format(ready), _kv_format(worker.ready)
+            if own != theirs:
+                return Failed(f"its KV is of {own}, that of worker {other} of {theirs}", 1)
+        return None
 
     def _deliver(self, events: list[Event], now: float) -> Iterator[Command]:
         """Pass on what is new of each request, in one piece each."""
@@ -426,6 +441,10 @@ class Fleet:
             if worker.stuck and silence > KILL_AFTER * self.config.stuck_after:
                 worker.heard_at = now
                 yield Kill(name)
+
+
+def _kv_format(ready: Ready) -> str:
+    return kv_fingerprint(ready.model.fingerprint, ready.block_size)
 
 
 def _later(message: str, seconds: float | None) -> RequestError:

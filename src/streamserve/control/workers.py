@@ -1,10 +1,15 @@
 """What the fleet knows of a worker, and how workers make up places: unified ones, stream pairs, uneven
 pools."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
 
 from streamserve.policy.routing import WorkerLoad
+from streamserve.protocol.config import Role
 from streamserve.protocol.messages import Failed, Ready, Report
 
 
@@ -48,6 +53,24 @@ class WorkerState:
         )
 
 
+def total(reports: Iterable[Report]) -> Report | None:
+    """The reports of several workers as one: every count added up; None of none."""
+    summed = _sum([msgspec.to_builtins(report) for report in reports])
+    return msgspec.convert(summed, Report) if summed else None
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """Numbers added up, in dictionaries and lists place by place; what is None in some does not count."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    if isinstance(there[0], dict):
+        return {key: _sum([value.get(key) for value in there]) for key in there[0]}
+    if isinstance(there[0], list):
+        return [_sum(place) for place in zip_longest(*there)]
+    return there[0] if isinstance(there[0], str) else sum(there)
+
+
 @dataclass(frozen=True)
 class Topology:
     """The workers by role: either `unified` ones, or `prefill` and `decode` ones. As many of one as of the
@@ -79,6 +102,12 @@ class Topology:
     def paired(self) -> bool:
         """Whether each prefill worker hands over to one decode worker of its own."""
         return len(self.prefill) == len(self.decode)
+
+
+def role(worker: str) -> Role:
+    """A worker's role, which its name begins with."""
+    found: Role = msgspec.convert(worker.rpartition("-")[0], Role)
+    return found
 
 
 def pairs(count: int) -> Topology:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from streamserve.engine.agenda import Pace, agenda, workload
+from streamserve.engine.exchange import Exchange
 from streamserve.engine.plan import (
     DRAFT,
     TARGET,
@@ -18,6 +20,7 @@ from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
+from streamserve.policy.admission import hopeless
 from streamserve.policy.outlook import Candidate
 from streamserve.policy.prefix import namespace
 from streamserve.policy.shape import PLAIN, Shape
@@ -34,14 +37,11 @@ from streamserve.protocol.messages import (
     Guessed,
     ModelInfo,
     PromptLogprobs,
-    Pushed,
     Report,
-    Reserved,
     StepParts,
     Submit,
     ToEngine,
     Token,
-    TransferNews,
 )
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
@@ -80,10 +80,11 @@ class Engine:
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         self.scheduler = Scheduler(config, planes, drafting=drafter is not None)
+        self.pace = Pace()
         pool = self.scheduler.tables.pool
-        self.outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
-        self.incoming = Incoming(cache, name, pool, config.block_size) if cache else None
-        self._told: list[TransferNews] = []
+        outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
+        incoming = Incoming(cache, name, pool, config.block_size) if cache else None
+        self.exchange = Exchange(self.scheduler, outgoing, incoming, self._fork)
         self._eos = frozenset(model.eos_token_ids)
         self._next_id = 0
         self._prompt_tokens = 0
@@ -98,11 +99,6 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    @property
-    def transferring(self) -> bool:
-        """Whether KV is on its way to other workers: `transfers` tells when it has landed."""
-        return bool(self._told) or (self.outgoing is not None and self.outgoing.busy)
-
     def handle(self, message: ToEngine) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
         match message:
@@ -112,34 +108,24 @@ class Engine:
                 return []
             case Cancel():
                 return self._cancel(message)
-            case Push():
-                return self._push(message)
-            case Join():
-                return self._join(message)
-            case Release():
-                return self._release(message)
-
-    def transfers(self) -> list[TransferNews]:
-        """What there is to tell of tickets, after the events so far. What has landed is let go here."""
-        if self.outgoing is not None:
-            told, over = self.outgoing.poll()
-            self._told += told
-            for sequence in over:
-                self.scheduler.remove(sequence)
-        told_now, self._told = self._told, []
-        return told_now
+            case Push() | Join() | Release():
+                self.exchange.handle(message)
+                return []
 
     def step(self) -> list[Event]:
         """Run one step over whatever there is to do, and return what came out."""
         started, elsewhere = self.clock(), self._computing_seconds
-        for sequence in self.scheduler.sequences.values():
+        able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
+        for sequence in able:
             sequence.tick(started)
-        proposals = self.scheduler.plan()
+        proposals = self.scheduler.plan(
+            agenda(able, self.config, started, self.speculation.step_cost, self.pace)
+        )
         trees = self._draft(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
-        self._issue_tickets()
+        self.exchange.issue()
         events = self._admissions(proposals, started)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
@@ -171,6 +157,7 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
+            transfer=self.exchange.report(),
         )
 
     @property
@@ -185,13 +172,36 @@ class Engine:
                 Finished(message.request, message.attempt, choice, "error", error)
                 for choice in message.outputs
             ]
-        for sequence in self._of(message.request):
+        if self.config.slo_admission and (refused := self._hopeless(message)):
+            return refused
+        for sequence in self.scheduler.of(message.request):
             self._remove(sequence)  # an earlier attempt: only the latest one lives
         fresh = not any(message.outputs.values())
         groups = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
         for choices in groups:
             self._add(message, choices)
         return []
+
+    def _hopeless(self, message: Submit) -> list[Event]:
+        """The refusal of a request whose latency targets cannot be met now, once steps have been timed.
+        What has begun goes on."""
+        begun = any(message.outputs.values()) or message.phase == "decode"
+        if begun or not self.speculation.step_cost.observed:
+            return []
+        load = workload(
+            list(self.scheduler.sequences.values()), self.config, message, self.speculation, self.pace
+        )
+        slo = message.params.slo
+        tpot = slo.tpot_ms if message.phase == "both" else None  # else another worker decodes
+        found = hopeless(slo.ttft_ms, tpot, len(message.prompt), load)
+        if found is None:
+            return []
+        missed, again = found
+        error = f"the latency targets cannot be met at present (slo_admission): {'; '.join(missed)}"
+        return [
+            Finished(message.request, message.attempt, choice, "error", error, 503, again)
+            for choice in message.outputs
+        ]
 
     def _refusal(self, message: Submit) -> str:
         """Why a request cannot run here at all; empty if it can."""
@@ -202,9 +212,7 @@ class Engine:
             return "the prompt is empty"
         if length > self.config.max_model_len:
             return f"the prompt has {length} tokens, but the model's limit is {self.config.max_model_len}"
-        if (message.phase == "prefill" and not self.outgoing) or (
-            message.phase == "decode" and not self.incoming
-        ):
+        if not self.exchange.serves(message.phase):
             return f"this worker does not {message.phase} for others"
         if len(message.outputs) > self.config.max_num_seqs:
             return (
@@ -242,7 +250,7 @@ class Engine:
 
     def _cancel(self, message: Cancel) -> list[Event]:
         events: list[Event] = []
-        for sequence in self._of(message.request):
+        for sequence in self.scheduler.of(message.request):
             for choice in sequence.choices:
                 if message.choice in (None, choice):
                     events.append(Finished(sequence.request, sequence.attempt, choice, "abort"))
@@ -256,57 +264,9 @@ class Engine:
             self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; blocks that others still read or write are kept until they do no more."""
-        if self.outgoing and sequence.handoff:
-            self.outgoing.drop(sequence)
-        if self.incoming and sequence.reserved:
-            self.incoming.withdraw(sequence)
+        """Forget a sequence."""
+        self.exchange.leave(sequence)
         self.scheduler.remove(sequence)
-
-    def _issue_tickets(self) -> None:
-        """For the sequences that have just got blocks for KV to come."""
-        if self.incoming is not None:
-            taken = self.scheduler.take_reserved()
-            self._told += [Reserved(s.request, s.attempt, self.incoming.issue(s)) for s in taken]
-
-    def _push(self, message: Push) -> list[Event]:
-        ticket = message.ticket
-        if self.outgoing is None:
-            error = "this worker hands nothing over"
-            self._told.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
-            return []
-        wanted = (
-            sequence
-            for sequence in self._of(ticket.request)
-            if sequence.attempt == ticket.attempt and set(sequence.choices) & set(ticket.choices)
-        )
-        self.outgoing.grant(ticket, next(wanted, None))
-        return []
-
-    def _join(self, message: Join) -> list[Event]:
-        """The KV of a prompt has come: its sequence decodes from here on."""
-        sequence = self.incoming.joined(message.ticket) if self.incoming else None
-        if sequence is None:
-            error = "nobody waits for this ticket"
-            self._told.append(Pushed(message.request, message.attempt, message.ticket, error))
-            return []
-        sequence.held = sequence.reserved = False
-        sequence.computed[TARGET] = len(sequence.tokens)
-        self.scheduler.tables.register(sequence)
-        sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
-        if not sequence.choices:
-            self.scheduler.remove(sequence)
-            return []
-        for branch in self._fork(sequence):
-            branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
-            branch.first_token_at = message.began[branch.choices[0]]
-        return []
-
-    def _release(self, message: Release) -> list[Event]:
-        sequence = self.incoming.release(message.ticket) if self.incoming else None
-        if sequence is not None:
-            self.scheduler.remove(sequence)
-        return []
 
     def _draft(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
         """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
@@ -374,13 +334,15 @@ class Engine:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
         result = self.executor.run(plan)
-        spent = self.clock() - started
+        spent = self.clock() - started if result.seconds is None else result.seconds
         self._target_seconds += spent
-        if self.drafter is not None and plan.spans:
+        if plan.spans and spent > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
             brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
             self.speculation.stepped(rows, kv_tokens, spent, brought)
+            decoding = [outcome for outcome in result.spans if outcome.outputs]
+            self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
                     tokens = [one.token for one in outcome.outputs[0]]
@@ -408,7 +370,7 @@ class Engine:
             return events + [_refused(sequence, choice, outcome.error) for choice in sequence.choices]
         if span.tree is None:
             self.scheduler.tables.register(sequence)
-            self._advance(sequence)
+            self.exchange.advance(sequence)
             return events
         if sequence.handoff:
             return events + self._hand_over(sequence, outcome)
@@ -419,10 +381,6 @@ class Engine:
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)
         return events
-
-    def _advance(self, sequence: Sequence) -> None:
-        if self.outgoing and sequence.handoff:
-            self.outgoing.advance(sequence)
 
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
         """The next token of each choice, and no more: the KV is held until the worker that decodes has it."""
@@ -440,7 +398,7 @@ class Engine:
                 going.append(choice)
         if going:
             sequence.choices, sequence.held = tuple(going), True
-            self._advance(sequence)
+            self.exchange.advance(sequence)
         else:
             self._remove(sequence)
         return events
@@ -486,6 +444,7 @@ class Engine:
             events.append(_token(sequence, sequence.choices[0], one, finish))
         self.scheduler.tables.register(sequence)
         if finish:
+            self.pace.ended(sequence.outputs)
             self._remove(sequence)
         return events
 
@@ -497,9 +456,6 @@ class Engine:
         sequence.prompt_logprobs_sent = max(sequence.prompt_logprobs_sent, first + len(new) - 1)
         sequence.prompt_logprobs_done = sequence.prompt_logprobs_sent >= sequence.prompt_length - 1
         return [PromptLogprobs(sequence.request, sequence.attempt, first, new)] if new else []
-
-    def _of(self, request: str) -> list[Sequence]:
-        return [s for s in self.scheduler.sequences.values() if s.request == request]
 
     def _new_id(self) -> int:
         self._next_id += 1

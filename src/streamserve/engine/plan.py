@@ -105,9 +105,10 @@ class SpanResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One entry a span, in the plan's order."""
+    """One entry a span, in the plan's order. `seconds`: how long it took, where no clock shows it."""
 
     spans: list[SpanResult]
+    seconds: float | None = None
 
 
 class Executor(Protocol):

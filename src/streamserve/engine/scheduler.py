@@ -1,29 +1,34 @@
 """What goes into a step: rank the sequences, make room for them, then fix trees and chunks by the budget.
 
 There are no phases. Each sequence knows its tokens and how many have KV; a step gives some of them a span of
-query tokens: a prompt chunk, the next token, or a tree. `plan` ranks without allocating and then makes room,
-first for those one token behind (they are decoding), then for the rest, evicting the lowest-ranked
-sequences where memory is short. `select` decides what of that room is used, and gives the surplus back.
+query tokens: a prompt chunk, the next token, or a tree. The agenda ranks without allocating; `plan` makes
+room in its turns, by default first for those one token behind (they are decoding), then for the rest,
+evicting the lowest-ranked sequences where memory is short. `select` decides what of that room is used, and
+gives the surplus back.
 """
 
 from collections.abc import Mapping
 
 import msgspec
 
+from streamserve.engine.agenda import Agenda
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.tables import BlockTables
 from streamserve.policy.budget import divide
+from streamserve.policy.prefill import Chunk
 from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """Room was made for the next `room` tokens of a sequence, and for `nodes` guessed ones behind them.
-    `cached` is set when the sequence has just been admitted: tokens the prefix index gave it."""
+    """Room was made for the next `room` tokens of a sequence, `due` of them whatever else might be in the
+    step, and for `nodes` guessed ones behind them. `cached` is set when the sequence has just been admitted:
+    tokens the prefix index gave it."""
 
     sequence: Sequence
     room: int
+    due: int
     nodes: int
     cached: int | None
 
@@ -53,6 +58,10 @@ class Scheduler:
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences.values() if sequence.running]
 
+    def of(self, request: str) -> list[Sequence]:
+        """The sequences of a request."""
+        return [sequence for sequence in self.sequences.values() if sequence.request == request]
+
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
 
@@ -63,24 +72,26 @@ class Scheduler:
         if sequence.known:
             self.released.append(sequence.id)
 
-    def plan(self) -> list[Proposal]:
-        """Rank, then make room. What is proposed holds its blocks until the step is committed."""
+    def plan(self, agenda: Agenda) -> list[Proposal]:
+        """Make room, turn by turn. What is proposed holds its blocks until the step is committed."""
         self.steps += 1
+        ranked, budget = agenda.ranked, agenda.budget
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
-            self._preempt_lowest()
-        ranked = sorted((s for s in self.sequences.values() if not s.held), key=lambda s: s.rank)
+            self._preempt_lowest(ranked)
         decoding = {s.id for s in ranked if s.running and s.pending == 1}
-        budget = self.config.max_num_batched_tokens
         places = self.config.max_num_seqs
         coming: set[bytes] = set()
         if len(decoding) < len(ranked):
             coming.update(*(self.tables.coming(s) for s in ranked if s.running))
         proposals: dict[int, Proposal] = {}
-        for sequence in sorted(ranked, key=lambda s: s.id not in decoding):
+        for sequence in agenda.turns:
             if not budget:
                 break
-            if sequence.id in decoding and not sequence.running:
-                continue  # evicted a moment ago for one that ranks higher
+            if sequence.id in decoding and (not sequence.running or (agenda.exclusive and proposals)):
+                continue  # evicted a moment ago for one that ranks higher, or not to decode beside a prompt
+            wanted = agenda.chunks.get(sequence.id, Chunk(self.config.max_chunk, 1))
+            if not wanted.tokens:
+                continue
             cached = None
             if not sequence.running:
                 if not places:
@@ -96,7 +107,7 @@ class Scheduler:
                     places *= self._reserve(sequence, ranked, proposals)
                     continue
                 coming |= self.tables.coming(sequence)
-            proposal = self._make_room(sequence, budget, cached, ranked, proposals)
+            proposal = self._make_room(sequence, budget, wanted, cached, ranked, proposals)
             if proposal:
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
@@ -112,7 +123,8 @@ class Scheduler:
         """Fix tree nodes and chunk sizes together by the budget, and give back the blocks not needed."""
         rooms = [proposal.room for proposal in proposals]
         guesses = [trees.get(proposal.sequence.id) for proposal in proposals]
-        divided = divide(self.config.max_num_batched_tokens, rooms, guesses)
+        due = [proposal.due for proposal in proposals]
+        divided = divide(self.config.max_num_batched_tokens, rooms, due, guesses)
         spans, admitted = [], []
         for proposal, (chunk, tree) in zip(proposals, divided, strict=True):
             sequence = proposal.sequence
@@ -172,14 +184,16 @@ class Scheduler:
         self,
         sequence: Sequence,
         budget: int,
+        chunk: Chunk,
         cached: int | None,
         ranked: list[Sequence],
         proposals: Mapping[int, Proposal],
     ) -> Proposal | None:
         """Blocks for the sequence's next tokens: as many as budget and memory allow, evicting lower ranks."""
-        wanted = min(sequence.pending, budget, self.config.max_chunk)
+        wanted = min(sequence.pending, budget, chunk.tokens)
+        due = min(wanted, chunk.due)
         if not self.drafting and self.tables.writable(sequence, wanted):
-            return Proposal(sequence, wanted, 0, cached)
+            return Proposal(sequence, wanted, due, 0, cached)
         while self.tables.shortage(sequence, wanted):
             if not self._evict_below(sequence, ranked, proposals):
                 break
@@ -188,7 +202,7 @@ class Scheduler:
             return None
         nodes = self._nodes(sequence, room)
         self.tables.grow(sequence, room + nodes)
-        return Proposal(sequence, room, nodes, cached)
+        return Proposal(sequence, room, min(room, due), nodes, cached)
 
     def _nodes(self, sequence: Sequence, room: int) -> int:
         """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
@@ -207,7 +221,8 @@ class Scheduler:
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
     ) -> list[Sequence]:
         """Running sequences that rank below this one and are not part of the step yet."""
-        return [s for s in ranked if s.running and s.rank > sequence.rank and s.id not in proposals]
+        lower = ranked[ranked.index(sequence) + 1 :]
+        return [s for s in lower if s.running and s.id not in proposals]
 
     def _evict_below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
@@ -217,11 +232,11 @@ class Scheduler:
             self.preempt(below[-1])
         return bool(below)
 
-    def _preempt_lowest(self) -> None:
+    def _preempt_lowest(self, ranked: list[Sequence]) -> None:
         """Only one that got a token since its last preemption, so that all end some day."""
-        moved = [sequence for sequence in self.running() if sequence.outputs > sequence.preempted_at]
+        moved = [s for s in ranked if s.running and s.outputs > s.preempted_at]
         if moved:
-            self.preempt(max(moved, key=lambda sequence: sequence.rank))
+            self.preempt(moved[-1])
 
 
 def _state(sequence: Sequence) -> SequenceState:

@@ -70,15 +70,16 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def rank(self) -> tuple[int, float, int]:
-        """Lower goes first: priority, then arrival."""
-        return (self.priority, self.arrival, self.id)
+    def deadline(self) -> float | None:
+        """When its first token is wanted, if a target says so and the token is not there yet."""
+        ttft = self.params.slo.ttft_ms
+        return None if ttft is None or self.outputs else self.arrival + ttft / 1000
 
     @property
     def need(self) -> Need:
-        """What its target for the time per output token asks of this step."""
+        """What its target for the time per output token asks of this step: nothing before there is one."""
         tpot = self.params.slo.tpot_ms
-        if tpot is None:
+        if tpot is None or not self.outputs:
             return NO_NEED
         return Need(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clocked))
 

@@ -57,8 +57,8 @@ class Speculation:
         self.policy = policy
         self.counters = Counters()
         self.acceptance = Acceptance()
-        self._step_cost = RefinedCost(prior)
-        self._pass_cost = RefinedCost(lambda rows, kv: self._step_cost(rows, kv) / 8)
+        self.step_cost = RefinedCost(prior)
+        self._pass_cost = RefinedCost(lambda rows, kv: self.step_cost(rows, kv) / 8)
         self._tried = [20.0] * len(WIDTHS)
         self._hits = [20.0 * share for share in FIRST_HITS]
         self._plain_steps = 0
@@ -80,7 +80,7 @@ class Speculation:
         outlook = Outlook(
             candidates=wanting,
             others=others,
-            step=cache(lambda rows: self._step_cost(rows, kv_tokens)),
+            step=cache(lambda rows: self.step_cost(rows, kv_tokens)),
             draft=self._draft_cost,
             covers=self._covers(),
             nodes=max(nodes, 0),
@@ -143,7 +143,7 @@ class Speculation:
             bystanders=[need for id, need in needs.items() if id not in trees],
             plain=plain,
             spent=spent,
-            step=cache(lambda rows: self._step_cost(rows, kv_tokens)),
+            step=cache(lambda rows: self.step_cost(rows, kv_tokens)),
             budget=budget,
         )
         kept = policies.select(self.policy, drafted)
@@ -171,7 +171,7 @@ class Speculation:
     def stepped(self, rows: int, kv_tokens: int, seconds: float, tokens: int = 0) -> None:
         """Take in that a step of so many rows took `seconds` in the executor and brought `tokens`; comes
         before `verified`."""
-        self._step_cost.observe(rows, kv_tokens, seconds)
+        self.step_cost.observe(rows, kv_tokens, seconds)
         whole, self._draft_seconds = seconds + self._draft_seconds, 0.0
         self._throughput += RECENT * (tokens / whole - self._throughput) if whole > 0 else 0.0
         self._step_guesses = self._step_accepted = 0
@@ -179,6 +179,13 @@ class Speculation:
     def report(self) -> SpeculationReport:
         """The counters now."""
         return SpeculationReport(**asdict(self.counters))
+
+    def alone(self) -> tuple[float, float, int]:
+        """For one request: seconds of drafting a guess, the chance that it is right, and how many are made
+        at most; nothing as long as nothing was drafted."""
+        if self.policy.kind == "off" or not self.counters.drafts:
+            return 0.0, 0.0, 0
+        return self._pass_cost(1, 0), self._covers()[0], MOST_DEPTH
 
     def _covers(self) -> list[float]:
         """The chance that the next token is among a node's best 1, 2, … guesses."""

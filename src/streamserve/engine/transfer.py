@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from streamserve.engine.blocks import BlockPool
 from streamserve.engine.sequence import Sequence as Running
-from streamserve.protocol.messages import Pushed
+from streamserve.protocol.messages import Pushed, TransferReport
 from streamserve.protocol.tickets import CacheAddress, Ticket
 
 
@@ -72,6 +74,12 @@ class Outgoing:
         self._sending: dict[int, _Sending] = {}
         self._closing: list[_Sending] = []
         self._refused: list[Pushed] = []
+        self._pushed_at: dict[int, float] = {}
+        self._counts = TransferReport()
+
+    def report(self) -> TransferReport:
+        """What went out so far."""
+        return self._counts
 
     def grant(self, ticket: Ticket, sequence: Running | None) -> None:
         """A ticket came; `sequence` is who it is for, None if nobody (any more)."""
@@ -107,7 +115,9 @@ class Outgoing:
             copies = [(sequence.blocks[i], ticket.blocks[i - skipped]) for i in range(first, last)]
             for block, _ in copies:
                 self._pool.share(block)
-            sending.flying[self._transport.push(ticket.to, copies)] = [block for block, _ in copies]
+            job = self._transport.push(ticket.to, copies)
+            self._pushed_at[job] = self._clock()
+            sending.flying[job] = [block for block, _ in copies]
         sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
 
     def drop(self, sequence: Running) -> None:
@@ -131,6 +141,11 @@ class Outgoing:
             self._pool.release(sending.flying.pop(landed.job))
             sending.sent += landed.sent
             sending.error = sending.error or landed.error
+            wire = self._clock() - self._pushed_at.pop(landed.job)
+            counts = self._counts
+            self._counts = replace(
+                counts, sent_bytes=counts.sent_bytes + landed.sent, wire_seconds=counts.wire_seconds + wire
+            )
         told, self._refused = self._refused, []
         free: list[Running] = []
         over = [s for s in self._sending.values() if not s.flying and (s.error or self._complete(s))]
@@ -147,8 +162,14 @@ class Outgoing:
         return sending.sent_tokens == sending.ticket.tokens
 
     def _told(self, sending: _Sending) -> Pushed:
-        ticket, since = sending.ticket, sending.computed_at
-        exposed = self._clock() - since if since is not None else 0.0
+        ticket, since, counts = sending.ticket, sending.computed_at, self._counts
+        exposed = self._clock() - since if since is not None and not sending.error else 0.0
+        self._counts = replace(
+            counts,
+            handed_over=counts.handed_over + (not sending.error),
+            failed=counts.failed + bool(sending.error),
+            exposed_seconds=counts.exposed_seconds + exposed,
+        )
         return Pushed(ticket.request, ticket.attempt, ticket.id, sending.error, sending.sent, exposed)
 
 
@@ -163,6 +184,11 @@ class Incoming:
         self._numbers = count()
         self._waiting: dict[str, Running] = {}
         self._quarantine: dict[str, list[int]] = {}
+        self._counts = TransferReport()
+
+    def report(self) -> TransferReport:
+        """What came in so far."""
+        return self._counts
 
     @property
     def open(self) -> int:
@@ -188,7 +214,16 @@ class Incoming:
 
     def joined(self, ticket: str) -> Running | None:
         """Whose KV has landed; None for a ticket that is not open here."""
-        return self._waiting.pop(ticket, None)
+        sequence = self._waiting.pop(ticket, None)
+        if sequence is not None:
+            counts = self._counts
+            self._counts = replace(
+                counts,
+                received=counts.received + 1,
+                received_tokens=counts.received_tokens + len(sequence.tokens),
+                hit_tokens=counts.hit_tokens + sequence.computed[0],
+            )
+        return sequence
 
     def withdraw(self, sequence: Running) -> None:
         """The sequence goes before its KV came: its own blocks are kept from others until `release`."""

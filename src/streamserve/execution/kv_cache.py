@@ -20,17 +20,28 @@ def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int
 
 
 class KVCache:
-    """Keys and values of all layers. `data` is the one tensor behind it."""
+    """Keys and values of all layers. `data` is the one tensor behind it, in `memory` (bytes) if given."""
 
-    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        memory: Tensor | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._heads = spec.num_kv_heads
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
         # Not cleared: no slot is read before it is written, and memory is taken only as blocks come into use.
-        self.data = torch.empty(shape, dtype=dtype)
+        self.data = torch.empty(shape, dtype=dtype) if memory is None else memory.view(dtype).view(shape)
         self._vectors = [layer.view(-1, spec.head_dim) for layer in self.data]
         self._planes = [layer.view(-1, block_size * spec.head_dim) for layer in self.data]
+
+    def as_bytes(self) -> Tensor:
+        """The same memory as [layer, block, bytes]."""
+        return self.data.view(torch.uint8).view(self.data.shape[0], self.num_blocks, -1)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from llguidance import LLTokenizer
+from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET, Drafter
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention
@@ -55,13 +56,21 @@ class Loaded:
     kv_cache_bytes: int
     model: Model
     team: Team | None
+    cache: KVCache
     drafter: Drafter | None = None
 
 
-def load(config: ModelConfig, vocabulary: Vocabulary | None = None, cores: Sequence[int] = ()) -> Loaded:
+def load(
+    config: ModelConfig,
+    vocabulary: Vocabulary | None = None,
+    cores: Sequence[int] = (),
+    memory_share: float = 1.0,
+    allocate: Callable[[int], Tensor] | None = None,
+) -> Loaded:
     """Load the checkpoint at `config.path`. Sets the process's number of torch threads. Without `vocabulary`
     requests with a grammar fail. `cores`: processors for the kernels' threads, the caller's first; it is left
-    to the caller to go there.
+    to the caller to go there. `memory_share` of the free memory may be used; `allocate` gives the bytes of
+    the target's KV pool, if they are to be in memory of a special kind.
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
@@ -72,24 +81,29 @@ def load(config: ModelConfig, vocabulary: Vocabulary | None = None, cores: Seque
     check_weights(checkpoint, spec)
     dtype = _compute_dtype(config, spec, checkpoint)
     draft = choose_draft(config.draft, folder, spec)
-    free = after_weights(weight_bytes(spec, dtype, _packed(team, dtype)), available_bytes())
+    free = after_weights(
+        weight_bytes(spec, dtype, _head_is_second(team, dtype)), int(available_bytes() * memory_share)
+    )
     block_bytes = bytes_per_block(spec, config.block_size, dtype)
     if draft.spec:
-        free = after_weights(weight_bytes(draft.spec, dtype, _packed(team, dtype)), free)
+        free = after_weights(weight_bytes(draft.spec, dtype, _head_is_second(team, dtype)), free)
         block_bytes += bytes_per_block(draft.spec, config.block_size, dtype)
     blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
     model = _load_model(checkpoint, spec, dtype, team)
-    cache = KVCache(spec, blocks, config.block_size, dtype)
+    pool_bytes = blocks * bytes_per_block(spec, config.block_size, dtype)
+    memory = allocate(pool_bytes) if allocate else None
+    cache = KVCache(spec, blocks, config.block_size, dtype, memory)
     attention = attention_on(cache, spec, team)
     eos = spec.eos_token_ids
     grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
     return Loaded(
         TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None),
         _engine_config(config, blocks, max_len),
-        _model_info(checkpoint, model, max_len, attention.row_invariant, _packed(team, dtype)),
+        _model_info(checkpoint, model, max_len, attention.row_invariant, _head_is_second(team, dtype)),
         blocks * block_bytes,
         model,
         team,
+        cache,
         _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection"),
     )
 
@@ -124,8 +138,9 @@ def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) 
     return Team(library, threads, cpus=cores[1:threads]) if library else None
 
 
-def _packed(team: Team | None, dtype: torch.dtype) -> bool:
-    return team is not None or packs(dtype)
+def _head_is_second(team: Team | None, dtype: torch.dtype) -> bool:
+    """Whether a tied head is held beside the embedding: the kernels read rows of what they packed."""
+    return team is None and packs(dtype)
 
 
 def _load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, team: Team | None) -> Model:
@@ -167,11 +182,14 @@ def _engine_config(config: ModelConfig, num_blocks: int, max_model_len: int) -> 
         max_chunk=config.max_chunk,
         enable_prefix_caching=config.enable_prefix_caching,
         preempt_every=config.preempt_every,
+        order=config.order,
+        prefill_share=config.prefill_share,
+        slo_admission=config.slo_admission,
     )
 
 
 def _model_info(
-    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, packed: bool
+    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, second: bool
 ) -> ModelInfo:
     spec, dtype = model.spec, str(model.dtype).removeprefix("torch.")
     return ModelInfo(
@@ -180,7 +198,7 @@ def _model_info(
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, model.dtype, packed),
+        weight_bytes=weight_bytes(spec, model.dtype, second),
         dtype=dtype,
         row_invariant=row_invariant,
         fingerprint=checkpoint.fingerprint(repr(asdict(spec)), dtype),

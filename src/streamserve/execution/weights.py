@@ -63,9 +63,9 @@ def count_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype, packed: bool) -> int:
-    """Memory that the loaded weights take: where weights are packed, a tied head is a second embedding."""
-    twice = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and packed else 0
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, second: bool) -> int:
+    """Memory that the loaded weights take. `second`: a tied head is packed, beside the embedding."""
+    twice = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and second else 0
     return (count_parameters(spec) + twice) * dtype.itemsize
 
 

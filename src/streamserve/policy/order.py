@@ -8,7 +8,7 @@
                    (both as AdaServe, section 6.3, compares itself with them)
 
 In every order a lower `priority` goes first. `rank` is about places and memory: the last lose theirs to the
-first. `turns` is about the rows of one step.
+first, so it must not change back and forth. `turns` is about the rows of one step.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,13 +47,16 @@ class Candidate(NamedTuple):
 
 def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]:
     """The candidates' indices, the first to be served first; equals stay in the given order."""
-    key = _KEYS[order]
-    return sorted(range(len(candidates)), key=lambda i: (candidates[i].priority, key(candidates[i], now)))
+    when = [_due(one, now) if order == "slo" else one.arrival for one in candidates]
+    return sorted(range(len(candidates)), key=lambda i: (candidates[i].priority, when[i]))
 
 
-def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int]) -> list[int]:
+def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float) -> list[int]:
     """In which turn the `ranked` ones are given rows of a step. Where none is decoded beside a prompt,
-    prompts have the first turns, else what decodes has."""
+    prompts have the first turns, else what decodes has; in batches that are capped, neither."""
+    if order == "stta":
+        left = [time_to_attain(one, now) for one in candidates]
+        return sorted(ranked, key=lambda i: (candidates[i].priority, left[i]))
     if order in CAPPED:
         return list(ranked)
     late = order == EXCLUSIVE
@@ -80,11 +83,7 @@ def batch_cap(needs: Sequence[Need], step: Callable[[int], float], most: int) ->
     return low
 
 
-def _by_arrival(candidate: Candidate, now: float) -> float:
-    return candidate.arrival
-
-
-def _by_target(candidate: Candidate, now: float) -> float:
+def _due(candidate: Candidate, now: float) -> float:
     """When it is due: with a target for its further tokens, when it came."""
     if candidate.need.tpot is not None:
         return candidate.arrival
@@ -92,17 +91,8 @@ def _by_target(candidate: Candidate, now: float) -> float:
     return deadline if deadline is not None and deadline > now else candidate.arrival + PATIENCE
 
 
-def _by_time_to_attain(candidate: Candidate, now: float) -> float:
+def time_to_attain(candidate: Candidate, now: float) -> float:
     """How long until a target is missed. A prompt without one is wanted PATIENCE after it came."""
     if candidate.decoding or candidate.need.tpot is not None:
         return candidate.need.slack(1.0)
     return (candidate.arrival + PATIENCE if candidate.deadline is None else candidate.deadline) - now
-
-
-_KEYS: dict[Order, Callable[[Candidate, float], float]] = {
-    "slo": _by_target,
-    "chunked": _by_arrival,
-    "prefill-first": _by_arrival,
-    "fcfs": _by_arrival,
-    "stta": _by_time_to_attain,
-}

@@ -8,9 +8,10 @@ FlowGuard takes the prefill worker by C and Q, the decode worker by M and L. Rou
 from call to call (`turn`, how many requests were routed before) is given to them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 
 import numpy as np
 
@@ -216,6 +217,26 @@ class Predictive:
     def _fits(self, arrival: Arrival, place: Place) -> bool:
         free = place.decode.blocks_total - place.decode.blocks_live
         return arrival.prompt_tokens + self.output <= free * self.costs.block_size
+
+
+ROUTERS: Mapping[str, Router] = MappingProxyType(
+    {
+        "flowguard": FlowGuard(),
+        "flowguard-printed": FlowGuard(printed=True),
+        "round-robin": round_robin,
+        "random": RandomChoice(),
+        "least-loaded": least_loaded,
+        "cache-aware": cache_aware,
+    }
+)
+"""The routers that need no cost curves, by name."""
+
+
+def parse_router(name: str) -> Router:
+    """The router of that name. Raises ValueError for anything else."""
+    if name not in ROUTERS:
+        raise ValueError(f"the router {name!r} is none of {', '.join(ROUTERS)}")
+    return ROUTERS[name]
 
 
 def _breaks(value: float, target: float | None) -> int:

@@ -17,6 +17,8 @@ Backend = Literal["auto", "native", "reference"]
 SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta"]
+Role = Literal["unified", "prefill", "decode"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -26,7 +28,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is
     the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter.
+    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
+    `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py);
+    with `slo_admission`, requests whose latency targets are hopeless are refused (policy/admission.py).
     """
 
     num_blocks: int
@@ -38,6 +42,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     preempt_every: int = 0
     draft_nodes: int = 32
+    order: Order = "slo"
+    prefill_share: float | None = None
+    slo_admission: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +76,29 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, Meta(ge=1, description="query tokens of one step, over all requests")
     ] = 512
     max_chunk: Annotated[int, Meta(ge=1, description="query tokens of one prompt in one step")] = 512
+    order: Annotated[
+        Order,
+        Meta(
+            description="who goes first: slo by latency target, then by arrival; the others, for comparison, "
+            "by arrival alone or with batches capped for the strictest target"
+        ),
+    ] = "slo"
+    prefill_share: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=1,
+                description="order slo: the share of a step's tokens that prompts get, beyond what "
+                "targets ask for; by default as many as pay",
+            ),
+        ]
+        | None
+    ) = None
+    slo_admission: Annotated[
+        bool,
+        Meta(description="refuse requests whose latency targets cannot be met at the present load, with 503"),
+    ] = False
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
         True
     )
@@ -168,6 +198,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...], Meta(description="key for the /admin routes, which are closed without one")
     ] = ()
     admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] | None = None
+    pairs: Annotated[
+        int,
+        Meta(ge=0, le=64, description="stream pairs: so many prefill workers, each with a decode worker"),
+    ] = 0
+    prefill: Annotated[
+        int,
+        Meta(ge=0, le=64, description="prefill workers of uneven pools, with --decode; instead of --pairs"),
+    ] = 0
+    decode: Annotated[int, Meta(ge=0, le=64, description="decode workers of uneven pools")] = 0
+    router: Annotated[
+        str,
+        Meta(
+            description="who chooses a request's place: flowguard, flowguard-printed, round-robin, random, "
+            "least-loaded or cache-aware"
+        ),
+    ] = "flowguard"
+    kv_bytes_per_second: (
+        Annotated[
+            float, Meta(gt=0, description="for measuring: a wire between workers that is as slow as this")
+        ]
+        | None
+    ) = None
     cors_origin: Annotated[
         tuple[str, ...],
         Meta(description="origin whose web pages may call this server (https://app.example); * for all"),
@@ -179,11 +231,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker process reads from its standard input, as msgpack. `worker` is its name, with the
-    number of times it was started."""
+    number of times it was started; `memory_share` of the free memory is for it."""
 
     worker: str
-    role: Literal["unified"]
+    role: Role
     endpoint: str
     model: ModelConfig
+    memory_share: float = 1.0
+    kv_bytes_per_second: float | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -136,13 +136,16 @@ class Guessed(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`)."""
+    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`). What
+    is refused has an HTTP `status`, and `retry_after` seconds if it may be served later."""
 
     request: str
     attempt: int
     choice: int
     reason: FinishReason
     error: str = ""
+    status: int = 400
+    retry_after: float | None = None
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
@@ -263,6 +266,21 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     target: float
 
 
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """KV that went to other workers (`handed_over` sequences, `failed` ones) and came from them (`received`).
+    `exposed_seconds`: from a prompt's end until its KV had landed; `wire_seconds`: all the time on the wire.
+    Of `received_tokens` the `hit_tokens` were there already and not sent."""
+
+    handed_over: int = 0
+    failed: int = 0
+    sent_bytes: int = 0
+    wire_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    received: int = 0
+    received_tokens: int = 0
+    hit_tokens: int = 0
+
+
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
@@ -283,6 +301,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step_parts: StepParts | None = None
     speculation: SpeculationReport | None = None
     step_floor_seconds: float | None = None
+    transfer: TransferReport | None = None
 
 
 ToEngine = Submit | Edit | Cancel | Push | Join | Release

@@ -15,13 +15,20 @@ LAYOUT_VERSION = 1
 
 
 class CacheAddress(msgspec.Struct, frozen=True):
-    """Where a worker's KV pool lies and what is in it. `path` opens its memory on this host; `size` is in
-    bytes. `fingerprint` covers weights, configuration, KV format, block size and layout version."""
+    """Where a worker's KV pool lies and what is in it. `path` opens its memory on this host, `size` bytes
+    with this `inode`. `fingerprint` covers weights, configuration, KV format, block size and layout
+    version."""
 
     path: str
     size: int
     num_blocks: int
     fingerprint: str
+    inode: int = 0
+
+
+def kv_fingerprint(model: str, block_size: int) -> str:
+    """What two workers must have in common to exchange KV, from their model's fingerprint."""
+    return f"{model}/{block_size}/{LAYOUT_VERSION}"
 
 
 class Ticket(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ def expected_outputs(
 
 
 class CostExecutor:
-    """Carries out plans on an array of token ids; `seconds` is what the last step cost."""
+    """Carries out plans on an array of token ids; `seconds` is what they cost since somebody set it to 0."""
 
     def __init__(
         self, num_blocks: int, block_size: int, vocab_size: int, cost: Cost, planes: int = 1
@@ -68,8 +68,9 @@ class CostExecutor:
         results = [self._span(span) for span in plan.spans]
         rows = sum(span.rows for span in plan.spans)
         context = sum(span.start + span.rows for span in plan.spans)
-        self.seconds = self.cost(rows, context)
-        return StepResult(results)
+        seconds = self.cost(rows, context)
+        self.seconds += seconds
+        return StepResult(results, seconds)
 
     def close(self) -> None:
         self.states.clear()

@@ -25,6 +25,9 @@ from streamserve.control.events import (
 )
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
+from streamserve.engine.plan import Drafter
+from streamserve.engine.speculation import Speculation
+from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -40,6 +43,8 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.tickets import CacheAddress
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
+
+REPORT_SECONDS = 0.5
 
 
 class VirtualClock:
@@ -86,6 +91,8 @@ class Simulation:
         cost: Cost,
         start_seconds: float = 1.0,
         wire_seconds: float = 0.0,
+        policy: str = "goodput",
+        drafter: Callable[[CostExecutor], Drafter] | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
@@ -95,6 +102,8 @@ class Simulation:
         self._cost = cost
         self._start_seconds = start_seconds
         self._wire_seconds = wire_seconds
+        self._policy = parse_policy(policy)
+        self._drafter = drafter
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._given: list[Given] = []
@@ -119,7 +128,19 @@ class Simulation:
         heapq.heappush(self._heap, (time, next(self._numbers), action))
 
     def _handle(self, event: FleetEvent) -> None:
+        if isinstance(event, Open):
+            self._hear_reports()
         self._do(self.fleet.handle(event, self.clock.now))
+
+    def _hear_reports(self) -> None:
+        """What workers would have told meanwhile: they report at least every half second."""
+        for name, worker in self.workers.items():
+            known = self.fleet.workers[name]
+            if known.ready and worker.incarnation >= 0 and self.clock.now - known.heard_at >= REPORT_SECONDS:
+                self._do(self.fleet.handle(self._report(name, worker), self.clock.now))
+
+    def _report(self, name: str, worker: _Worker) -> Heard:
+        return Heard(name, worker.incarnation, worker.engine.report())
 
     def _do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -142,7 +163,9 @@ class Simulation:
             config,
             self._model,
             executor,
-            self.clock,
+            lambda: self.clock.now + executor.seconds,
+            self._drafter(executor) if self._drafter else None,
+            Speculation(self._policy, self._cost),
             transport=self._transport(name, executor) if name in topology.prefill else None,
             cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint)
             if name in topology.decode
@@ -202,11 +225,11 @@ class Simulation:
         if worker.busy or self.workers[name] is not worker:
             return
         inbox, worker.inbox = worker.inbox, []
+        worker.executor.seconds = 0.0
         events: list[Event] = []
         for message in inbox:
             events += worker.engine.handle(message)
         self._tell_transfers(name, worker)
-        worker.executor.seconds = 0.0
         if worker.engine.has_work:
             events += worker.engine.step()
         seconds = worker.executor.seconds
@@ -217,7 +240,7 @@ class Simulation:
             self._tell_transfers(name, worker)
 
     def _tell_transfers(self, name: str, worker: _Worker) -> None:
-        if news := worker.engine.transfers():
+        if news := worker.engine.exchange.news():
             self._handle(Heard(name, worker.incarnation, Transfers(news)))
 
     def _step_done(self, name: str, worker: _Worker, events: list[Event]) -> None:
@@ -225,6 +248,7 @@ class Simulation:
         if self.workers[name] is worker:
             self._handle(Heard(name, worker.incarnation, Events(events)))
             self._tell_transfers(name, worker)
+            self._handle(self._report(name, worker))
             self._step(name, worker)
 
     def _die(self, name: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from streamserve.protocol.messages import FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.detokenize import detokenizer
+from streamserve.text.latency import SloOutcome
 from streamserve.text.stops import Scan, StopFinder
 from streamserve.text.tokenizer import Tokenizer
 
@@ -53,6 +54,7 @@ class Usage:
     queued_seconds: float = 0.0
     guessed_tokens: int = 0
     accepted_tokens: int = 0
+    slo: SloOutcome | None = None
 
 
 class ChoiceText:

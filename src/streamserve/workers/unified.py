@@ -1,4 +1,5 @@
-"""The unified worker: one engine that does prefill and decode, between a socket and a device."""
+"""A worker: one engine between a socket and a device. Its role says whether it does prefill, decode, or
+both."""
 
 import gc
 import logging
@@ -30,16 +31,21 @@ from streamserve.protocol.messages import (
     FromWorker,
     Ready,
     Stop,
+    Transfers,
     decode_to_worker,
     encode,
 )
+from streamserve.protocol.tickets import kv_fingerprint
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
+from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.pace import Pace
 
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
+TRANSFER_MILLISECONDS = 1
+"""How often an idle worker looks whether KV has landed."""
 CHECKPOINT_EXIT_STATUS = 2
 
 
@@ -47,10 +53,13 @@ def run(config: WorkerConfig) -> int:
     """Load the model and serve until told to stop; returns the exit status."""
     with zmq.Context() as context, _connect(context, config) as socket:
         started = time.monotonic()
+        shared = SharedMemory()
         cores = claim(config.model.threads or len(os.sched_getaffinity(0)))
         numbers = cores.numbers if cores else ()
         try:
-            loaded = load(config.model, partial(_vocabulary, config.model.path), numbers)
+            words = partial(_vocabulary, config.model.path)
+            allocate = shared.allocate if config.role == "decode" else None
+            loaded = load(config.model, words, numbers, config.memory_share, allocate)
         except CheckpointError as error:
             _send(socket, Failed(str(error), CHECKPOINT_EXIT_STATUS))
             return CHECKPOINT_EXIT_STATUS
@@ -59,6 +68,12 @@ def run(config: WorkerConfig) -> int:
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
         cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
         speculation = Speculation(parse_policy(config.model.speculation_policy), cost)
+        fingerprint = kv_fingerprint(loaded.model_info.fingerprint, loaded.engine_config.block_size)
+        cache = shared.address(loaded.engine_config.num_blocks, fingerprint) if shared.size else None
+        transport = None
+        if config.role == "prefill":
+            pace = config.kv_bytes_per_second
+            transport = SharedMemoryTransport(loaded.cache.as_bytes(), fingerprint, pace)
         engine = Engine(
             loaded.engine_config,
             loaded.model_info,
@@ -67,6 +82,9 @@ def run(config: WorkerConfig) -> int:
             loaded.drafter,
             speculation,
             floor=floor_of(loaded, profile) if profile else None,
+            transport=transport,
+            cache=cache,
+            name=config.worker,
         )
         _send(
             socket,
@@ -78,11 +96,14 @@ def run(config: WorkerConfig) -> int:
                 max_num_seqs=loaded.engine_config.max_num_seqs,
                 kv_cache_bytes=loaded.kv_cache_bytes,
                 load_seconds=time.monotonic() - started,
+                cache=cache,
             ),
         )
         _send(socket, engine.report())
         gc.freeze()  # what was loaded stays: collections need not look at it
         _serve(engine, socket)
+        if transport:
+            transport.close()
         loaded.executor.close()
     return 0
 
@@ -117,7 +138,8 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     pace = Pace(engine.report(), reported)
     while True:
         events: list[Event] = []
-        wait = 0 if engine.has_work else int(REPORT_SECONDS * 1000)
+        idle = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
+        wait = 0 if engine.has_work else idle
         while socket.poll(wait):
             try:
                 message = decode_to_worker(socket.recv())
@@ -132,6 +154,8 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
             events += engine.step()
         if events:
             _send(socket, Events(events))
+        if news := engine.exchange.news():
+            _send(socket, Transfers(news))
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not engine.has_work:
             reported = now

@@ -101,6 +101,20 @@ def test_company_of_infinities_changes_nothing(team, path):
     assert torch.equal(linear(x)[::2], clean[::2])
 
 
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
+@pytest.mark.parametrize("shape", [(64, 32), (333, 100)])
+def test_rows_of_the_weight_are_read_as_they_were(team, path, dtype, shape):
+    w = random(shape, dtype, 0)
+    linear = NativeLinear(team(2, path, dtype), w)
+    numbers = torch.randperm(len(w), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(linear.rows(numbers), w[numbers])
+    assert torch.equal(linear.rows(numbers[::3]), w[numbers[::3]])
+    assert linear.rows(numbers[:0]).shape == (0, shape[1])
+    for absent in (-1, len(w)):
+        with pytest.raises(ValueError, match="rows 0 to"):
+            linear.rows(torch.tensor([0, absent]))
+
+
 def test_rows_may_lie_apart_and_there_may_be_none(team):
     x, w = random((5, 96), torch.bfloat16, 0), random((32, 48), torch.bfloat16, 1)
     linear = NativeLinear(team(), w)

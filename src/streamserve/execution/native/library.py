@@ -126,6 +126,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ss_pool_new": (c_void_p, [c_int, c_void_p]),
     "ss_pool_delete": (None, [c_void_p]),
     "ss_pack": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p, c_void_p]),
+    "ss_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
     "ss_linear": (
         None,
         [c_void_p, POINTER(LinearStruct), c_void_p, c_size_t, c_int, c_void_p, c_int],

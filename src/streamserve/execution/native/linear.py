@@ -73,6 +73,19 @@ class NativeLinear:
             )
         return out
 
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Rows [len(numbers), in] of the weight as it was given, for int64 `numbers` of outputs."""
+        if self._paired:
+            raise ValueError("a map packed in pairs is for whole layers only")
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.out_features:
+            raise ValueError(f"the weight has rows 0 to {self.out_features - 1}")
+        numbers = numbers.contiguous()
+        out = torch.empty(len(numbers), self.in_features, dtype=self.dtype)
+        self._team.library.ss_rows(
+            self._team.pool, ctypes.byref(self.struct), numbers.data_ptr(), len(numbers), out.data_ptr()
+        )
+        return out
+
 
 def _pairs(half: int) -> Tensor:
     """Rows of gates and values in turns of 32, short turns filled with -1."""

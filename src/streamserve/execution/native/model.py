@@ -22,13 +22,16 @@ from streamserve.execution.rope import rotation
 class NativeModel(Model):
     """execution.model.Model whose linear maps are NativeLinear, `gate_up` packed in pairs.
 
-    It computes with the same roundings; logits are float32. A row's bits never depend on other rows.
+    It computes with the same roundings; logits are float32. A row's bits never depend on other rows. A tied
+    embedding is held once, packed: its rows are read from the head.
     """
 
     @classmethod
     def of(cls, model: Model, team: Team) -> "NativeModel":
         """`model`, whose maps are native, on the kernels."""
-        native = cls(model.spec, model.embedding, model.layers, model.final_norm, model.head)
+        tied = model.spec.tied_embeddings
+        embedding = torch.empty_like(model.embedding[:0]) if tied else model.embedding
+        native = cls(model.spec, embedding, model.layers, model.final_norm, model.head)
         native._prepare(team)
         return native
 
@@ -56,7 +59,7 @@ class NativeModel(Model):
         assert isinstance(attention, NativeAttention)
         assert attention.spans is not None
         cos, sin = rotation(positions, self._frequencies, self.dtype)
-        hidden = self.embedding[tokens]
+        hidden = self._embed(tokens)
         data = attention.cache.data
         step = attention.spans.step(cos, sin)
         cache = CacheStruct(
@@ -77,6 +80,12 @@ class NativeModel(Model):
         """Scores [rows, vocabulary] of the next token, in float32."""
         assert isinstance(self.head, NativeLinear)
         return self.head(hidden, wide=True)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if not self.spec.tied_embeddings:
+            return self.embedding[tokens]
+        assert isinstance(self.head, NativeLinear)
+        return self.head.rows(tokens)
 
     def _normed(self, hidden: Tensor) -> Tensor:
         out = torch.empty_like(hidden)

@@ -59,6 +59,17 @@ void ss_pack(void* pool, const Linear* linear, const void* from, const int32_t* 
     pack(*static_cast<Pool*>(pool), *linear, from, source_rows, to);
 }
 
+// Outputs `rows` [count] of a packed weight to `to` [count, k].
+void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, void* to) {
+    Pool& pool = *static_cast<Pool*>(pool_);
+    size_t size = size_t(linear->k) * size_of(linear->type);
+    pool.run([&](int) {
+        for (int i; (i = pool.claim()) < count;) {
+            unpack(*linear, int(rows[i]), static_cast<char*>(to) + size_t(i) * size);
+        }
+    });
+}
+
 // out [rows, n] = x [rows, k] Wᵀ + b, of the weight's type, or float32 if `wide`.
 void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, int rows, void* out,
                int wide) {

@@ -218,15 +218,21 @@ class Worker {
     void query_tile(int first, int from, int begin, int end) {
         int last = std::min(from + QUERY_TILE, end), count = round_up(keys_.count, CHUNK);
         if (last_position(std::max(from, begin), last) < first) return;
-        engine_.scores(from, last - from, scores_);
-        int low[QUERY_TILE], high[QUERY_TILE];
-        float before[QUERY_TILE] = {}, top[QUERY_TILE] = {}, keep[QUERY_TILE];
+        int low[QUERY_TILE], high[QUERY_TILE], lowest = KEY_TILE, highest = 0;
         for (int i = 0; i < last - from; i++) {
             int query = from + i, row = query / group_;
             low[i] = std::max(0, lowest_key(row) - first);
             high[i] = query < begin ? 0 : std::min(keys_.count, position_[row] + 1 - first);
             if (low[i] >= high[i]) continue;
-            before[i] = *range_.from(query, stride_).largest;
+            lowest = std::min(lowest, low[i]);
+            highest = std::max(highest, high[i]);
+        }
+        if (lowest >= highest) return;
+        engine_.scores(from, last - from, lowest, highest, scores_);
+        float before[QUERY_TILE] = {}, top[QUERY_TILE] = {}, keep[QUERY_TILE];
+        for (int i = 0; i < last - from; i++) {
+            if (low[i] >= high[i]) continue;
+            before[i] = *range_.from(from + i, stride_).largest;
             top[i] = std::max(before[i], mask<V>(scores_ + i * KEY_TILE, low[i], high[i]) * scale_);
         }
         for (int i = 0; i < QUERY_TILE; i += V::lanes) {
@@ -244,11 +250,10 @@ class Worker {
             *state.weights = *state.weights * keep[i] + sum;
             *state.largest = top[i];
         }
-        if constexpr (!Engine::skips) engine_.values(weights_, results_);
+        engine_.values(weights_, last - from, lowest, highest, results_);
         for (int i = 0; i < last - from; i++) {
             if (low[i] >= high[i]) continue;
             float* result = results_ + i * stride_;
-            if constexpr (Engine::skips) engine_.values(i, weights_, low[i], high[i], result);
             float* sums = range_.from(from + i, stride_).sums;
             for (int d = 0; d < stride_; d += V::lanes) {
                 fma(V::load(sums + d), V::set(keep[i]), V::load(result + d)).store(sums + d);

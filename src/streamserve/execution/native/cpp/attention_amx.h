@@ -55,7 +55,6 @@ inline const uint16_t* const PAIR_ORDER = PAIRS.order;
 class AmxEngine {
   public:
     using Weight = bf16;
-    static constexpr bool skips = false;  // a tile of 16 queries is multiplied with 32 keys at once
     static constexpr size_t TILE = 1024;
 
     static size_t bytes(int dim) {
@@ -105,7 +104,7 @@ class AmxEngine {
     }
 
     // Four tiles of scores at a time, so that the multiplier need not wait for its own results.
-    void scores(int first, int, float* to) {
+    void scores(int first, int, int, int, float* to) {
         const char* rows = query_rows_ + size_t(first) * row_;
         const char* pairs = query_pairs_ + size_t(first) * row_;
         int tiles = ceil_div(count_, 16);
@@ -136,7 +135,7 @@ class AmxEngine {
     }
 
     // to[i][d] for 16 queries, rows padded(dim) apart.
-    void values(const Weight* weights, float* to) {
+    void values(const Weight* weights, int, int, int, float* to) {
         size_t columns = size_t(padded(dim_) / 16);
         for (size_t column = 0; column < columns; column += 4) {
             if (columns - column >= 4) {

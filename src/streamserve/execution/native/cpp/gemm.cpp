@@ -31,22 +31,32 @@ Packing packing(int path, int type) {
     }
 }
 
+// A stretch of K at a time, so that lines stay in the cache until all their columns are written.
 template <class T>
 void pack_panel(const Linear& linear, const void* from, const int32_t* source_rows, int panel, void* to) {
     Packing packed = packing(linear.path, linear.type);
-    int columns = packed.columns;
-    for (int i = 0; i < PANEL; i++) {
-        int output = panel * PANEL + i;
-        int source = source_rows[output];
-        const T* row = static_cast<const T*>(from) + size_t(source < 0 ? 0 : source) * linear.k;
-        T* stream = static_cast<T*>(to) + size_t(output / columns) * columns * linear.k_padded;
-        int column = output % columns;
-        for (int k = 0; k < linear.k_padded; k++) {
-            T value{};
-            if (source >= 0 && k < linear.k) value = row[k];
-            stream[packed.place(k, column)] = value;
+    int columns = packed.columns, group = packed.group;
+    for (int begin = 0; begin < linear.k_padded; begin += CHUNK) {
+        for (int i = 0; i < PANEL; i++) {
+            int output = panel * PANEL + i;
+            int source = source_rows[output];
+            int length = source < 0 ? 0 : linear.k;
+            const T* row = static_cast<const T*>(from) + size_t(source < 0 ? 0 : source) * linear.k;
+            T* stream = static_cast<T*>(to) + size_t(output / columns) * columns * linear.k_padded;
+            T* line = stream + packed.place(begin, output % columns);
+            for (int k = begin; k < begin + CHUNK; k += group, line += columns * group) {
+                for (int g = 0; g < group; g++) line[g] = k + g < length ? row[k + g] : T{};
+            }
         }
     }
+}
+
+template <class T>
+void unpack_row(const Linear& linear, int row, T* to) {
+    Packing packed = packing(linear.path, linear.type);
+    size_t stream = size_t(row / packed.columns) * size_t(packed.columns) * size_t(linear.k_padded);
+    const T* from = static_cast<const T*>(linear.weight) + stream;
+    for (int k = 0; k < linear.k; k++) to[k] = from[packed.place(k, row % packed.columns)];
 }
 
 int rows_at_once(const Linear& linear, int rows) {
@@ -76,6 +86,14 @@ void pack(Pool& pool, const Linear& linear, const void* from, const int32_t* sou
             }
         }
     });
+}
+
+void unpack(const Linear& linear, int row, void* to) {
+    if (linear.type == BF16) {
+        unpack_row(linear, row, static_cast<bf16*>(to));
+    } else {
+        unpack_row(linear, row, static_cast<float*>(to));
+    }
 }
 
 namespace {

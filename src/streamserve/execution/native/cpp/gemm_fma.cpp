@@ -18,7 +18,7 @@ namespace {
 
 constexpr int MOST = 6;          // rows whose sums are in registers together
 constexpr int BLOCK_ROWS = 96;   // rows in L2
-constexpr int PART = 512;        // of K, at most, where there are more rows than MOST
+constexpr int PART = 256;        // of K, at most, where there are more rows than MOST
 constexpr int AHEAD = 2048;      // bytes that a single group of rows fetches ahead
 constexpr int ROW_GAP = 16;      // floats between rows of x, so that they do not meet in the same lines of L1
 
@@ -69,7 +69,11 @@ void block(const Block<T>& b) {
     const size_t x_stride = b.x_stride, tile_stride = b.tile_stride;
     const char* fetch = b.fetch.at;
     for (int k = 0; k < b.depth; k += 4) {
-        for (int line = 0; line < lines<V, T>(); line++, fetch += b.fetch.step) __builtin_prefetch(fetch);
+        for (int line = 0; line < lines<V, T>(); line++, fetch += b.fetch.step) {
+            for (int tile = 0; tile < TILES; tile++) {
+                __builtin_prefetch(fetch + size_t(tile) * tile_stride * sizeof(T));
+            }
+        }
 #pragma GCC unroll 4
         for (int one = 0; one < 4; one++, weight += 2 * V::lanes, x++, lower++) {
             V column[WIDE];
@@ -145,7 +149,8 @@ class Rows32 {
             for (int i = 0; i < tiles; i += at_once) {
                 Block<T> b{weight + size_t(i) * tile_stride + size_t(k) * width, tile_stride, part(k / depth_),
                            stride(), depth, k == 0, sums_ + i * width, {}};
-                const T* next = k + depth_ < w_.k_padded ? b.weight + depth * width : b.weight + tile_stride;
+                const T* next = k + depth_ < w_.k_padded ? b.weight + depth * width
+                                                 : b.weight + size_t(at_once) * tile_stride;
                 meet(b, at_once, groups, next);
             }
         }

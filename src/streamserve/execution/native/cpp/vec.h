@@ -10,6 +10,9 @@
 #include <immintrin.h>
 #endif
 
+// Before a loop over vectors that are to stay in registers.
+#define UNROLLED _Pragma("GCC unroll 8")
+
 namespace streamserve {
 
 // Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off).
@@ -108,9 +111,12 @@ struct Vec256 {
     }
     static void load_tile(const float* p, Vec256& a, Vec256& b) { a = load(p), b = load(p + lanes); }
     static void load_tile(const bf16* p, Vec256& a, Vec256& b) {
+        halves(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), a, b);
+    }
+    // The two numbers of each word, the lower ones first.
+    static void halves(__m256i both, Vec256& a, Vec256& b) {
         // A mask that stays in memory leaves its register to sums.
         alignas(32) static const volatile uint32_t upper[8] = {MASK, MASK, MASK, MASK, MASK, MASK, MASK, MASK};
-        __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         __m256i mask = *reinterpret_cast<const volatile __m256i*>(upper);
         a = {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
         b = {_mm256_castsi256_ps(_mm256_and_si256(both, mask))};

@@ -1,0 +1,124 @@
+"""Record what the packaged draft guesses along texts of the packaged target, and where it is right.
+
+Greedy texts of every family of tasks; at every position of each, trees of all recorded shapes. The file is
+what `streamserve.simulate` plays in virtual time.
+
+    python -m benchmarks.record_acceptance
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.speculation import TASKS, prompts
+from streamserve import embedded
+from streamserve.engine.engine import Engine
+from streamserve.engine.plan import DraftRequest
+from streamserve.engine.speculation import Speculation, guessed_cost
+from streamserve.execution.load import Loaded, load
+from streamserve.policy.shape import SPECINFER, Shape
+from streamserve.policy.speculation import parse_policy
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.messages import Submit, Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.recorded import Node, Recording, pack
+
+PATH = Path(__file__).parent / "data" / "acceptance.npz"
+SHAPES = {
+    "1": Shape(16, 1), "2": Shape(10, 2), "3": Shape(8, 3), "4": Shape(8, 4), "specinfer": SPECINFER
+}  # fmt: skip
+SHORTEST, LONGEST = 16, 64
+GREEDY = SamplingParams(temperature=0.0, max_tokens=LONGEST)
+
+
+def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
+    """The target's greedy answers."""
+    engine = Engine(
+        loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0, None,
+        Speculation(parse_policy("off"), guessed_cost),
+    )  # fmt: skip
+    found: list[list[int]] = [[] for _ in asked]
+    for number, prompt in enumerate(asked):
+        engine.handle(Submit(str(number), 0, prompt, GREEDY, {0: []}, float(number)))
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Token):
+                found[int(event.request)].append(event.token)
+    return found
+
+
+def drafted(
+    loaded: Loaded, asked: Sequence[list[int]], answers: Sequence[list[int]], shape: Shape
+) -> list[list[TokenTree]]:
+    """For each text the tree drafted behind each of its tokens but the last."""
+    drafter, size = loaded.drafter, loaded.engine_config.block_size
+    assert drafter is not None
+    pages = -(-max(len(p) + len(a) + shape.nodes for p, a in zip(asked, answers, strict=True)) // size)
+    found: list[list[TokenTree]] = [[] for _ in asked]
+    for place in range(max(map(len, answers)) - 1):
+        requests = []
+        for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+            if place + 1 >= len(answer):
+                continue
+            known = len(prompt) + place
+            requests.append(
+                DraftRequest(
+                    id=number, epoch=0, keep=known if place else 0,
+                    new_tokens=[answer[place]] if place else [*prompt, answer[0]],
+                    choice=0, output=place + 1, params=GREEDY, depth=shape.depth, width=shape.width,
+                    nodes=shape.nodes, computed=known if place else 0,
+                    blocks=list(range(number * pages, (number + 1) * pages)), expansion=shape.expansion,
+                )
+            )  # fmt: skip
+        drafter.begin(requests)
+        for number, tree in drafter.collect(0.0).items():
+            found[number].append(tree)
+    drafter.release(list(range(len(asked))))
+    return found
+
+
+def judged(tree: TokenTree, following: Sequence[int]) -> tuple[Node, ...]:
+    """The tree's nodes, and which of them the text went on with."""
+    right = set(tree.follow(following))
+    return tuple((tree.parents[node], tree.scores[node], node in right) for node in range(1, len(tree)))
+
+
+def main() -> None:
+    """Record, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--texts", type=int, default=24, help="prompts a family")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--split", choices=("train", "heldout"), default="heldout", help="wordings of the tasks"
+    )
+    args = parser.parse_args()
+    target, draft = embedded.path("embedded"), embedded.path("embedded").parent / "draft"
+    loaded = load(ModelConfig(path=str(target), draft=str(draft), num_blocks=2048, max_model_len=1024))
+    trees: dict[str, list[tuple[Node, ...]]] = {kind: [] for kind in SHAPES}
+    starts, families = [0], []
+    for family in TASKS:
+        asked = prompts(family, args.texts, args.seed, args.split)
+        pairs = [pair for pair in zip(asked, texts(loaded, asked), strict=True) if len(pair[1]) >= SHORTEST]
+        if not pairs:
+            continue
+        asked, answers = [list(column) for column in zip(*pairs, strict=True)]
+        for kind, shape in SHAPES.items():
+            for answer, grown in zip(answers, drafted(loaded, asked, answers, shape), strict=True):
+                trees[kind] += [judged(tree, answer[place + 1 :]) for place, tree in enumerate(grown)]
+        before = starts[-1]
+        starts += (before + np.cumsum([len(answer) - 1 for answer in answers])).tolist()
+        families += [family] * len(answers)
+        first = [tree[0][2] for tree in trees["1"][before:] if tree]
+        print(f"{family}: {len(answers)} texts, first guess right {np.mean(first):.2f}")
+    PATH.parent.mkdir(exist_ok=True)
+    np.savez_compressed(PATH, **pack(Recording(trees, tuple(starts), tuple(families))))
+    print(f"{starts[-1]} positions in {PATH}, {PATH.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

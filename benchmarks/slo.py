@@ -1,0 +1,266 @@
+"""Latency targets in virtual time: AdaServe's workload, every policy, and engines that cannot guess.
+
+Three classes of requests: 60 % strict (the profiled minimum: batch of 8, no guesses), 20 % at 2.4 times that
+with long prompts, 20 % at 8 times; bursty arrivals. Attainment is the share of requests whose mean time per
+output token is within their target, goodput the tokens of those a second. Steps cost what a profile of this
+machine says, or a roofline of another one; guesses are right where the packaged draft was (recorded).
+
+    python -m benchmarks.slo --sweep rate --hardware here
+    python -m benchmarks.slo --sweep share
+    python -m benchmarks.slo --sweep scale
+"""
+
+import argparse
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import RESULTS, table, write
+from benchmarks.slo_costs import Hardware, a100, h200, here
+from streamserve.control.events import Deliver, Open
+from streamserve.control.fleet import FleetConfig
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import ModelInfo, Token
+from streamserve.protocol.sampling import SamplingParams, Slo
+from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
+from streamserve.simulate.simulation import Simulation
+
+RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
+MACHINES: dict[str, Callable[[], Hardware]] = {"here": here, "a100": a100, "h200": h200}
+SETTINGS = (
+    "goodput", "blind", "adaserve", "adaserve-printed", "equal-greedy", "global-greedy", "specinfer-tree",
+    "off", "separate",
+)  # fmt: skip
+"""Policies; `blind` is goodput that is not told the targets, `separate` plain decoding with a machine and a
+queue for each class."""
+TIMES_MINIMUM = (1.0, 2.4, 8.0)
+SHARES = (0.6, 0.2, 0.2)
+OUTPUT = (32, 96)
+BURSTINESS = 2.0
+"""Coefficient of variation of the times between arrivals."""
+SWEEPS: dict[str, tuple[float, ...]] = {
+    "rate": (0.4, 0.6, 0.8, 1.0, 1.2), "loose": (0.4, 0.8), "share": (0.2, 0.4, 0.6, 0.8, 1.0),
+    "scale": (1.0, 0.8, 0.6),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Load:
+    """`rate` is the share of the requests a second that plain decoding in batches of 8 could serve; `strict`
+    the share of strict requests, `scale` times whose target the minimum is; `loose`: no target binds."""
+
+    rate: float = 0.8
+    strict: float = 0.6
+    scale: float = 1.0
+    requests: int = 40
+    loose: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of a workload."""
+
+    at: float
+    kind: int
+    prompt: int
+    output: int
+    text: int
+
+
+def minimum(hardware: Hardware) -> float:
+    """The profiled minimum of the time per output token: batch 8, 32 tokens in, 128 out, no guesses."""
+    return float(np.mean([hardware.step(8, 8 * (32 + done)) for done in range(128)]))
+
+
+def workload(hardware: Hardware, load: Load, seed: int) -> list[Asked]:
+    """Requests of all classes in order of arrival."""
+    rng = random.Random(seed)
+    served = 8 / minimum(hardware) / (sum(OUTPUT) / 2)
+    shape = 1 / BURSTINESS**2
+    shares = (load.strict, (1 - load.strict) / 2, (1 - load.strict) / 2)
+    found, now = [], 0.0
+    for _ in range(load.requests):
+        now += rng.gammavariate(shape, 1 / (shape * load.rate * served))
+        kind = rng.choices(range(3), shares)[0]
+        prompt = rng.randint(96, 192) if kind == 1 else rng.randint(16, 48)
+        found.append(Asked(now, kind, prompt, rng.randint(*OUTPUT), rng.randrange(1 << 16)))
+    return found
+
+
+def model() -> ModelInfo:
+    """What the simulated engine is told of its model."""
+    return ModelInfo(
+        architecture="pretended", parameters=0, vocab_size=4096, max_model_len=1024, eos_token_ids=(),
+        weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
+    )  # fmt: skip
+
+
+def play(
+    hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked]
+) -> list[tuple[Asked, bool, int, float]]:
+    """Each request with whether its target was met, its tokens and when it ended."""
+    config = EngineConfig(
+        num_blocks=4096, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
+        max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False,
+    )  # fmt: skip
+    plain = setting in ("off", "separate")
+    simulation = Simulation(
+        FleetConfig(), config, model(), hardware.step, start_seconds=0.0,
+        policy={"blind": "goodput", "separate": "off"}.get(setting, setting),
+        drafter=None if plain else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
+    )  # fmt: skip
+    least = minimum(hardware)
+    goals = [least * times * (load.scale if kind == 0 else 1.0) for kind, times in enumerate(TIMES_MINIMUM)]
+    if load.loose:
+        goals = [1e3 * least] * 3
+    for number, one in enumerate(asked):
+        slo = Slo() if setting == "blind" else Slo(tpot_ms=1e3 * goals[one.kind])
+        params = SamplingParams(temperature=0.0, seed=one.text, max_tokens=one.output, slo=slo)
+        prompt = [(number * 131 + place * 7) % 4096 for place in range(one.prompt)]
+        simulation.at(one.at, Open(str(number), prompt, params))
+    times: dict[str, list[float]] = defaultdict(list)
+    for given in simulation.run():
+        assert isinstance(given.what, Deliver), given.what
+        for event in given.what.events:
+            if isinstance(event, Token):
+                times[event.request].append(given.time)
+    found = []
+    for number, one in enumerate(asked):
+        got = times[str(number)]
+        tpot = (got[-1] - got[0]) / (len(got) - 1)
+        found.append((one, tpot <= goals[one.kind] * (1 + 1e-9), len(got), got[-1]))
+    return found
+
+
+def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
+    """Attainment, goodput and throughput in tokens a second, of one workload."""
+    hardware = MACHINES[machine]()
+    with np.load(RECORDED, allow_pickle=False) as arrays:
+        recording = unpack({name: arrays[name] for name in arrays.files})
+    if setting == "separate":
+        # A machine for each class, so three times the requests in all, for three times the hardware.
+        asked = workload(hardware, replace(load, rate=3 * load.rate, requests=3 * load.requests), seed)
+        played = [[one for one in asked if one.kind == kind] for kind in range(3)]
+    else:
+        played = [workload(hardware, load, seed)]
+    ends = [play(hardware, recording, setting, load, part) for part in played if part]
+    every = [one for part in ends for one in part]
+    span = max(end for _, _, _, end in every) - min(one.at for one, _, _, _ in every)
+    machines = len(played)
+    return {
+        "attainment": float(np.mean([met for _, met, _, _ in every])),
+        "strict": float(np.mean([met for one, met, _, _ in every if one.kind == 0] or [1.0])),
+        "goodput": sum(tokens for _, met, tokens, _ in every if met) / span / machines,
+        "throughput": sum(tokens for _, _, tokens, _ in every) / span / machines,
+    }
+
+
+def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float]:
+    """A bootstrap interval of 95 % for the mean."""
+    drawn = rng.choice(np.array(values), (1000, len(values))).mean(axis=1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One record for each point of the sweep and setting: means over the seeds with their intervals."""
+    base = Load(rate=args.rate, requests=args.requests)
+    points = args.points or SWEEPS[args.sweep]
+    loads = {
+        "rate": [replace(base, rate=point) for point in points],
+        "share": [replace(base, strict=point) for point in points],
+        "scale": [replace(base, strict=1.0, scale=point) for point in points],
+        "loose": [replace(base, rate=point, loose=True) for point in points],
+    }[args.sweep]
+    jobs = [(s, n, seed) for n in range(len(loads)) for s in args.settings for seed in range(args.seeds)]
+    with ProcessPoolExecutor(args.processes) as pool:
+        done = pool.map(
+            trial, [args.hardware] * len(jobs), [s for s, _, _ in jobs], [loads[n] for _, n, _ in jobs],
+            [seed for _, _, seed in jobs], chunksize=4,
+        )  # fmt: skip
+        outcomes = dict(zip(jobs, done, strict=True))
+    rng, records = np.random.default_rng(0), []
+    for number, point in enumerate(points):
+        for setting in args.settings:
+            trials = [outcomes[setting, number, seed] for seed in range(args.seeds)]
+            record: dict[str, Any] = {args.sweep: point, "setting": setting}
+            for name in trials[0]:
+                values = [one[name] for one in trials]
+                record[name] = float(np.mean(values))
+                record[f"{name}_interval"] = interval(values, rng)
+            records.append(record)
+    return records
+
+
+def show(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hardware) -> None:
+    """Print attainment and goodput, a line a setting."""
+    points = list(dict.fromkeys(record[args.sweep] for record in records))
+    for name, form in (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("goodput", "{:.1f}")):
+        rows = []
+        for setting in args.settings:
+            cells = [r for r in records if r["setting"] == setting]
+            rows.append(
+                [setting]
+                + [
+                    f"{form.format(r[name])} ({', '.join(form.format(v) for v in r[name + '_interval'])})"
+                    for r in cells
+                ]
+            )
+        title = f"{name} by {args.sweep}; B = {hardware.budget}; {hardware.note}; {args.seeds} seeds"
+        table(title, ["policy", *(f"{point:g}" for point in points)], rows)
+
+
+def plot(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hardware, name: str) -> None:
+    """Attainment and goodput against what is swept."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4))
+    for panel, what in zip(panels, ("attainment", "goodput"), strict=True):
+        for setting in args.settings:
+            own = [r for r in records if r["setting"] == setting]
+            at = [r[args.sweep] for r in own]
+            panel.plot(at, [r[what] for r in own], marker="o", label=setting,
+                       linewidth=3 if setting == "goodput" else 1)  # fmt: skip
+            low, high = zip(*(r[f"{what}_interval"] for r in own), strict=True)
+            panel.fill_between(at, low, high, alpha=0.12)
+        panel.set(xlabel=args.sweep, ylabel=what)
+    panels[0].legend(fontsize=7)
+    figure.suptitle(f"virtual time; B = {hardware.budget}; {hardware.note}", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{name}.png", dpi=110)
+
+
+def main() -> None:
+    """Simulate, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sweep", choices=list(SWEEPS), default="rate")
+    parser.add_argument("--hardware", choices=list(MACHINES), default="here")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--points", nargs="+", type=float, help="where to sweep to")
+    parser.add_argument("--rate", type=float, default=0.8, help="where the rate is not swept")
+    parser.add_argument("--requests", type=int, default=40, help="a seed")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=2)
+    args = parser.parse_args()
+    hardware = MACHINES[args.hardware]()
+    records = measure(args)
+    show(args, records, hardware)
+    name = f"slo_{args.sweep}_{args.hardware}"
+    write(name, {**vars(args), "B": hardware.budget, "costs": hardware.note,
+                 "minimum_tpot_ms": 1e3 * minimum(hardware)}, records)  # fmt: skip
+    plot(args, records, hardware, name)
+
+
+if __name__ == "__main__":
+    main()

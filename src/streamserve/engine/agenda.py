@@ -1,0 +1,123 @@
+"""What a step may hold, as the policies see it: who goes first, and how many rows each may have."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from streamserve.engine.plan import TARGET
+from streamserve.engine.sequence import Sequence
+from streamserve.engine.speculation import Speculation
+from streamserve.policy.admission import Load
+from streamserve.policy.order import CAPPED, EXCLUSIVE, Candidate, batch_cap, rank, turns
+from streamserve.policy.prefill import Chunk, Company, Prompt, chunks
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Submit
+
+FIRST_OUTPUT = 64.0
+"""How many tokens an output has, as long as none has ended."""
+RECENT = 0.05
+"""Share of the latest in a running mean."""
+
+
+@dataclass
+class Pace:
+    """Running means of one engine: tokens of an output, and tokens that a step brings to who decodes."""
+
+    output: float = FIRST_OUTPUT
+    step: float = 1.0
+
+    def ended(self, outputs: int) -> None:
+        """Take in an output that has ended."""
+        self.output += RECENT * (outputs - self.output)
+
+    def stepped(self, decoding: int, tokens: int) -> None:
+        """Take in a step that brought `tokens` to `decoding` sequences."""
+        if decoding:
+            self.step += RECENT * (tokens / decoding - self.step)
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """`ranked`: who keeps places and memory, the first to last. `turns`: who is given rows first, of `budget`
+    in all. `chunks` bounds the rows of prompts, by sequence; what is not in it is bounded by nothing else.
+    With `exclusive`, nobody decodes beside a prompt."""
+
+    ranked: list[Sequence]
+    turns: list[Sequence]
+    budget: int
+    chunks: dict[int, Chunk]
+    exclusive: bool = False
+
+
+def agenda(
+    sequences: List[Sequence],
+    config: EngineConfig,
+    now: float,
+    cost: Callable[[int, int], float],
+    pace: Pace,
+) -> Agenda:
+    """The agenda of a step that begins `now`; `cost` is the seconds of a step by rows and KV tokens."""
+    candidates = [_candidate(sequence) for sequence in sequences]
+    order, budget = config.order, config.max_num_batched_tokens
+    ranking = rank(order, candidates, now)
+    ranked = [sequences[i] for i in ranking]
+    needs = [candidate.need for candidate in candidates if candidate.decoding]
+    prompts = [one for one in ranked if not (one.reserved or (one.running and one.pending == 1))]
+    kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
+    if order in CAPPED:
+        budget = batch_cap(needs, lambda rows: cost(rows, kv_tokens), budget)
+    wanted: dict[int, Chunk] = {}
+    if order == "slo" and prompts:
+        company = Company(needs, lambda rows: cost(rows, kv_tokens), budget, config.max_chunk, pace.step)
+        given = chunks([_prompt(one, now) for one in prompts], company, pace.output, config.prefill_share)
+        wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
+    in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
+    return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE)
+
+
+def workload(
+    sequences: List[Sequence],
+    config: EngineConfig,
+    message: Submit,
+    speculation: Speculation,
+    pace: Pace,
+) -> Load:
+    """What there is to do before and beside a request that comes now."""
+    ttft = message.params.slo.ttft_ms
+    deadline = None if ttft is None else message.arrival + ttft / 1000
+    prompts = [one for one in sequences if not one.outputs]
+    if config.order == "slo" and deadline is not None:
+        prompts = [one for one in prompts if one.deadline is not None and one.deadline <= deadline]
+    kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
+    draft, cover, depth = speculation.alone()
+    return Load(
+        decoding=sum(one.running and bool(one.outputs) for one in sequences),
+        ahead=sum(one.pending for one in prompts),
+        seconds=lambda rows: speculation.step_cost(rows, kv_tokens),
+        most=min(config.max_chunk, config.max_num_batched_tokens),
+        mean_output=pace.output,
+        draft=draft,
+        cover=cover,
+        depth=depth,
+    )
+
+
+def _candidate(sequence: Sequence) -> Candidate:
+    return Candidate(
+        arrival=sequence.arrival,
+        priority=sequence.priority,
+        remaining=sequence.pending,
+        computed=sequence.computed[TARGET],
+        running=sequence.running,
+        decoding=sequence.running and sequence.pending == 1,
+        last_chunk_at=sequence.arrival,
+        deadline=sequence.deadline,
+        need=sequence.need,
+    )
+
+
+def _prompt(sequence: Sequence, now: float) -> Prompt:
+    deadline = sequence.deadline
+    due_in = None if deadline is None else deadline - now
+    waited = max(0.0, now - sequence.arrival)
+    return Prompt(sequence.pending, len(sequence.tokens), waited, due_in, sequence.running)

@@ -1,0 +1,114 @@
+"""An engine's dealings with other workers: tickets taken and given, and what there is to tell of them."""
+
+from collections.abc import Callable
+
+from streamserve.engine.plan import TARGET
+from streamserve.engine.scheduler import Scheduler
+from streamserve.engine.sequence import Sequence
+from streamserve.engine.transfer import Incoming, Outgoing
+from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferNews, TransferReport
+from streamserve.protocol.tickets import Join, Push, Release
+
+
+class Exchange:
+    """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `fork` makes a sequence with
+    several choices one for each."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        outgoing: Outgoing | None,
+        incoming: Incoming | None,
+        fork: Callable[[Sequence], list[Sequence]],
+    ) -> None:
+        self._scheduler = scheduler
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._fork = fork
+        self._told: list[TransferNews] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether KV is on its way to other workers: `news` tells when it has landed."""
+        return bool(self._told) or (self._outgoing is not None and self._outgoing.busy)
+
+    def serves(self, phase: Phase) -> bool:
+        """Whether requests in this phase can be taken."""
+        sides = {"both": True, "prefill": self._outgoing is not None, "decode": self._incoming is not None}
+        return sides[phase]
+
+    def handle(self, message: Push | Join | Release) -> None:
+        """Take what the fleet says of a ticket."""
+        match message:
+            case Push():
+                self._push(message)
+            case Join():
+                self._join(message)
+            case Release():
+                sequence = self._incoming.release(message.ticket) if self._incoming else None
+                if sequence is not None:
+                    self._scheduler.remove(sequence)
+
+    def issue(self) -> None:
+        """Tickets for the sequences that have just got blocks for KV to come."""
+        if self._incoming is not None:
+            taken = self._scheduler.take_reserved()
+            self._told += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
+
+    def advance(self, sequence: Sequence) -> None:
+        """More of the sequence has KV."""
+        if self._outgoing and sequence.handoff:
+            self._outgoing.advance(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence is about to go; blocks that others read or write are kept until they do no more."""
+        if self._outgoing and sequence.handoff:
+            self._outgoing.drop(sequence)
+        if self._incoming and sequence.reserved:
+            self._incoming.withdraw(sequence)
+
+    def news(self) -> list[TransferNews]:
+        """What there is to tell, after the events so far. Sequences whose KV has landed elsewhere go."""
+        if self._outgoing is not None:
+            told, over = self._outgoing.poll()
+            self._told += told
+            for sequence in over:
+                self._scheduler.remove(sequence)
+        told_now, self._told = self._told, []
+        return told_now
+
+    def report(self) -> TransferReport | None:
+        """What went out and came in, of a worker that does either."""
+        side = self._outgoing or self._incoming
+        return side.report() if side else None
+
+    def _push(self, message: Push) -> None:
+        ticket = message.ticket
+        if self._outgoing is None:
+            error = "this worker hands nothing over"
+            self._told.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
+            return
+        wanted = (
+            sequence
+            for sequence in self._scheduler.of(ticket.request)
+            if sequence.attempt == ticket.attempt and set(sequence.choices) & set(ticket.choices)
+        )
+        self._outgoing.grant(ticket, next(wanted, None))
+
+    def _join(self, message: Join) -> None:
+        """The KV of a prompt has come: its sequence decodes from here on."""
+        sequence = self._incoming.joined(message.ticket) if self._incoming else None
+        if sequence is None:
+            error = "nobody waits for this ticket"
+            self._told.append(Pushed(message.request, message.attempt, message.ticket, error))
+            return
+        sequence.held = sequence.reserved = False
+        sequence.computed[TARGET] = len(sequence.tokens)
+        self._scheduler.tables.register(sequence)
+        sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
+        if not sequence.choices:
+            self._scheduler.remove(sequence)
+            return
+        for branch in self._fork(sequence):
+            branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
+            branch.first_token_at = message.began[branch.choices[0]]

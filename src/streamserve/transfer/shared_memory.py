@@ -1,0 +1,120 @@
+"""KV between processes of one host: the receiving pool is shared memory, and who sends writes right into it.
+
+    decode worker   memfd ── mmap ── its KV pool [layer][block][bytes]
+                      ▲ opened as /proc/PID/fd/N, checked by its inode
+    prefill worker  mmap ◀── copies of whole blocks, by a thread of its own beside the steps
+
+The memory has no name in a file system: when its last user ends, however it ends, nothing is left.
+"""
+
+import itertools
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from streamserve.engine.transfer import Landed, TransferError
+from streamserve.protocol.tickets import CacheAddress
+
+
+class SharedMemory:
+    """Memory that other processes of this user can open while this one lives; `size` bytes once allocated."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._handle = -1
+
+    def allocate(self, size: int) -> Tensor:
+        """The memory as bytes, once; pages are taken as they are first written."""
+        self.size = size
+        self._handle = os.memfd_create("streamserve-kv", os.MFD_CLOEXEC)
+        os.ftruncate(self._handle, size)
+        return torch.frombuffer(mmap.mmap(self._handle, size), dtype=torch.uint8)
+
+    def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
+        """What others need to write a pool of `num_blocks` in it."""
+        path = f"/proc/{os.getpid()}/fd/{self._handle}"
+        inode = os.fstat(self._handle).st_ino
+        return CacheAddress(path, self.size, num_blocks, fingerprint, inode)
+
+
+class SharedMemoryTransport:
+    """Writes blocks of `pool` [layer, block, bytes] into the pools at other addresses, in the order they
+    were pushed. With `bytes_per_second` the wire is as slow as that: for measuring on one machine what two
+    would do."""
+
+    def __init__(self, pool: Tensor, fingerprint: str, bytes_per_second: float | None = None) -> None:
+        self._pool = pool
+        self._fingerprint = fingerprint
+        self._bytes_per_second = bytes_per_second
+        self._opened: dict[CacheAddress, Tensor] = {}
+        self._jobs = itertools.count()
+        self._landed: deque[Landed] = deque()
+        self._thread = ThreadPoolExecutor(1, "kv-transport")
+
+    def check(self, to: CacheAddress) -> None:
+        if to.fingerprint != self._fingerprint:
+            raise TransferError(
+                f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "
+                "weights, precision, block size or layout differ"
+            )
+        if to not in self._opened:
+            self._forget_the_dead()
+            self._opened[to] = self._open(to)
+
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]]) -> int:
+        job = next(self._jobs)
+        self._thread.submit(self._copy, job, self._opened[to], list(copies))
+        return job
+
+    def landed(self) -> list[Landed]:
+        return [self._landed.popleft() for _ in range(len(self._landed))]
+
+    def close(self) -> None:
+        """Wait for what is under way, and let go of all memory."""
+        self._thread.shutdown()
+        self._opened.clear()
+
+    def _copy(self, job: int, target: Tensor, copies: list[tuple[int, int]]) -> None:
+        started = time.monotonic()
+        sources, destinations = torch.tensor(copies).T
+        try:
+            for layer, own in zip(target, self._pool, strict=True):
+                layer.index_copy_(0, destinations, own.index_select(0, sources))
+        except (IndexError, RuntimeError) as error:  # blocks that the pool does not have
+            self._landed.append(Landed(job, 0, str(error)))
+            return
+        sent = len(copies) * self._pool.shape[0] * self._pool.shape[2]
+        if self._bytes_per_second:
+            time.sleep(max(0.0, started + sent / self._bytes_per_second - time.monotonic()))
+        self._landed.append(Landed(job, sent))
+
+    def _open(self, to: CacheAddress) -> Tensor:
+        layers, _, width = self._pool.shape
+        if to.size != layers * to.num_blocks * width:
+            raise TransferError(
+                f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
+            )
+        try:
+            handle = os.open(to.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise TransferError(f"the cache at {to.path} cannot be opened: {error.strerror}") from error
+        try:
+            found = os.fstat(handle)
+            if (found.st_ino, found.st_size) != (to.inode, to.size):
+                raise TransferError(f"{to.path} is another's memory by now")
+            shared = mmap.mmap(handle, to.size)
+        finally:
+            os.close(handle)
+        return torch.frombuffer(shared, dtype=torch.uint8).view(layers, to.num_blocks, width)
+
+    def _forget_the_dead(self) -> None:
+        """Let go of the memory of workers that have ended."""
+        for address in list(self._opened):
+            if not os.path.exists(address.path):
+                del self._opened[address]

@@ -1,0 +1,17 @@
+"""`GET /v1/router` tells who works and why a request went where it went."""
+
+from tests.api.serving import Served
+
+
+def test_a_request_is_found_with_its_place(server: Served) -> None:
+    reply = server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=2)
+    shown = server.http.get("/v1/router").json()
+    assert shown["router"] == "flowguard"
+    (worker,) = shown["workers"]
+    assert (worker["name"], worker["ready"], worker["starts"]) == ("unified-0", True, 1)
+    assert worker["blocks_total"] > 0
+    decision = next(d for d in shown["decisions"] if d["request"].startswith(reply.json()["id"]))
+    assert decision["chosen"] == "unified-0"
+    assert decision["prompt_tokens"] == 3
+    assert 0 < decision["places"][0]["score"] <= 1
+    assert decision["seconds_ago"] >= 0

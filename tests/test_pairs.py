@@ -1,0 +1,185 @@
+"""Stream pairs as a user meets them: the same text as one worker's, through deaths of either half."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streamserve.async_llm import AsyncLLM
+from streamserve.control.fleet import Fleet
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings import SettingsError, resolve
+from streamserve.text.output import Delta, Usage
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+
+Request = tuple[list[int], SamplingParams]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("pairs"))
+
+
+@contextlib.asynccontextmanager
+async def serving(checkpoint: Path, **given: object) -> AsyncGenerator[AsyncLLM, None]:
+    given = {"threads": 1, "profile": False, "num_blocks": 400, "max_chunk": 32} | given
+    llm = AsyncLLM(resolve(str(checkpoint), given))
+    await llm.start()
+    try:
+        await until(lambda: all(worker.ready for worker in fleet(llm).workers.values()))
+        yield llm
+    finally:
+        await llm.close()
+
+
+def fleet(llm: AsyncLLM) -> Fleet:
+    return llm._shell.fleet
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def requests(count: int, seed: int) -> list[Request]:
+    """Short and long prompts, some with a common head, greedy and sampled, one or several choices."""
+    rng = random.Random(seed)
+    head = [rng.randrange(5, 200) for _ in range(48)]
+    made = []
+    for number in range(count):
+        own = [rng.randrange(5, 200) for _ in range(rng.randint(1, 120))]
+        prompt = head + own if number % 3 == 0 else own
+        made.append(
+            (
+                prompt,
+                SamplingParams(
+                    temperature=rng.choice((0.0, 1.0)), seed=number, n=rng.choice((1, 1, 3)),
+                    max_tokens=rng.choice((1, 2, 24, 60)), ignore_eos=number % 2 == 0, logprobs=2,
+                    frequency_penalty=rng.choice((0.0, 0.5)),
+                ),
+            )
+        )  # fmt: skip
+    return made
+
+
+async def answers(llm: AsyncLLM, asked: list[Request]) -> list[dict[int, list[tuple[int, float]]]]:
+    """Token ids and their log-probabilities of every choice, all requests at once."""
+
+    async def one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, list]:
+        found: dict[int, list] = {choice: [] for choice in range(params.n)}
+        usage = None
+        async with aclosing(llm.submit(prompt, params, request_id=f"r{number}")) as news:
+            async for item in news:
+                if isinstance(item, Delta):
+                    assert item.logprobs is not None
+                    found[item.choice] += [
+                        (token, round(entry.logprob, 4))
+                        for token, entry in zip(item.tokens, item.logprobs, strict=True)
+                    ]
+                elif isinstance(item, Usage):
+                    usage = item
+        assert usage is not None
+        assert usage.prompt_tokens == len(prompt)
+        return found
+
+    return list(await asyncio.gather(*(one(n, *request) for n, request in enumerate(asked))))
+
+
+async def empty(llm: AsyncLLM) -> None:
+    """Nobody holds a block, a request or a ticket."""
+    state = fleet(llm)
+    assert not state.requests
+
+    def quiet() -> bool:
+        reports = [worker.report for worker in state.workers.values()]
+        held = any(report is None or report.blocks_live for report in reports)
+        return not held and not len(state.tickets)
+
+    await until(quiet)
+
+
+@pytest.mark.parametrize("pools", [{"pairs": 1}, {"prefill": 1, "decode": 2}])
+async def test_pairs_give_the_text_of_one_worker(
+    checkpoint: Path, scale: Scale, pools: dict[str, int], record: Callable[..., None]
+) -> None:
+    asked = requests(scale.pick(16, 300), scale.seed)
+    async with serving(checkpoint) as llm:
+        expected = await answers(llm, asked)
+    async with serving(checkpoint, **pools) as llm:
+        assert await answers(llm, asked) == expected
+        again = await answers(llm, asked)  # what decode workers hold now is not sent again
+        assert again == expected
+        await empty(llm)
+        report = llm.report()
+        assert report is not None
+        assert report.transfer is not None
+        assert report.transfer.sent_bytes > 0
+        assert report.transfer.hit_tokens > 0
+        assert report.transfer.handed_over == report.transfer.received > 0
+        assert not report.transfer.failed
+        record(requests=2 * len(asked), transfer=msgspec.to_builtins(report.transfer))
+
+
+@pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
+async def test_a_killed_half_costs_time_never_text(
+    checkpoint: Path, scale: Scale, victims: tuple[str, ...]
+) -> None:
+    asked = requests(16, scale.seed + 1)
+    async with serving(checkpoint) as llm:
+        expected = await answers(llm, asked)
+    async with serving(checkpoint, pairs=1) as llm:
+        working = asyncio.create_task(answers(llm, asked))
+        await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
+        for victim in victims:
+            os.kill(llm.process_id(victim), signal.SIGKILL)
+        assert await working == expected
+        for victim in victims:
+            assert fleet(llm).workers[victim].incarnation == 2
+        await empty(llm)
+
+
+async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
+    async with serving(checkpoint, pairs=1, kv_bytes_per_second=2e5) as llm:
+        for leave_after in (0, 1, 5):
+            params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+            seen = 0
+            async with aclosing(llm.submit([7] * 100, params, request_id="leaver")) as news:
+                async for _ in news:
+                    seen += 1
+                    if seen > leave_after:
+                        break
+            await empty(llm)
+
+
+async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: Path) -> None:
+    async with serving(checkpoint, pairs=1) as llm:
+        os.kill(llm.process_id("prefill-0"), signal.SIGKILL)
+        await until(lambda: not llm.health().ready)
+        await until(lambda: llm.health().ready)
+        assert await answers(llm, requests(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pairs": 1, "prefill": 1}, "either pairs"),
+        ({"prefill": 2}, "need each other"),
+        ({"router": "magic"}, "none of flowguard"),
+    ],
+)
+def test_workers_that_make_no_place_are_refused(
+    checkpoint: Path, given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        resolve(str(checkpoint), given)
