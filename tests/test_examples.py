@@ -31,6 +31,13 @@ def test_openai_client() -> None:
         assert "tokens)" in run("openai_client.py", served.url)
 
 
+def test_folder_stream() -> None:
+    with serving("embedded", "--threads", "1") as served:
+        printed = run("folder_stream.py", str(EXAMPLES / "documents"), served.url)
+    assert "2-ships.txt" in printed
+    assert printed.splitlines()[-1]
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/simulation.md", "docs/structured-output.md"])
 def test_code_in_the_docs_runs(page: str) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)

@@ -18,28 +18,18 @@ from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
 from streamserve.control.view import RouterView, router_view
 from streamserve.control.workers import Topology, role, total
+from streamserve.items import Item, read_items
+from streamserve.open_prompt import OpenPrompt
 from streamserve.policy.routing import parse_router
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.messages import (
-    Admitted,
-    Finished,
-    Guessed,
-    ModelInfo,
-    Progress,
-    PromptLogprobs,
-    Ready,
-    Report,
-    Token,
-    Withdrawn,
-)
+from streamserve.protocol.messages import ModelInfo, Ready, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings, topology
 from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
-from streamserve.text.output import ChoiceText, Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
 
@@ -141,48 +131,36 @@ class AsyncLLM:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncGenerator[Delta | PromptLogprobs | Usage, None]:
+    ) -> AsyncGenerator[Item, None]:
         """What a request comes to, as it comes; a Usage is last. Closing the iterator cancels the request.
 
         Raises RequestError before the first item if the request is refused, or later if it is lost.
         """
         watch = Stopwatch(time.monotonic())
-        params = self._complete(prompt, params)
+        params = self.complete(prompt, params)
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
-        choices = {choice: ChoiceText(self.tokenizer, params, choice) for choice in range(params.n)}
-        cached, queued, guessed, accepted = 0, 0.0, 0, 0
         opened = Open(request_id, prompt, params, priority, cache_salt)
         async with aclosing(self._shell.submit(opened)) as steps:
-            async for events in steps:
-                for event in events:
-                    if isinstance(event, PromptLogprobs):
-                        yield event
-                        continue
-                    if isinstance(event, Admitted):
-                        cached, queued = event.cached, event.queued
-                        continue
-                    if isinstance(event, Progress | Withdrawn):
-                        continue  # of open prompts only
-                    if isinstance(event, Guessed):
-                        guessed, accepted = guessed + event.guessed, accepted + event.accepted
-                        continue
-                    delta = _delta(choices[event.choice], event)
-                    if delta is None:
-                        continue
-                    for _ in delta.tokens:
-                        watch.token(event.choice, time.monotonic())
-                    yield delta
-                    if isinstance(delta.stop, str):
-                        await self._shell.cancel(request_id, event.choice)
-                if all(choice.finished for choice in choices.values()):
-                    break
-        completion = sum(choice.emitted for choice in choices.values())
-        outcome = watch.outcome(params.slo)
-        yield Usage(len(prompt), completion, cached, queued, guessed, accepted, outcome)
+            items = read_items(steps, self._shell, self.tokenizer, request_id, len(prompt), params, watch)
+            async for item in items:
+                yield item
 
-    def _complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
-        """Check a request, draw its seed, and bound its length by what the context holds."""
+    async def open(
+        self, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+    ) -> OpenPrompt:
+        """A prompt that is still arriving, empty at first. Only `params.n` counts before it is answered.
+        Raises RequestError if no more requests are taken."""
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        params = msgspec.structs.replace(params, seed=seed, max_tokens=self.model.max_model_len)
+        opened = Open(request_id, [], params, priority, cache_salt, open=True)
+        prompt = OpenPrompt(self._shell, self.tokenizer, opened)
+        await prompt.start()
+        return prompt
+
+    def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
+        """A request's parameters with a seed, and a length that the context holds. Raises RequestError for
+        a prompt or parameters that cannot be served."""
         model = self.model
         try:
             check_sampling(params, model.vocab_size, model.eos_token_ids)
@@ -221,14 +199,6 @@ class AsyncLLM:
             log_level=self.settings.server.log_level,
             log_format=self.settings.server.log_format,
         )
-
-
-def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
-    if isinstance(event, Token):
-        return choice.feed(event)
-    if event.reason == "error":
-        raise RequestError(event.error, status=event.status, retry_after=event.retry_after)
-    return choice.finish(event.reason)
 
 
 def worker_model(model: ModelConfig, worker: str, topology: Topology) -> ModelConfig:

@@ -56,7 +56,13 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     try:
         app = create_app(llm, api)
         serving = asyncio.create_task(
-            serve(app, bound, timeouts=timeouts, grace_seconds=server.drain_timeout)
+            serve(
+                app,
+                bound,
+                timeouts=timeouts,
+                grace_seconds=server.drain_timeout,
+                max_message_bytes=server.max_body_bytes,
+            )
         )
         loading = asyncio.create_task(llm.until_ready())
         try:
@@ -87,6 +93,8 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         tool_parser=server.tool_parser,
         reasoning_parser=server.reasoning_parser,
         local_only=local_only,
+        max_streams=server.max_streams,
+        stream_ttl=server.stream_ttl,
     )
 
 

@@ -130,6 +130,29 @@ async def says_hello(prompt: list[int], params: SamplingParams) -> AsyncGenerato
     yield Usage(len(prompt), 2 * params.n)
 
 
+@dataclass
+class ScriptedPrompt:
+    """A prompt that arrives at a scripted generator, which computes all of it at once."""
+
+    script: Script
+    ids: list[int] = field(default_factory=list)
+    created: float = field(default_factory=time.perf_counter)
+
+    @property
+    def computed(self) -> int:
+        return len(self.ids)
+
+    async def edit(self, ids: list[int], tail: int) -> int:
+        self.ids = ids
+        return 0
+
+    def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        return self.script(ids, params)
+
+    async def close(self) -> None:
+        """There is nothing to cancel."""
+
+
 @dataclass(frozen=True)
 class ScriptedGenerator:
     """A generator whose every request runs `script`: what no real engine does on demand."""
@@ -171,6 +194,14 @@ class ScriptedGenerator:
     ) -> AsyncGenerator[Item, None]:
         self.submitted.append(Submitted(prompt, params, request_id, priority, cache_salt))
         return self.script(prompt, params)
+
+    async def open(
+        self, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+    ) -> "ScriptedPrompt":
+        return ScriptedPrompt(self.script)
+
+    def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
+        return params
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         """Any will do: none is followed."""

@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         await llm.start()
         return llm
 
-    with served(start, ApiSettings(), Timeouts(read=READ_SECONDS)) as running:
+    with served(start, ApiSettings(stream_ttl=2.0), Timeouts(read=READ_SECONDS)) as running:
         yield running
 
 

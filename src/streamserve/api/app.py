@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from streamserve import __version__
 from streamserve.api.admin import admin_routes
+from streamserve.api.arriving_routes import arriving_routes
 from streamserve.api.auth import Authentication
 from streamserve.api.chat import chat_routes
 from streamserve.api.completions import completion_routes
@@ -47,6 +48,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     app.include_router(completion_routes(door))
     app.include_router(chat_routes(door))
     app.include_router(response_routes(door))
+    app.include_router(arriving_routes(door))
     app.include_router(tokenize_routes(door))
     app.include_router(model_routes(llm))
     app.include_router(router_routes(llm))

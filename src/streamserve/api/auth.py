@@ -35,7 +35,7 @@ class Authentication:
         self._admin_keys = admin_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             refused = self._refusal(scope)
             if refused:
                 response = error_response(refused)

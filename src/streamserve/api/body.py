@@ -29,8 +29,8 @@ async def read_request(
     """
     body = await _read(request, limit)
     if len(body) <= _THREAD_ABOVE:
-        return _checked(_parse(body), kind, unsupported)
-    return await asyncio.to_thread(lambda: _checked(_parse(body), kind, unsupported))
+        return checked(parse(body), kind, unsupported)
+    return await asyncio.to_thread(lambda: checked(parse(body), kind, unsupported))
 
 
 async def _read(request: Request, limit: int) -> bytearray:
@@ -47,7 +47,8 @@ async def _read(request: Request, limit: int) -> bytearray:
     return body
 
 
-def _parse(body: bytearray) -> dict[str, Any]:
+def parse(body: bytes | bytearray) -> dict[str, Any]:
+    """A JSON object. Raises RequestError if it is none, or nested too deeply."""
     try:
         content = msgspec.json.decode(body)
     except RecursionError as error:
@@ -60,8 +61,8 @@ def _parse(body: bytearray) -> dict[str, Any]:
     return content
 
 
-def _checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]) -> T:
-    """`content` as `kind`. A null is a field left out."""
+def checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]) -> T:
+    """`content` as `kind`. A null is a field left out. Raises RequestError as `read_request` does."""
     known = kind.__struct_fields__
     for name, value in content.items():
         if name not in known and name not in unsupported:

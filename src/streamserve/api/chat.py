@@ -54,12 +54,12 @@ def chat_routes(door: Door) -> APIRouter:
         limit = door.settings.max_body_bytes
         wanted = await read_request(request, limit, ChatRequest, UNSUPPORTED_IN_CHATS)
         wanted = with_header_targets(wanted, request.headers)
-        return await _Chat(door, wanted, await prepared(door, wanted)).respond(request)
+        return await Chat(door, wanted, await prepared(door, wanted)).respond(request)
 
     return router
 
 
-class _Chat:
+class Chat:
     """One request."""
 
     def __init__(self, door: Door, wanted: ChatRequest, conversation: Conversation) -> None:
@@ -71,16 +71,28 @@ class _Chat:
 
     async def respond(self, request: Request) -> Response:
         wanted = self._wanted
-        prompt, params = self._conversation.prompt, self._conversation.params
-        job = Job(0, self._head.id, prompt, params, wanted.priority, wanted.cache_salt)
+        job = self.job()
         if wanted.stream:
-            return EventStream(partial(self._stream, job))
-        outputs = await while_connected(request.receive, collect(self._door, [job]))
-        return Response(msgspec.json.encode(self._whole(outputs[0])), media_type="application/json")
+            return EventStream(partial(self.stream, [job]))
+        body = await while_connected(request.receive, self.whole([job]))
+        return Response(body, media_type="application/json")
 
-    async def _stream(self, job: Job, emit: Emit) -> None:
+    def job(self) -> Job:
+        """For the conversation's prompt."""
+        wanted, conversation = self._wanted, self._conversation
+        return Job(
+            0, self._head.id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt
+        )
+
+    async def whole(self, jobs: list[Job]) -> bytes:
+        """Run the job to its end; the reply as JSON."""
+        (output,) = await collect(self._door, jobs)
+        return msgspec.json.encode(self._whole(output))
+
+    async def stream(self, jobs: list[Job], emit: Emit) -> None:
+        """Run the job, an event for each piece that comes."""
         writer = StreamWriter(self._wanted, self._event, self._piece, emit)
-        await writer.run(self._door, [job])
+        await writer.run(self._door, jobs)
 
     def _whole(self, output: JobOutput) -> ChatReply:
         choices = [self._whole_choice(output.job, *numbered) for numbered in enumerate(output.choices)]

@@ -49,12 +49,12 @@ def completion_routes(door: Door) -> APIRouter:
         limit = door.settings.max_body_bytes
         wanted = await read_request(request, limit, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
         wanted = with_header_targets(wanted, request.headers)
-        return await _Completion(door, wanted).respond(request)
+        return await Completion(door, wanted).respond(request)
 
     return router
 
 
-class _Completion:
+class Completion:
     """One request."""
 
     def __init__(self, door: Door, wanted: CompletionRequest) -> None:
@@ -68,25 +68,30 @@ class _Completion:
 
     async def respond(self, request: Request) -> Response:
         llm, wanted = self._door.llm, self._wanted
-        if (form := wanted_grammar(wanted)) is not None:
-            await llm.check_grammar(form.grammar, form.field)
-            self._params = msgspec.structs.replace(self._params, grammar=form.grammar)
+        await self.check()
         keep = kept_tokens(llm, wanted.truncate_prompt_tokens, self._params.max_tokens)
         prompts = await completion_prompts(
             llm, wanted.prompt, wanted.add_special_tokens, self._door.settings.max_prompts, keep
         )
-        jobs = [self._job(number, prompt) for number, prompt in enumerate(prompts)]
-        self._echoes = [self._echo(prompt) for prompt in prompts]
+        jobs = [self.job(number, prompt) for number, prompt in enumerate(prompts)]
         if wanted.stream:
-            return EventStream(partial(self._stream, jobs))
-        outputs = await while_connected(request.receive, collect(self._door, jobs))
-        return Response(msgspec.json.encode(self._whole(outputs)), media_type="application/json")
+            return EventStream(partial(self.stream, jobs))
+        body = await while_connected(request.receive, self.whole(jobs))
+        return Response(body, media_type="application/json")
 
-    def _job(self, number: int, prompt: Prompt) -> Job:
+    async def check(self) -> None:
+        """Raises RequestError if the output cannot have the form that is wanted."""
+        if (form := wanted_grammar(self._wanted)) is not None:
+            await self._door.llm.check_grammar(form.grammar, form.field)
+            self._params = msgspec.structs.replace(self._params, grammar=form.grammar)
+
+    def job(self, number: int, prompt: Prompt) -> Job:
+        """For the next prompt of the request, its `number`-th."""
         wanted, params = self._wanted, self._params
         room = self._door.llm.model.max_model_len - len(prompt.ids)
         if wanted.max_tokens is None and params.max_tokens is not None and room > 0:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+        self._echoes.append(self._echo(prompt))
         name = f"{self._head.id}-{number}"
         return Job(number, name, prompt, params, wanted.priority, wanted.cache_salt)
 
@@ -95,7 +100,12 @@ class _Completion:
             return ""
         return prompt.echo(self._tokenizer, self._params.skip_special_tokens)
 
-    async def _stream(self, jobs: list[Job], emit: Emit) -> None:
+    async def whole(self, jobs: list[Job]) -> bytes:
+        """Run them to their end; the reply as JSON."""
+        return msgspec.json.encode(self._whole(await collect(self._door, jobs)))
+
+    async def stream(self, jobs: list[Job], emit: Emit) -> None:
+        """Run them, an event for each piece that comes."""
         await StreamWriter(self._wanted, self._reply, self._choice, emit).run(self._door, jobs)
 
     def _whole(self, outputs: list[JobOutput]) -> CompletionReply:

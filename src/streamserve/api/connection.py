@@ -70,6 +70,11 @@ class Connection(HttpToolsProtocol):
         self._stop_reading_clock()
         super().on_message_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        """From here on the connection is the WebSocket's, which has clocks of its own."""
+        self._stop_reading_clock()
+        super().handle_websocket_upgrade()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stop_writing_clock()

@@ -47,28 +47,34 @@ def chat_tools(door: Door, wanted: ChatRequest) -> Tools | None:
     return wanted_tools(wanted, settings.tool_parser, tokenizer, thinks)
 
 
-async def chat_prompt(
-    llm: Generator, wanted: ChatRequest, max_tokens: int | None, tools: Tools | None = None
-) -> Prompt:
+def chat_text(llm: Generator, wanted: ChatRequest, tools: Tools | None = None) -> str:
     """The conversation as the model's template writes it. Raises RequestError for what it cannot write."""
-    text = require(llm.chat_template).render(
+    return require(llm.chat_template).render(
         checked_messages(wanted.messages),
         tools=tools.shown if tools else None,
         add_generation_prompt=wanted.add_generation_prompt,
         continue_final_message=wanted.continue_final_message,
         variables=wanted.chat_template_kwargs,
     )
+
+
+async def chat_prompt(
+    llm: Generator, wanted: ChatRequest, max_tokens: int | None, tools: Tools | None = None
+) -> Prompt:
+    """The conversation's prompt. Raises RequestError for what the template cannot write."""
+    text = chat_text(llm, wanted, tools)
     keep = kept_tokens(llm, wanted.truncate_prompt_tokens, max_tokens)
     prompt = (await encode(llm, [text], wanted.add_special_tokens, "messages", keep))[0]
     return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if it was cut
 
 
-async def prepared(door: Door, wanted: ChatRequest) -> Conversation:
-    """Everything about `wanted`, checked. Raises RequestError naming the field at fault."""
+async def prepared(door: Door, wanted: ChatRequest, prompt: Prompt | None = None) -> Conversation:
+    """Everything about `wanted`, checked; its prompt, unless that is known. Raises RequestError naming the
+    field at fault."""
     tokenizer = door.llm.tokenizer
     params = chat_sampling(wanted, door.settings.default_sampling, door.llm.model.vocab_size)
     tools = chat_tools(door, wanted)
-    prompt = await chat_prompt(door.llm, wanted, params.max_tokens, tools)
+    prompt = prompt or await chat_prompt(door.llm, wanted, params.max_tokens, tools)
     thinking = find_thinking(door.settings.reasoning_parser, tokenizer.chat_template)
     form = _form(wanted, tools)
     if form is not None:

@@ -57,7 +57,7 @@ def _routes(description: Schema) -> Iterator[str]:
             content = operation.get("requestBody", {}).get("content", {}).get("application/json")
             if content:
                 example = content["examples"]["request"]["value"]
-                yield f"<pre>{escape(_call(path, example))}</pre>" + _fields(
+                yield f"<pre>{escape(_call(method, path, example))}</pre>" + _fields(
                     "Takes", content["schema"], schemas
                 )
             for media, answer in operation["responses"]["200"].get("content", {}).items():
@@ -70,8 +70,9 @@ def _routes(description: Schema) -> Iterator[str]:
                     yield f"<p>Answers {escape(media)}."
 
 
-def _call(path: str, example: Any) -> str:
-    return f"curl http://localhost:8000{path} -d '{json.dumps(example)}'"
+def _call(method: str, path: str, example: Any) -> str:
+    verb = "" if method == "post" else f"-X {method.upper()} "
+    return f"curl {verb}http://localhost:8000{path} -d '{json.dumps(example)}'"
 
 
 def _fields(what: str, reference: Schema, schemas: dict[str, Schema]) -> str:

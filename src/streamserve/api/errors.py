@@ -5,10 +5,12 @@ import math
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from streamserve.protocol.errors import RequestError
+from streamserve.text.arriving import StaleVersionError
 
 _log = logging.getLogger(__name__)
 
@@ -17,12 +19,14 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong, and which field of the request is to blame."""
+    """What went wrong, and which field of the request is to blame. `version` is a prompt stream's current
+    one, where the request was made for another."""
 
     message: str
     type: str
     param: str | None
     code: str | None
+    version: int | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -49,7 +53,10 @@ def error_body(error: RequestError) -> bytes:
     code = "model_not_found" if (error.status, error.field) == (404, "model") else None
     if error.status == 401:
         code = "invalid_api_key"
-    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.field, code)))
+    version: int | UnsetType = UNSET
+    if isinstance(error, StaleVersionError):
+        code, version = "stale_version", error.version
+    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.field, code, version)))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

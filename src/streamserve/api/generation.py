@@ -3,12 +3,12 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 
 from streamserve.api.drain import Drain
-from streamserve.api.generator import Generator, Item
+from streamserve.api.generator import ArrivingPrompt, Generator, Item
 from streamserve.api.limits import check_choices, check_scores
 from streamserve.api.metrics import Metrics
 from streamserve.api.prompts import Prompt
@@ -31,7 +31,8 @@ class Door:
 
 @dataclass(frozen=True)
 class Job:
-    """The `number`-th prompt of a request. Its choices follow those of the prompts before it."""
+    """The `number`-th prompt of a request. Its choices follow those of the prompts before it.
+    `arriving` has it already, where it arrived bit by bit, and counts as open since it was created."""
 
     number: int
     request_id: str
@@ -39,6 +40,7 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    arriving: ArrivingPrompt | None = None
 
     def index(self, choice: int) -> int:
         """The place of one of its choices in the reply."""
@@ -61,7 +63,7 @@ async def generate(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
     check_choices([job.params for job in jobs])
     seconds = door.settings.request_timeout
     try:
-        with door.drain.request():
+        with nullcontext() if any(job.arriving for job in jobs) else door.drain.request():
             async with asyncio.timeout(seconds) as deadline:
                 await _generate_all(door, jobs, sink)
     except TimeoutError:
@@ -84,15 +86,10 @@ async def _generate_all(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
 
 
 async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
-    with door.metrics.request(len(job.prompt.ids), job.params.n) as watch:
-        items = door.llm.submit(
-            job.prompt.ids,
-            job.params,
-            request_id=job.request_id,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-        )
-        async with aclosing(items) as stream:
+    arriving = job.arriving
+    created = arriving.created if arriving else None
+    with door.metrics.request(len(job.prompt.ids), job.params.n, created) as watch:
+        async with aclosing(_items(door, job)) as stream:
             async for item in stream:
                 if isinstance(item, Delta):
                     watch.delta(item)
@@ -100,6 +97,18 @@ async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
                 elif isinstance(item, Usage):
                     watch.usage(item, job.params.slo)
                 await sink(job, item)
+
+
+def _items(door: Door, job: Job) -> AsyncGenerator[Item, None]:
+    if job.arriving:
+        return job.arriving.answer(job.prompt.ids, job.params)
+    return door.llm.submit(
+        job.prompt.ids,
+        job.params,
+        request_id=job.request_id,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+    )
 
 
 def _check(delta: Delta) -> None:

@@ -24,6 +24,30 @@ class Health(Protocol):
     def detail(self) -> str: ...
 
 
+class ArrivingPrompt(Protocol):
+    """A prompt that is still arriving, in the engine. `ids` is what it was last told, `computed` how many of
+    them have KV, `created` when it was opened, by time.perf_counter."""
+
+    @property
+    def ids(self) -> list[int]: ...
+
+    @property
+    def computed(self) -> int: ...
+
+    @property
+    def created(self) -> float: ...
+
+    async def edit(self, ids: list[int], tail: int) -> int:
+        """The prompt is now `ids`, of which the last `tail` are expected to stay last. Returns how many
+        computed tokens that makes void. Raises RequestError if the request was lost."""
+
+    def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        """Finish the prompt as `ids` and generate, as Generator.submit does."""
+
+    async def close(self) -> None:
+        """Cancel what is not over."""
+
+
 class Generator(Protocol):
     """A model that generates. `root` is its hub name or folder, `created` when it was started, in Unix
     seconds."""
@@ -59,6 +83,15 @@ class Generator(Protocol):
 
         Raises RequestError before the first item if the request is refused. Closing it cancels the request.
         """
+
+    async def open(
+        self, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+    ) -> ArrivingPrompt:
+        """A prompt that is still arriving, empty at first; only `params.n` counts before it is answered.
+        Raises RequestError if no more requests are taken."""
+
+    def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
+        """`params` with a seed and a length. Raises RequestError if they or the prompt cannot be served."""
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         """Raises RequestError about `field` if outputs cannot be held to `grammar`."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -68,6 +68,7 @@ _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
+    "stream_time_to_first_token_seconds": ("From a prompt stream's creation to its first token.", _SECONDS),
     "inter_token_latency_seconds": ("Between two tokens of a choice.", _TOKEN_SECONDS),
     "request_time_per_output_token_seconds": (
         "A request's mean time for a token after the first.",
@@ -99,6 +100,17 @@ class Metrics:
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.streams = self._gauge("streams", "Prompt streams that are open.")
+        self.stream_chunks = self._counter("stream_chunks", "Chunks that prompt streams were given.")
+        self.stream_invalidated_tokens = self._counter(
+            "stream_invalidated_tokens", "Computed tokens of prompt streams that edits made void."
+        )
+        self.stream_prompt_tokens = self._counter(
+            "stream_prompt_tokens", "Prompt tokens of the streams that were finished."
+        )
+        self.stream_early_tokens = self._counter(
+            "stream_early_tokens", "Those of them that were computed before."
+        )
         self._attainment = Counter(
             f"{OURS}slo_requests",
             "Requests with latency targets that ended, by strictness and whether they met them.",
@@ -135,10 +147,15 @@ class Metrics:
         self._histograms[name].observe(value)
 
     @contextmanager
-    def request(self, prompt_tokens: int, choices: int) -> Iterator["RequestWatch"]:
-        """Watch one request. Choices that are open when it ends count as aborted, or failed if an error
-        ended it; a request that was refused isn't counted at all."""
-        watch = RequestWatch(self, prompt_tokens, choices)
+    def request(
+        self, prompt_tokens: int, choices: int, created: float | None = None
+    ) -> Iterator["RequestWatch"]:
+        """Watch one request; `created` is when its prompt began to arrive, if it did so bit by bit.
+
+        Choices that are open when it ends count as aborted, or failed if an error ended it; a request that
+        was refused isn't counted at all.
+        """
+        watch = RequestWatch(self, prompt_tokens, choices, created)
         try:
             yield watch
         except RequestError as error:
@@ -156,6 +173,9 @@ class Metrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"{OURS}{name}", text, (_LABEL,), registry=self._registry).labels(self._model_name)
 
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"{OURS}{name}", text, (_LABEL,), registry=self._registry).labels(self._model_name)
+
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(f"{OURS}{name}", text, (_LABEL,), registry=self._registry, buckets=buckets)
         return histogram.labels(self._model_name)
@@ -164,10 +184,13 @@ class Metrics:
 class RequestWatch:
     """What one request brings to the metrics."""
 
-    def __init__(self, metrics: Metrics, prompt_tokens: int, choices: int) -> None:
+    def __init__(
+        self, metrics: Metrics, prompt_tokens: int, choices: int, created: float | None = None
+    ) -> None:
         self.begun = False
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
+        self._created = created
         self._choices = choices
         self._open = set(range(choices))
         self._start = time.perf_counter()
@@ -217,6 +240,8 @@ class RequestWatch:
         if not self._latest:
             self._first = now
             self._metrics.observe("time_to_first_token_seconds", now - self._start)
+            if self._created is not None:
+                self._metrics.observe("stream_time_to_first_token_seconds", now - self._created)
         if choice in self._latest:
             gap = (now - self._latest[choice]) / count
             for _ in range(count):

@@ -16,9 +16,10 @@ _LOOPBACK = frozenset({"localhost"})
 class Origins:
     """Turns away what a page of another site asks a browser to send here, unless its origin is allowed.
 
-    Without CORS such a page cannot read an answer, but it could still put us to work. With `local_only` the
-    Host must be localhost or an address: a page whose name was made to point here would otherwise count as
-    our own. Browsers alone send an Origin, so other clients notice none of this.
+    Without CORS such a page cannot read an answer, but it could still put us to work; WebSockets know no
+    CORS at all. With `local_only` the Host must be localhost or an address: a page whose name was made to
+    point here would otherwise count as our own. Browsers alone send an Origin, so other clients notice none
+    of this.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str], local_only: bool) -> None:
@@ -29,13 +30,14 @@ class Origins:
             self._app = CORSMiddleware(
                 app,
                 allow_origins=list(origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "PATCH", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        asked = scope["type"] in ("http", "websocket")
+        refused = self._refusal(Headers(scope=scope)) if asked else None
         if refused:
             await error_response(refused)(scope, receive, send)
         else:

@@ -60,17 +60,21 @@ async def serve(
     *,
     timeouts: Timeouts | None = None,
     grace_seconds: float = 30.0,
+    max_message_bytes: int = 32 << 20,
 ) -> None:
     """Serve `app` on a socket from `bind` until SIGINT or SIGTERM, or until this is cancelled.
 
     The first signal drains: new requests get 503, open ones have `grace_seconds` to end. A second one ends
-    them at once. Returns normally, so that the caller can clean up. The event loop is the caller's.
+    them at once. One message of a WebSocket has at most `max_message_bytes`. Returns normally, so that the
+    caller can clean up. The event loop is the caller's.
     """
     server = _Server(
         uvicorn.Config(
             app,
             http=partial(Connection, timeouts or Timeouts()),  # type: ignore[arg-type]
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=max_message_bytes,
+            ws_per_message_deflate=False,
             log_config=None,
             log_level="warning",
             access_log=False,

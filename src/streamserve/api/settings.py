@@ -12,7 +12,8 @@ class ApiSettings:
 
     `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
     `request_timeout` is in seconds (None: any). `api_keys` and `admin_keys` are digests. With `local_only` no
-    domain but localhost is answered to."""
+    domain but localhost is answered to. `max_streams` prompts may be arriving at once, and one that nobody
+    touches for `stream_ttl` seconds is dropped."""
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 32 << 20
@@ -24,3 +25,5 @@ class ApiSettings:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     local_only: bool = False
+    max_streams: int = 512
+    stream_ttl: float = 300.0

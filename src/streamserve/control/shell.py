@@ -124,8 +124,8 @@ class FleetShell:
             await self._changed.wait()
 
     async def submit(self, request: Open) -> AsyncGenerator[list[Event], None]:
-        """Events of one request as they come. Raises RequestError if it is refused or lost; leaving early
-        cancels it."""
+        """Events of one request as they come; before them an empty list, once it is taken. Raises
+        RequestError if it is refused or lost; leaving early cancels it."""
         if self._closing:
             raise RequestError("the server is shutting down", status=503, retry_after=5.0)
         if request.request in self._clients:
@@ -135,6 +135,8 @@ class FleetShell:
         done = False
         try:
             await self._handle(request)
+            if queue.empty():
+                yield []
             while not done:
                 news = await queue.get()
                 if isinstance(news, Refuse):

@@ -165,6 +165,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(ge=1, description="prompt tokens of requests that wait, before new ones get 429"),
     ] = 1 << 20
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 32 << 20
+    max_streams: Annotated[
+        int, Meta(ge=1, description="prompts that may be arriving at once, before new ones get 429")
+    ] = 512
+    stream_ttl: Annotated[
+        float, Meta(gt=0, description="seconds after which an arriving prompt that nobody touches is dropped")
+    ] = 300.0
     tool_parser: Annotated[
         ToolParser, Meta(description="how the model writes tool calls; auto looks at its chat template")
     ] = "auto"

@@ -1,0 +1,177 @@
+"""Replaying a trace of arriving prompts: through the engine in virtual time, or against a server."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from benchmarks.arriving_traces import Query
+from streamserve.client import AsyncPromptStream
+from streamserve.control.events import Deliver, Edit, Open
+from streamserve.control.fleet import FleetConfig
+from streamserve.policy.cost import SwapCost
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import ModelInfo, Report, Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.executor import Cost
+from streamserve.simulate.simulation import Simulation
+from streamserve.text.retokenize import common_prefix
+
+VOCABULARY = 30_000
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Seconds from each prompt's end to its first token, and from the start to the last token of all."""
+
+    ttft: list[float]
+    completion: float
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What virtual time goes by: seconds of a step by its rows and context, and of swapping blocks."""
+
+    step: Cost
+    swap: SwapCost
+
+
+def virtual(
+    queries: Sequence[Query],
+    rate: float,
+    engine: EngineConfig,
+    machine: Machine,
+    streaming: bool = True,
+    query_last: bool = True,
+) -> Replayed:
+    """The engine and the fleet on `queries`, `rate` a second. Without `streaming` each prompt comes when it
+    is complete. Without `query_last` the query behind the context is computed after every event."""
+    model = ModelInfo(
+        architecture="simulated",
+        parameters=1,
+        vocab_size=VOCABULARY,
+        max_model_len=engine.max_model_len,
+        eos_token_ids=(),
+        weight_bytes=1,
+        dtype="float32",
+        row_invariant=True,
+        fingerprint="simulated",
+    )
+    fleet = FleetConfig(max_requests=1 << 20, max_waiting_tokens=1 << 40)
+    simulation = Simulation(fleet, engine, model, machine.step, swap_cost=machine.swap, start_seconds=0.0)
+    ends: dict[str, float] = {}
+    for number, query in enumerate(queries):
+        name, at = f"q{number}", query.at / rate
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=query.output)
+        ends[name] = at + query.retrieval
+        prompts = _prompts(query, number)
+        if not streaming:
+            simulation.at(ends[name], Open(name, prompts[-1], params))
+            continue
+        before: list[int] = []
+        simulation.at(at, Open(name, [], params, open=True))
+        for version, (event, ids) in enumerate(zip(query.events, prompts, strict=True), 1):
+            keep, last = common_prefix(before, ids), version == len(prompts)
+            tail = query.query if query_last and not last else 0
+            edit = Edit(name, version, keep, ids[keep:], last, params if last else None, tail)
+            simulation.at(at + event.after, edit)
+            before = ids
+    firsts: dict[str, float] = {}
+    completion = 0.0
+    for given in simulation.run():
+        if not isinstance(given.what, Deliver):
+            raise RuntimeError(f"{given.what.request} was refused: {given.what.error}")
+        for happened in given.what.events:
+            if isinstance(happened, Token):
+                firsts.setdefault(happened.request, given.time)
+                completion = given.time
+    (worker,) = simulation.workers.values()
+    ttft = [firsts[name] - end for name, end in ends.items()]
+    return Replayed(ttft, completion, worker.engine.report())
+
+
+def _prompts(query: Query, seed: int) -> list[list[int]]:
+    """The prompt's token ids after each event."""
+    rng = random.Random(seed)
+    behind = [rng.randrange(VOCABULARY) for _ in range(query.query)]
+    chunks: dict[int, list[int]] = {}
+    prompts = []
+    for context in query.contexts():
+        for made, tokens in context:
+            if made not in chunks:
+                chunks[made] = [rng.randrange(VOCABULARY) for _ in range(tokens)]
+        prompts.append([token for made, _ in context for token in chunks[made]] + behind)
+    return prompts
+
+
+WORDS = ["the", "sea", "wind", "ship", "town", "bridge", "market", "stone", "river", "road", "light"]
+
+
+def _words(count: int, rng: random.Random) -> str:
+    """Text of about so many tokens."""
+    return "".join(" " + rng.choice(WORDS) for _ in range(count))
+
+
+async def live(
+    queries: Sequence[Query], rate: float, url: str, streaming: bool = True, delay: float = 1.0
+) -> Replayed:
+    """The same against a server, in real time. A chunk of n tokens is n words."""
+    started = time.perf_counter()
+    done: list[float] = []
+
+    async def one(query: Query, seed: int) -> float:
+        rng = random.Random(seed)
+        begun = started + query.at / rate
+        await _until(begun)
+        question = _words(query.query, rng)
+        fields = {"query": question, "temperature": 0, "max_tokens": query.output, "ignore_eos": True}
+        texts: list[str] = []
+        stream = AsyncPromptStream(url, **fields)
+        if streaming:
+            await stream.open()
+        for event in query.events:
+            await _until(begun + delay * event.after)
+            operations = []
+            for kind, index, tokens in event.edits:
+                text = _words(tokens, rng)
+                if kind == "remove":
+                    texts.pop(index)
+                    operations.append({"op": "remove", "index": index})
+                else:
+                    place = len(texts) if kind == "append" else index
+                    texts.insert(place, text)
+                    operations.append({"op": "insert", "index": place, "text": text})
+            if streaming:
+                await stream.edit(*operations)
+        end = begun + delay * query.retrieval  # as planned: a client that is late waits for its answer too
+        if not streaming:
+            await stream.open()
+            await stream.edit({"op": "append", "text": "".join(texts)})
+        first = 0.0
+        async for _ in stream.answer():
+            first = first or time.perf_counter()
+        done.append(time.perf_counter() - started)
+        await stream.close()
+        return first - end
+
+    ttft = await asyncio.gather(*(one(query, seed) for seed, query in enumerate(queries)))
+    return Replayed(list(ttft), max(done))
+
+
+async def _until(when: float) -> None:
+    await asyncio.sleep(max(0.0, when - time.perf_counter()))
+
+
+async def capacity(url: str, tokens: int, count: int = 12) -> float:
+    """Prompt tokens a second of a server that has nothing but prompts of so many tokens to compute."""
+    rng = random.Random(0)
+    bodies = [{"prompt": _words(tokens, rng), "max_tokens": 1, "temperature": 0} for _ in range(count)]
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+        started = time.perf_counter()
+        replies = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
+    used = sum(reply.json()["usage"]["prompt_tokens"] for reply in replies)
+    return float(used / (time.perf_counter() - started))

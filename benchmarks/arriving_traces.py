@@ -1,0 +1,137 @@
+"""Traces of prompts that arrive: Stream2LLM's two workloads, generated with its published statistics.
+
+A trace is JSON lines, a query each, in order of `at`:
+
+    {"at": 1.5, "query": 24, "output": 8, "events": [{"after": 0.7, "edits": [["append", 0, 350]]}, …]}
+
+`after` is in seconds from `at`; an edit is append, insert or remove, at an index, with so many tokens. The
+prompt is finished with its last event. Times of arrival are for one query a second; a replay scales them.
+"""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+Edit = tuple[str, int, int]
+"""append, insert or remove; the chunk's index; its tokens."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Edits that come together, `after` seconds after the query."""
+
+    after: float
+    edits: list[Edit]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query, and how its context arrives. `query` and `output` are tokens."""
+
+    at: float
+    query: int
+    output: int
+    events: list[Event]
+
+    @property
+    def retrieval(self) -> float:
+        """Seconds from the query until its context is complete."""
+        return self.events[-1].after
+
+    def contexts(self) -> list[list[tuple[int, int]]]:
+        """The chunks after each event, as a number of their own and their tokens."""
+        chunks: list[tuple[int, int]] = []
+        made, all_of_them = 0, []
+        for event in self.events:
+            for kind, index, tokens in event.edits:
+                if kind == "remove":
+                    chunks.pop(index)
+                else:
+                    chunks.insert(len(chunks) if kind == "append" else index, (made, tokens))
+                    made += 1
+            all_of_them.append(list(chunks))
+        return all_of_them
+
+    @property
+    def tokens(self) -> int:
+        """Of the finished prompt."""
+        return sum(tokens for _, tokens in self.contexts()[-1]) + self.query
+
+
+def _lognormal(rng: random.Random, median: float, mean: float) -> float:
+    """A heavy tail with this median and mean."""
+    return rng.lognormvariate(math.log(median), math.sqrt(2 * math.log(mean / median)))
+
+
+def crawler(count: int, seed: int, scale: float = 1.0, delay: float = 1.0) -> list[Query]:
+    """Pages are appended as they are found: tokens 5.8k median and 9.1k mean, 0.7 s median between chunks,
+    9.9 s mean in all. `scale` multiplies tokens, `delay` the seconds."""
+    rng = random.Random(seed)
+    queries, at = [], 0.0
+    for _ in range(count):
+        at += rng.expovariate(1.0)
+        gaps: list[float] = []
+        while not gaps or rng.random() < 1 - 1 / 8.6:  # 8.6 chunks of 1.15 s come to 9.9 s
+            gaps.append(_lognormal(rng, 0.7, 1.15))
+        tokens = max(len(gaps), round(scale * _lognormal(rng, 5800, 9100)))
+        shares = [rng.expovariate(1.0) for _ in gaps]
+        sizes = [max(1, round(tokens * share / sum(shares))) for share in shares]
+        after, events = 0.0, []
+        for gap, size in zip(gaps, sizes, strict=True):
+            after += delay * gap
+            events.append(Event(after, [("append", 0, size)]))
+        queries.append(Query(at, max(1, round(scale * 30)), 8, events))
+    return queries
+
+
+def vector_search(count: int, seed: int, scale: float = 1.0, delay: float = 1.0) -> list[Query]:
+    """The best ten documents so far, replaced as better ones are found: tokens 10k median and 13k mean, 37 ms
+    median between changes, 4.5 s mean in all. Changes go down the list as it settles."""
+    rng = random.Random(seed)
+    queries, at, kept = [], 0.0, 10
+    for _ in range(count):
+        at += rng.expovariate(1.0)
+        size = max(1, round(scale * _lognormal(rng, 10_000, 13_000) / kept))
+        total = _lognormal(rng, 3.6, 4.5)
+        times, now = [], 0.0
+        while now < total:
+            now += _lognormal(rng, 0.037, 0.15)
+            times.append(delay * min(now, total))
+        events = [Event(times[0], [("append", 0, size) for _ in range(kept)])]
+        for number, after in enumerate(times[1:], 1):
+            settled = number / len(times)
+            index = min(kept - 1, int(kept * rng.random() ** (1 - 0.8 * settled)))
+            events.append(Event(after, [("remove", kept - 1, 0), ("insert", index, size)]))
+        queries.append(Query(at, max(1, round(scale * 30)), 8, events))
+    return queries
+
+
+TRACES = {"append": crawler, "update": vector_search}
+
+
+def write(path: Path, queries: Sequence[Query]) -> None:
+    """A trace as a file."""
+    path.write_text("".join(json.dumps(asdict(query)) + "\n" for query in queries))
+
+
+def read(path: Path) -> list[Query]:
+    """A trace from a file. Raises ValueError with the line that is none."""
+    queries = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            events = [
+                Event(
+                    float(event["after"]), [(kind, int(at), int(size)) for kind, at, size in event["edits"]]
+                )
+                for event in entry["events"]
+            ]
+            query = Query(float(entry["at"]), int(entry["query"]), int(entry["output"]), events)
+            query.contexts()
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        queries.append(query)
+    return queries

@@ -1,0 +1,281 @@
+"""Prompt streams: prompts that arrive in chunks, each edit told to the engine, answered when finished.
+
+create ─▶ open ── edit, edit, … ──▶ finish ─▶ answering ─▶ gone
+            └── delete, or nobody touches it for a while ──────▶ gone
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+from streamserve.api.arriving_form import Answer, Form, behind_context, form_of
+from streamserve.api.arriving_schemas import (
+    ChunkState,
+    EditReply,
+    EditRequest,
+    FinishRequest,
+    StreamReply,
+    StreamRequest,
+    StreamState,
+)
+from streamserve.api.generation import Door, Job, new_id
+from streamserve.api.generator import ArrivingPrompt
+from streamserve.api.limits import BODIES
+from streamserve.api.models import served_name
+from streamserve.api.prompts import Prompt
+from streamserve.api.sse import Emit
+from streamserve.protocol.errors import RequestError
+from streamserve.text.arriving import Context
+from streamserve.text.retokenize import NOTHING, Retokenizer, Tokenized, common_prefix
+
+_THREAD_ABOVE = 8192
+"""Characters whose tokens may take a millisecond or more; such texts must not hold up other requests."""
+
+_RETRY_AFTER = 5.0
+
+
+class PromptStream:
+    """One stream. Its methods raise RequestError, and then nothing has changed. `room` says how many more
+    characters all streams may hold."""
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        door: Door,
+        form: Form,
+        prompt: ArrivingPrompt,
+        retokenizer: Retokenizer,
+        room: Callable[[], int],
+    ) -> None:
+        self.name = name
+        self.answering = False
+        self.touched = time.monotonic()
+        self.prompt = prompt
+        self._model = model
+        self._created = int(time.time())
+        self._door = door
+        self._form = form
+        self._retokenizer = retokenizer
+        self._room = room
+        self._behind = behind_context(form)
+        self._context = Context()
+        self._tokenized = NOTHING
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether its answer was to be a stream of events, when it was made."""
+        return self._form.wants_events
+
+    @property
+    def characters(self) -> int:
+        """Of the whole prompt."""
+        return len(self._tokenized.text)
+
+    async def begin(self) -> None:
+        """Tell the engine what is known before the first chunk."""
+        self._tokenized = await self._tell(self._context)
+
+    async def edit(self, wanted: EditRequest) -> EditReply:
+        """Apply an edit."""
+        async with self._one_at_a_time:
+            self._check_open(wanted.version)
+            context, touched = self._context.edited(wanted.operations)
+            self._tokenized = await self._tell(context)
+            self._door.metrics.stream_chunks.inc(context.made - self._context.made)
+            self._context = context
+            return EditReply(id=self.name, version=context.version, chunks=touched)
+
+    async def finish(self, wanted: FinishRequest) -> tuple[Answer, Job]:
+        """What answers the prompt as it is now; nothing else is taken from here on."""
+        async with self._one_at_a_time:
+            self._check_open(wanted.version)
+            llm, metrics = self._door.llm, self._door.metrics
+            prompt = Prompt(self.prompt.ids, self._tokenized.text)
+            answer, job = await self._form.answer(prompt, wanted)
+            params = llm.complete(prompt.ids, job.params)
+            metrics.stream_prompt_tokens.inc(len(prompt.ids))
+            metrics.stream_early_tokens.inc(min(self.prompt.computed, len(prompt.ids)))
+            self.answering = True
+            return answer, Job(
+                0, job.request_id, prompt, params, job.priority, job.cache_salt, arriving=self.prompt
+            )
+
+    def state(self) -> StreamState:
+        """Where it stands."""
+        self.touched = time.monotonic()
+        chunks = [ChunkState(chunk.id, len(chunk.text)) for chunk in self._context.chunks]
+        return StreamState(
+            id=self.name,
+            created=self._created,
+            model=self._model,
+            status="answering" if self.answering else "open",
+            version=self._context.version,
+            chunks=chunks,
+            tokens=len(self.prompt.ids),
+            computed=self.prompt.computed,
+        )
+
+    def _check_open(self, version: int | None) -> None:
+        self.touched = time.monotonic()
+        if self.answering:
+            raise RequestError(f"stream {self.name} is finished", status=409)
+        if version is not None:
+            self._context.check(version)
+
+    async def _tell(self, context: Context) -> Tokenized:
+        """Tell the engine the prompt with `context`."""
+        text = self._form.text(context.text)
+        limit, tokenizer = self._door.llm.model.max_model_len, self._door.llm.tokenizer
+        if len(text) > limit * tokenizer.longest_token:
+            raise RequestError(
+                f"the prompt would have {len(text)} characters, far more than a context of {limit} holds",
+                field="operations",
+            )
+        if len(text) - self.characters > self._room():
+            raise RequestError(
+                "the prompts that are arriving hold as much text as they may, all together",
+                status=429,
+                retry_after=_RETRY_AFTER,
+            )
+        if len(text) > _THREAD_ABOVE:
+            tokenized, tail = await asyncio.to_thread(self._encode, text)
+        else:
+            tokenized, tail = self._encode(text)
+        before, behind = tokenizer.surroundings if self._form.add_special_tokens else ([], [])
+        ids = before + tokenized.ids + behind
+        if len(ids) > limit:
+            raise RequestError(
+                f"the prompt would have {len(ids)} tokens, but the model's context holds {limit}",
+                field="operations",
+            )
+        void = await self.prompt.edit(ids, tail + len(behind))
+        self._door.metrics.stream_invalidated_tokens.inc(void)
+        return tokenized
+
+    def _encode(self, text: str) -> tuple[Tokenized, int]:
+        """The text's tokens, and how many of the last ones belong to what comes behind the context."""
+        tokenized = self._retokenizer.encode(text, self._tokenized)
+        if not (self._behind and text.endswith(self._behind)):
+            return tokenized, 0
+        context = self._retokenizer.encode(text[: -len(self._behind)], tokenized)
+        return tokenized, len(tokenized.ids) - common_prefix(context.ids, tokenized.ids)
+
+
+class Streams:
+    """All streams of a server."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._retokenizer = Retokenizer(door.llm.tokenizer)
+        self._streams: dict[str, PromptStream] = {}
+        self._held: dict[str, ExitStack] = {}
+
+    async def create(self, wanted: StreamRequest) -> StreamReply:
+        """A new stream. Raises RequestError if there are too many, or naming the field at fault."""
+        llm = self._door.llm
+        model = served_name(llm, wanted.model)
+        name = new_id("stream")
+        with ExitStack() as held:
+            held.enter_context(self._door.drain.request())
+            self._take_place(name, held)
+            form = form_of(self._door, wanted)
+            _, job = await form.answer(Prompt([0], form.text("")), FinishRequest())  # all that is wrong, now
+            prompt = await llm.open(
+                job.params, request_id=name, priority=wanted.priority, cache_salt=wanted.cache_salt
+            )
+            stream = PromptStream(name, model, self._door, form, prompt, self._retokenizer, self._room)
+            try:
+                await stream.begin()
+            except BaseException:
+                await prompt.close()
+                raise
+            self._streams[name] = stream
+            self._held[name] = held.pop_all()
+        self._watch(stream)
+        return StreamReply(id=name)
+
+    def _take_place(self, name: str, held: ExitStack) -> None:
+        """Count one more stream as open, until `held` is closed."""
+        limit = self._door.settings.max_streams
+        if len(self._held) >= limit:
+            raise RequestError(
+                f"{limit} prompts are arriving already, which is the limit (max_streams)",
+                status=429,
+                retry_after=_RETRY_AFTER,
+            )
+        self._held[name] = held
+        self._door.metrics.streams.inc()
+        held.callback(self._door.metrics.streams.dec)
+        held.callback(self._held.pop, name, None)
+
+    def _room(self) -> int:
+        """How many more characters all streams together may hold."""
+        limit = BODIES * self._door.settings.max_body_bytes
+        return limit - sum(stream.characters for stream in self._streams.values())
+
+    def names(self) -> set[str]:
+        """Those there are."""
+        return set(self._streams)
+
+    def wants_events(self, name: str, wanted: FinishRequest) -> bool:
+        """Whether a stream is to be answered event by event."""
+        if wanted.stream is None:
+            return name in self._streams and self._streams[name].wants_events
+        return wanted.stream
+
+    def get(self, name: str) -> PromptStream:
+        """Raises RequestError (404) if there is no such stream."""
+        if name not in self._streams:
+            gone = "it is finished, deleted or expired"
+            raise RequestError(f"there is no stream {name[:64]!r}: {gone}", status=404)
+        return self._streams[name]
+
+    async def finish(self, name: str, wanted: FinishRequest) -> bytes:
+        """Answer a stream in one piece."""
+        stream = self.get(name)
+        answer, job = await stream.finish(wanted)
+        try:
+            return await answer.whole([job])
+        finally:
+            await self._end(stream)
+
+    async def finish_streaming(
+        self, name: str, wanted: FinishRequest
+    ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
+        """Answer a stream event by event: what sends them. It has to be called."""
+        stream = self.get(name)
+        answer, job = await stream.finish(wanted)
+
+        async def produce(emit: Emit) -> None:
+            try:
+                await answer.stream([job], emit)
+            finally:
+                await self._end(stream)
+
+        return produce
+
+    async def delete(self, name: str) -> None:
+        """End a stream; if it is being answered, its client gets an error. Raises RequestError (404)."""
+        await self._end(self.get(name))
+
+    async def _end(self, stream: PromptStream) -> None:
+        if self._streams.pop(stream.name, None) is not None:
+            self._held[stream.name].close()
+            await stream.prompt.close()
+
+    def _watch(self, stream: PromptStream) -> None:
+        """Look at the stream again when it may have expired."""
+        ttl = self._door.settings.stream_ttl
+        left = stream.touched + ttl - time.monotonic()
+        if stream.name not in self._streams:
+            return
+        loop = asyncio.get_running_loop()
+        if left > 0 or stream.answering:
+            loop.call_later(max(left, 1.0) if stream.answering else left, self._watch, stream)
+        else:
+            ending = loop.create_task(self._end(stream))
+            ending.add_done_callback(lambda done: done.exception())

@@ -1,0 +1,156 @@
+"""/v1/streams/ws: the same over one WebSocket, whose streams end with it.
+
+    → {"request": "a", "method": "create", "body": {…}}
+    ← {"request": "a", "status": 200, "body": {"id": …, "version": 0}}
+    → {"request": "b", "method": "finish", "id": …, "body": {"stream": true}}
+    ← {"request": "b", "event": {…}} …, at last {"request": "b", "status": 200}
+
+Methods and bodies are those of the routes; `request` is the client's own and comes back. Edits are done in
+order; an answer does not hold up what comes after it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, WebSocket
+from starlette.websockets import WebSocketDisconnect
+
+from streamserve.api.arriving import Streams
+from streamserve.api.arriving_schemas import (
+    UNSUPPORTED_IN_STREAMS,
+    DeletedReply,
+    EditRequest,
+    FinishRequest,
+    StreamRequest,
+)
+from streamserve.api.body import checked, parse
+from streamserve.api.errors import as_request_error, error_body
+from streamserve.api.replays import Replays, caller
+from streamserve.protocol.errors import RequestError
+
+MAX_ANSWERS = 64
+"""Answers that one socket may wait for at once."""
+
+_SEND_SECONDS = 30.0
+"""A client that reads nothing for so long is dropped."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message of a client."""
+
+    request: str = ""
+    method: Literal["create", "edit", "finish", "get", "delete"]
+    id: str = ""
+    idempotency_key: str | None = None
+    body: dict[str, Any] = {}
+
+
+def socket_routes(streams: Streams, replays: Replays) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.websocket("/v1/streams/ws")
+    async def socket(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await _Conversation(websocket, streams, replays).run()
+
+    return router
+
+
+class _Conversation:
+    """One client's socket."""
+
+    def __init__(self, websocket: WebSocket, streams: Streams, replays: Replays) -> None:
+        self._websocket = websocket
+        self._streams = streams
+        self._replays = replays
+        self._created: set[str] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until the client leaves; then its streams are ended."""
+        try:
+            while True:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._take(message.get("bytes") or (message.get("text") or "").encode())
+        except (WebSocketDisconnect, TimeoutError, asyncio.CancelledError):
+            return
+        finally:
+            for task in self._answers:
+                task.cancel()
+            await asyncio.gather(*self._answers, return_exceptions=True)
+            for name in self._created & self._streams.names():
+                await self._streams.delete(name)
+
+    async def _take(self, data: bytes) -> None:
+        call = None
+        try:
+            call = checked(parse(data), Call, {})
+            if call.method != "finish":
+                await self._reply(call, await self._done(call))
+            elif len(self._answers) >= MAX_ANSWERS:
+                raise RequestError(f"{MAX_ANSWERS} answers are on their way, the limit", status=429)
+            else:
+                task = asyncio.create_task(self._finish(call))
+                self._answers.add(task)
+                task.add_done_callback(self._answers.discard)
+        except (WebSocketDisconnect, TimeoutError):
+            raise
+        except Exception as error:
+            await self._refuse(call, error)
+
+    async def _done(self, call: Call) -> msgspec.Struct:
+        streams, key = self._streams, call.idempotency_key
+        if call.method == "create":
+            wanted = checked(call.body, StreamRequest, UNSUPPORTED_IN_STREAMS)
+            what = f"create {caller(self._websocket.headers)}"
+            created = await self._replays.once(what, key, wanted, lambda: streams.create(wanted))
+            self._created.add(created.id)
+            return created
+        if call.method == "edit":
+            edit, stream = checked(call.body, EditRequest, {}), streams.get(call.id)
+            return await self._replays.once(f"edit {call.id}", key, edit, lambda: stream.edit(edit))
+        if call.method == "get":
+            return streams.get(call.id).state()
+        await streams.delete(call.id)
+        return DeletedReply(id=call.id)
+
+    async def _finish(self, call: Call) -> None:
+        streams, name = self._streams, call.id
+
+        async def emit(event: msgspec.Struct) -> None:
+            await self._send({"request": call.request, "event": event})
+
+        try:
+            wanted = checked(call.body, FinishRequest, {})
+            if streams.wants_events(name, wanted):
+                produce = await streams.finish_streaming(name, wanted)
+                await produce(emit)
+                await self._send({"request": call.request, "status": 200})
+                return
+            work = self._replays.once(
+                f"finish {name}", call.idempotency_key, wanted, lambda: streams.finish(name, wanted)
+            )
+            await self._reply(call, msgspec.Raw(await work))
+        except (WebSocketDisconnect, TimeoutError):
+            return
+        except Exception as error:
+            await self._refuse(call, error)
+
+    async def _reply(self, call: Call, body: Any) -> None:
+        await self._send({"request": call.request, "status": 200, "body": body})
+
+    async def _refuse(self, call: Call | None, error: Exception) -> None:
+        refused = as_request_error(error)
+        request = call.request if call else ""
+        body = msgspec.Raw(error_body(refused))
+        await self._send({"request": request, "status": refused.status, "body": body})
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        async with self._one_at_a_time, asyncio.timeout(_SEND_SECONDS):
+            await self._websocket.send_text(msgspec.json.encode(message).decode())

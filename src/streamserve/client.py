@@ -1,0 +1,255 @@
+"""Prompts sent while they arrive: `PromptStream`, and `AsyncPromptStream` for event loops.
+
+    with PromptStream("http://127.0.0.1:8000", query="What is it about?", max_tokens=64) as stream:
+        for document in documents:
+            stream.append(document)
+        print(stream.finish()["choices"][0]["text"])
+
+Needs httpx (`pip install "streamserve[client]"`), and nothing else of this package.
+"""
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+
+RETRIES = 3
+"""Attempts at a request whose reply was lost. Each carries the same Idempotency-Key, so it is done once."""
+
+Place = str | int
+"""A chunk's id, or its index among all."""
+
+
+class StreamError(Exception):
+    """The server's refusal: its `status`, its words, and the stream's `version` where an edit was for
+    another."""
+
+    def __init__(self, status: int, message: str, version: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.version = version
+
+
+class _Edits:
+    """The operations on chunks, which both clients put into requests."""
+
+    @staticmethod
+    def append(text: str) -> dict[str, Any]:
+        return {"op": "append", "text": text}
+
+    @staticmethod
+    def insert(text: str, before: Place) -> dict[str, Any]:
+        return {"op": "insert", "text": text, **_at(before)}
+
+    @staticmethod
+    def replace(chunk: Place, text: str) -> dict[str, Any]:
+        return {"op": "replace", "text": text, **_at(chunk)}
+
+    @staticmethod
+    def remove(chunk: Place) -> dict[str, Any]:
+        return {"op": "remove", **_at(chunk)}
+
+
+class PromptStream:
+    """One stream on a server. `fields` are those of POST /v1/streams: query, template, messages, sampling.
+
+    Methods raise StreamError for what the server refuses, httpx.TransportError if it cannot be reached.
+    `version` is the latest one known; `edit` sends several operations at once.
+    """
+
+    def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float = 600.0, **fields: Any):
+        self._http = httpx.Client(base_url=_root(base_url), headers=_headers(api_key), timeout=timeout)
+        try:
+            created = self._send("POST", "/v1/streams", fields)
+        except BaseException:
+            self._http.close()
+            raise
+        self.id: str = created["id"]
+        self.version: int = created["version"]
+
+    def append(self, text: str) -> str:
+        """A new chunk at the end; returns its id."""
+        return self.edit(_Edits.append(text))[0]
+
+    def insert(self, text: str, before: Place) -> str:
+        """A new chunk before another; returns its id."""
+        return self.edit(_Edits.insert(text, before))[0]
+
+    def replace(self, chunk: Place, text: str) -> None:
+        """Another text for a chunk."""
+        self.edit(_Edits.replace(chunk, text))
+
+    def remove(self, chunk: Place) -> None:
+        """Take a chunk away."""
+        self.edit(_Edits.remove(chunk))
+
+    def edit(self, *operations: dict[str, Any]) -> list[str]:
+        """Apply operations, all or none; returns the ids of the chunks they made, changed or removed."""
+        body = {"version": self.version, "operations": list(operations)}
+        reply = self._send("PATCH", f"/v1/streams/{self.id}", body)
+        self.version = reply["version"]
+        return list(reply["chunks"])
+
+    def state(self) -> dict[str, Any]:
+        """Version, chunks, tokens, and how many of those are computed already."""
+        return _checked(self._http.get(f"/v1/streams/{self.id}"))
+
+    def finish(self) -> dict[str, Any]:
+        """The answer, in the shape of completions or chats."""
+        return self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
+
+    def answer(self) -> Iterator[str]:
+        """The answer's text, piece by piece. Leaving the loop early ends the answer."""
+        with self._http.stream("POST", f"/v1/streams/{self.id}/finish", json={"stream": True}) as reply:
+            if reply.status_code != 200:
+                reply.read()
+                _checked(reply)
+            for line in reply.iter_lines():
+                yield from _pieces(line)
+
+    def close(self) -> None:
+        """Drop the stream, if it was not answered, and the connection."""
+        if not self._http.is_closed:
+            self._http.delete(f"/v1/streams/{self.id}")
+            self._http.close()
+
+    def __enter__(self) -> "PromptStream":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        for left in reversed(range(RETRIES)):
+            try:
+                return _checked(self._http.request(method, path, json=body, headers=headers))
+            except httpx.TransportError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+
+class AsyncPromptStream:
+    """The same for an event loop. Opened by `async with`, or by `open`."""
+
+    def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float = 600.0, **fields: Any):
+        self._http = httpx.AsyncClient(base_url=_root(base_url), headers=_headers(api_key), timeout=timeout)
+        self._fields = fields
+        self.id = ""
+        self.version = 0
+
+    async def open(self) -> None:
+        """Create the stream on the server."""
+        try:
+            created = await self._send("POST", "/v1/streams", self._fields)
+        except BaseException:
+            await self._http.aclose()
+            raise
+        self.id, self.version = created["id"], created["version"]
+
+    async def append(self, text: str) -> str:
+        """A new chunk at the end; returns its id."""
+        return (await self.edit(_Edits.append(text)))[0]
+
+    async def insert(self, text: str, before: Place) -> str:
+        """A new chunk before another; returns its id."""
+        return (await self.edit(_Edits.insert(text, before)))[0]
+
+    async def replace(self, chunk: Place, text: str) -> None:
+        """Another text for a chunk."""
+        await self.edit(_Edits.replace(chunk, text))
+
+    async def remove(self, chunk: Place) -> None:
+        """Take a chunk away."""
+        await self.edit(_Edits.remove(chunk))
+
+    async def edit(self, *operations: dict[str, Any]) -> list[str]:
+        """Apply operations, all or none; returns the ids of the chunks they made, changed or removed."""
+        body = {"version": self.version, "operations": list(operations)}
+        reply = await self._send("PATCH", f"/v1/streams/{self.id}", body)
+        self.version = reply["version"]
+        return list(reply["chunks"])
+
+    async def state(self) -> dict[str, Any]:
+        """Version, chunks, tokens, and how many of those are computed already."""
+        return _checked(await self._http.get(f"/v1/streams/{self.id}"))
+
+    async def finish(self) -> dict[str, Any]:
+        """The answer, in the shape of completions or chats."""
+        return await self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
+
+    async def answer(self) -> AsyncIterator[str]:
+        """The answer's text, piece by piece. Leaving the loop early ends the answer."""
+        path = f"/v1/streams/{self.id}/finish"
+        async with self._http.stream("POST", path, json={"stream": True}) as reply:
+            if reply.status_code != 200:
+                await reply.aread()
+                _checked(reply)
+            async for line in reply.aiter_lines():
+                for piece in _pieces(line):
+                    yield piece
+
+    async def close(self) -> None:
+        """Drop the stream, if it was not answered, and the connection."""
+        if not self._http.is_closed:
+            await self._http.delete(f"/v1/streams/{self.id}")
+            await self._http.aclose()
+
+    async def __aenter__(self) -> "AsyncPromptStream":
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        for left in reversed(range(RETRIES)):
+            try:
+                return _checked(await self._http.request(method, path, json=body, headers=headers))
+            except httpx.TransportError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _root(base_url: str) -> str:
+    """A base that ends in /v1, as other clients want it, is as good as one without."""
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def _at(place: Place) -> dict[str, Any]:
+    return {"index": place} if isinstance(place, int) else {"chunk": place}
+
+
+def _checked(reply: httpx.Response) -> dict[str, Any]:
+    """The reply's body. Raises StreamError if it is a refusal."""
+    try:
+        body = dict(reply.json())
+    except ValueError:
+        body = {"error": {"message": reply.text[:300]}}
+    if reply.is_success:
+        return body
+    error = body.get("error", {})
+    raise StreamError(reply.status_code, str(error.get("message")), error.get("version"))
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """The texts of one line of an event stream. Raises StreamError for an error that came in between."""
+    data = line.removeprefix("data: ")
+    if data == line or data == "[DONE]":
+        return
+    event = json.loads(data)
+    if "error" in event:
+        raise StreamError(500, event["error"]["message"])
+    for choice in event["choices"]:
+        text = choice.get("text") or choice.get("delta", {}).get("content")
+        if text:
+            yield text

@@ -1,0 +1,242 @@
+"""What becomes of prompt streams that are many, forgotten, abandoned, edited at once, or meet a drain."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from streamserve.api.generator import Generator
+from streamserve.api.settings import ApiSettings
+from streamserve.async_llm import AsyncLLM
+from streamserve.protocol import keys
+from streamserve.settings import resolve
+from tests.api.serving import ScriptedGenerator, Served, scripted, served, until
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+
+WORDS = [
+    "the",
+    " quick ",
+    "br",
+    "own",
+    " Grüße",
+    " 日",
+    "本 ",
+    "🙂",
+    "e\u0301",
+    "\n",
+    "  ",
+    "12",
+    "3,",
+    " don",
+    "'t",
+    "<|im_",
+    "end|>",
+]
+TTL = 5.0
+SHORT = {"max_position_embeddings": 512}
+ADMIN = "an-admin-key-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Little memory."""
+    with little_memory(make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Little memory, few streams, and they are soon forgotten."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
+    with little_memory(folder, max_streams=24, stream_ttl=TTL) as running:
+        yield running
+
+
+def little_memory(folder: Path, **settings: Any) -> AbstractContextManager[Served]:
+    """A server of the real engine, which preempts now and then."""
+    model = {"served_model_name": ["tiny"], "threads": 1, "num_blocks": 96, "preempt_every": 7}
+
+    async def start() -> Generator:
+        llm = AsyncLLM(resolve(str(folder), model))
+        await llm.start()
+        return llm
+
+    sampling = {"temperature": 0.0, "ignore_eos": True}
+    admin = [keys.digest(ADMIN)]
+    return served(start, ApiSettings(default_sampling=sampling, admin_keys=admin, **settings))
+
+
+async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields: Any) -> tuple[str, str, int]:
+    """A stream after a random script of edits: its id, its context and its version."""
+    reply = await http.post("/v1/streams", json=fields)
+    assert reply.status_code == 200, reply.text
+    name, version = reply.json()["id"], 0
+    chunks: list[str] = []
+    for _ in range(rng.randint(1, 6)):
+        operations: list[dict[str, Any]] = []
+        for _ in range(rng.randint(1, 3)):
+            text, index = "".join(rng.choices(WORDS, k=rng.randint(1, 12))), rng.randrange(len(chunks) + 1)
+            kind = rng.choice(["append", "append", "insert", "replace", "remove"])
+            if kind == "append":
+                chunks.append(text)
+                operations.append({"op": "append", "text": text})
+            elif kind == "insert":
+                chunks.insert(index, text)
+                operations.append({"op": "insert", "text": text, "index": index})
+            elif index < len(chunks):
+                chunks[index : index + 1] = [text] if kind == "replace" else []
+                given = {"text": text} if kind == "replace" else {}
+                operations.append({"op": kind, "index": index, **given})
+        if operations:
+            body = {"version": version, "operations": operations}
+            reply = await http.patch(f"/v1/streams/{name}", json=body)
+            assert reply.status_code == 200, reply.text
+            version += 1
+        await asyncio.sleep(rng.choice([0, 0, 0.01, 0.03]))
+    return name, "".join(chunks), version
+
+
+def test_texts_are_those_of_prompts_sent_at_once(
+    small: Served, scale: Scale, record: Callable[..., None]
+) -> None:
+    """Random edit scripts beside each other, with little memory and forced preemptions."""
+    count, rng = scale.pick(24, 400), random.Random(scale.seed)
+    preempted = small.llm.report().preemptions
+
+    async def one(http: httpx.AsyncClient, seed: int, limit: asyncio.Semaphore) -> None:
+        script = random.Random(seed)
+        sampling = {"max_tokens": script.randint(1, 24), "seed": seed, "temperature": script.choice([0, 1])}
+        query = script.choice(["", " why?", "日本 ?"])
+        async with limit:
+            name, context, version = await scripted_stream(http, script, query=query, **sampling)
+            body = {"version": version} if script.random() < 0.5 else {}
+            answer = await http.post(f"/v1/streams/{name}/finish", json=body)
+            prompt = {"prompt": context + query, **sampling}
+            whole = await http.post("/v1/completions", json=prompt)
+        assert answer.status_code == whole.status_code == (200 if context + query else 400), answer.text
+        if not context + query:
+            return
+        assert answer.json()["choices"] == whole.json()["choices"], context
+        assert answer.json()["usage"]["prompt_tokens"] == whole.json()["usage"]["prompt_tokens"]
+
+    async def main() -> None:
+        limit = asyncio.Semaphore(12)
+        async with httpx.AsyncClient(base_url=small.url, timeout=120) as http:
+            await asyncio.gather(*(one(http, rng.randrange(2**31), limit) for _ in range(count)))
+
+    asyncio.run(main())
+    until(lambda: small.llm.report().preemptions > preempted, seconds=20)
+    record(scripts=count, preempted=small.llm.report().preemptions - preempted)
+
+
+def test_abandoned_streams_leave_nothing(
+    forgetful: Served, scale: Scale, record: Callable[..., None]
+) -> None:
+    """Left open, deleted, hung up on while edited or answered: in the end nobody holds anything."""
+    count, rng = scale.pick(100, 10_000), random.Random(scale.seed + 1)
+    ends: dict[str, int] = {}
+
+    async def one(http: httpx.AsyncClient, seed: int, limit: asyncio.Semaphore) -> None:
+        script = random.Random(seed)
+        how = script.choice(["forget", "delete", "hang up", "hang up early", "finish"])
+        ends[how] = ends.get(how, 0) + 1
+        async with limit:
+            while (await http.get("/load")).json()["server_load"] > 12:  # noqa: ASYNC110 (another thread)
+                await asyncio.sleep(0.05)
+            name, _, _ = await scripted_stream(http, script, query="why?", max_tokens=script.choice([2, 200]))
+            if how == "delete":
+                assert (await http.delete(f"/v1/streams/{name}")).status_code == 200
+            elif how == "finish":
+                assert (await http.post(f"/v1/streams/{name}/finish", json={})).status_code == 200
+            elif how != "forget":
+                body = {"stream": how == "hang up"}
+                wait = 30 if how == "hang up" else script.choice([0.001, 0.01])
+                try:
+                    async with http.stream(
+                        "POST", f"/v1/streams/{name}/finish", json=body, timeout=wait
+                    ) as reply:
+                        await anext(reply.aiter_lines())
+                except httpx.TimeoutException:
+                    pass
+
+    async def main() -> None:
+        limit = asyncio.Semaphore(8)
+        async with httpx.AsyncClient(base_url=forgetful.url, timeout=120) as http:
+            await asyncio.gather(*(one(http, rng.randrange(2**31), limit) for _ in range(count)))
+
+    asyncio.run(main())
+    until(lambda: forgetful.metric("streams") == 0, seconds=60)
+    until(lambda: forgetful.working() == 0 and forgetful.llm.report().blocks_live == 0, seconds=60)
+    until(lambda: forgetful.http.get("/load").json()["server_load"] == 0, seconds=20)
+    assert len(ends) == 5
+    record(streams=count, **{name.replace(" ", "_"): number for name, number in ends.items()})
+
+
+def test_edits_at_the_same_time(small: Served) -> None:
+    """Of edits for the same version one is taken; the others are told which version there is."""
+
+    async def main() -> tuple[list[httpx.Response], dict[str, Any]]:
+        async with httpx.AsyncClient(base_url=small.url, timeout=60) as http:
+            name = (await http.post("/v1/streams", json={})).json()["id"]
+            bodies = [{"version": 0, "operations": [{"op": "append", "text": f"{n}"}]} for n in range(10)]
+            replies = await asyncio.gather(*(http.patch(f"/v1/streams/{name}", json=body) for body in bodies))
+            return list(replies), (await http.get(f"/v1/streams/{name}")).json()
+
+    replies, shown = asyncio.run(main())
+    assert sorted(reply.status_code for reply in replies) == [200] + [409] * 9
+    assert {reply.json()["error"]["version"] for reply in replies if reply.status_code == 409} == {1}
+    assert (shown["version"], len(shown["chunks"])) == (1, 1)
+
+
+def test_no_more_than_the_limit(generator: ScriptedGenerator) -> None:
+    with scripted(generator, ApiSettings(max_streams=3)) as server:
+        names = [server.http.post("/v1/streams", json={}).json()["id"] for _ in range(3)]
+        refused = server.http.post("/v1/streams", json={})
+        assert refused.status_code == 429
+        assert "max_streams" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) > 0
+        assert server.http.delete(f"/v1/streams/{names[0]}").is_success
+        assert server.http.post("/v1/streams", json={}).status_code == 200
+
+
+def test_a_stream_is_forgotten_unless_it_is_touched(generator: ScriptedGenerator) -> None:
+    with scripted(generator, ApiSettings(stream_ttl=3.0)) as server:
+        name, other = (server.http.post("/v1/streams", json={}).json()["id"] for _ in range(2))
+        until(lambda: server.http.get(f"/v1/streams/{name}").is_success and server.metric("streams") == 1, 60)
+        assert server.http.get(f"/v1/streams/{other}").status_code == 404
+        until(lambda: server.metric("streams") == 0, 60)
+        assert server.http.get(f"/v1/streams/{name}").status_code == 404
+
+
+def test_a_draining_server_takes_no_new_streams_and_answers_the_open_ones(small: Served) -> None:
+    name = small.http.post("/v1/streams", json={"max_tokens": 3}).json()["id"]
+    admin = {"Authorization": f"Bearer {ADMIN}"}
+    assert small.http.post("/admin/drain", headers=admin).is_success
+    try:
+        assert small.http.post("/v1/streams", json={}).status_code == 503
+        body = {"version": 0, "operations": [{"op": "append", "text": "hello"}]}
+        assert small.http.patch(f"/v1/streams/{name}", json=body).status_code == 200
+        assert small.http.post(f"/v1/streams/{name}/finish", json={}).status_code == 200
+    finally:
+        assert small.http.post("/admin/resume", headers=admin).is_success
+
+
+def test_all_streams_together_hold_a_bounded_text(generator: ScriptedGenerator) -> None:
+    """As much as eight bodies of the largest size, which here is a kilobyte."""
+    roomy = generator.but(model=msgspec.structs.replace(generator.model, max_model_len=4096))
+    with scripted(roomy, ApiSettings(max_body_bytes=1024)) as server:
+        names = [server.http.post("/v1/streams", json={}).json()["id"] for _ in range(12)]
+        body = {"version": 0, "operations": [{"op": "append", "text": "a " * 450}]}
+        replies = [server.http.patch(f"/v1/streams/{name}", json=body) for name in names]
+        assert [reply.status_code for reply in replies] == [200] * 9 + [429] * 3
+        assert "all together" in replies[-1].json()["error"]["message"]
+        assert server.http.get(f"/v1/streams/{names[-1]}").json()["version"] == 0
+        assert server.http.delete(f"/v1/streams/{names[0]}").is_success
+        assert server.http.patch(f"/v1/streams/{names[-1]}", json=body).status_code == 200

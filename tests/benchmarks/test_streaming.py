@@ -1,0 +1,67 @@
+"""The traces of arriving prompts have the published statistics, survive a file, and can be played."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks import arriving_traces
+from benchmarks.arriving_traces import TRACES, Event, Query
+from benchmarks.streaming import DEFAULT, NAIVE, NONE, run
+
+PUBLISHED = {"append": (9100, 5800, 28_900, 9.9, 0.7007), "update": (13_000, 10_000, 31_000, 4.5, 0.0367)}
+"""Tokens (mean, median, 95th percentile), mean seconds of retrieval, median seconds between chunks."""
+
+
+@pytest.mark.parametrize("kind", TRACES)
+def test_statistics(kind: str) -> None:
+    queries = TRACES[kind](1500, seed=1)
+    tokens = sorted(query.tokens for query in queries)
+    gaps = [
+        after.after - before.after
+        for query in queries
+        for before, after in zip(query.events, query.events[1:], strict=False)
+    ]
+    found = (
+        statistics.fmean(tokens),
+        statistics.median(tokens),
+        tokens[int(0.95 * len(tokens))],
+        statistics.fmean(query.retrieval for query in queries),
+        statistics.median(gaps),
+    )
+    for value, wanted in zip(found, PUBLISHED[kind], strict=True):
+        assert value == pytest.approx(wanted, rel=0.15), (found, PUBLISHED[kind])
+
+
+def test_a_factor_scales_tokens_and_another_the_delays() -> None:
+    plain, small = TRACES["append"](50, 3), TRACES["append"](50, 3, scale=0.1, delay=10.0)
+    assert sum(query.tokens for query in small) == pytest.approx(sum(q.tokens for q in plain) / 10, rel=0.05)
+    assert [query.retrieval for query in small] == pytest.approx([10 * query.retrieval for query in plain])
+
+
+@pytest.mark.parametrize("kind", TRACES)
+def test_files(kind: str, tmp_path: Path) -> None:
+    queries = TRACES[kind](5, seed=2)
+    arriving_traces.write(tmp_path / "trace.jsonl", queries)
+    assert [query.contexts() for query in arriving_traces.read(tmp_path / "trace.jsonl")] == [
+        query.contexts() for query in queries
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{}", '{"at": 0, "query": 1, "output": 1, "events": [{"after": 0, "edits": [["remove", 3, 0]]}]}'],
+)
+def test_lines_that_are_none(line: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match="line 1"):
+        arriving_traces.read(tmp_path / "trace.jsonl")
+
+
+@pytest.mark.parametrize("policy", [NONE, NAIVE, DEFAULT], ids=lambda policy: policy.name)
+def test_replay(policy: object) -> None:
+    """A query alone: streamed, what is left at the end is its last chunk."""
+    events = [Event(0.5, [("append", 0, 4000)]), Event(3.0, [("append", 0, 40)])]
+    done = run([Query(0.0, 10, 4, events)], 1.0, policy, 1000)  # type: ignore[arg-type]
+    (ttft,) = done.ttft
+    assert (ttft > 0.1) == (policy is NONE)

@@ -1,0 +1,91 @@
+"""The client for prompt streams, sync and async: what arrives bit by bit is answered as if sent at once."""
+
+import httpx
+import pytest
+
+from streamserve.client import AsyncPromptStream, PromptStream, StreamError
+from tests.serving import Served, serving
+
+SAMPLING = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+FIELDS = {"query": "\nWhat is 12 + 7?", **SAMPLING}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(
+        "embedded", "--threads", "1", "--draft", "none", "--api-key", "a-key-of-some-length"
+    ) as served:
+        yield served
+
+
+def whole(server: Served, prompt: str) -> str:
+    headers = {"Authorization": "Bearer a-key-of-some-length"}
+    body = {"prompt": prompt, **SAMPLING}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+    return str(reply.json()["choices"][0]["text"])
+
+
+def test_all_of_it(server: Served) -> None:
+    with PromptStream(server.url + "/v1", api_key="a-key-of-some-length", **FIELDS) as stream:
+        first = stream.append("Tom has 8 apples.")
+        last = stream.append(" He sings.")
+        stream.insert(" Anna has 9.", before=last)
+        stream.replace(first, "Tom has 3 pears.")
+        stream.remove(2)
+        assert stream.version == 5
+        assert stream.state()["version"] == 5
+        text = stream.finish()["choices"][0]["text"]
+    assert text == whole(server, "Tom has 3 pears. Anna has 9." + FIELDS["query"])
+
+
+def test_pieces(server: Served) -> None:
+    with PromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
+        stream.append("Read this.")
+        pieces = list(stream.answer())
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole(server, "Read this." + FIELDS["query"])
+
+
+async def test_in_an_event_loop(server: Served) -> None:
+    async with AsyncPromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
+        first = await stream.append("One.")
+        await stream.insert("Zero. ", before=0)
+        await stream.replace(first, "Two.")
+        await stream.append(" Three.")
+        await stream.remove(2)
+        assert (await stream.state())["version"] == 5
+        pieces = [piece async for piece in stream.answer()]
+    assert "".join(pieces) == whole(server, "Zero. Two." + FIELDS["query"])
+    async with AsyncPromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
+        await stream.append("Zero. Two.")
+        assert (await stream.finish())["choices"][0]["text"] == "".join(pieces)
+
+
+def test_refusals(server: Served) -> None:
+    with pytest.raises(StreamError, match="key is needed") as caught:
+        PromptStream(server.url)
+    assert caught.value.status == 401
+    with PromptStream(server.url, api_key="a-key-of-some-length") as stream:
+        stream.append("a")
+        stream.version = 7
+        with pytest.raises(StreamError) as caught:
+            stream.append("b")
+        assert (caught.value.status, caught.value.version) == (409, 1)
+
+
+def test_a_reply_that_was_lost_is_asked_for_again(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edit was done; its reply did not come."""
+    with PromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
+        send, lost = stream._http.request, []
+
+        def unreliable(*arguments, **keywords):
+            reply = send(*arguments, **keywords)
+            if not lost:
+                lost.append(reply)
+                raise httpx.ReadError("lost")
+            return reply
+
+        monkeypatch.setattr(stream._http, "request", unreliable)
+        assert stream.append("a") == "chunk-1"
+        assert lost
+        assert (stream.version, stream.state()["version"]) == (1, 1)
