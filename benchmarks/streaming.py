@@ -25,13 +25,13 @@ import msgspec
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from streamserve.policy.eviction import Eviction
 
 from benchmarks import arriving_traces
 from benchmarks.arriving_replay import Machine, Replayed, capacity, live, virtual
 from benchmarks.arriving_traces import TRACES, Query
 from benchmarks.report import RESULTS, table, write
 from streamserve.policy.cost import Line, SwapCost
+from streamserve.policy.eviction import Eviction
 from streamserve.policy.order import ORDERS, Order
 from streamserve.protocol.config import EngineConfig
 

@@ -44,14 +44,12 @@ class OpenPrompt:
             await self.close()
             raise
 
-    async def edit(self, ids: list[int], tail: int) -> int:
-        """The prompt is now `ids`, of which the last `tail` are expected to stay last. Returns how many
-        computed tokens that makes void. Raises RequestError if the request was lost meanwhile."""
+    async def edit(self, ids: list[int], tail: int) -> None:
+        """The prompt is now `ids`, of which the last `tail` are expected to stay last. Raises RequestError
+        if the request was lost meanwhile."""
         keep = common_prefix(self.ids, ids)
         await self._tell(ids, keep, tail)
-        void = max(0, self.computed - keep)
-        self.computed -= void
-        return void
+        self.computed = min(self.computed, keep)
 
     async def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         """Finish the prompt as `ids`, and give what it comes to; a Usage is last. `params.max_tokens` is

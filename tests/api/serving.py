@@ -142,9 +142,8 @@ class ScriptedPrompt:
     def computed(self) -> int:
         return len(self.ids)
 
-    async def edit(self, ids: list[int], tail: int) -> int:
+    async def edit(self, ids: list[int], tail: int) -> None:
         self.ids = ids
-        return 0
 
     def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         return self.script(ids, params)

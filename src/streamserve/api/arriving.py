@@ -93,12 +93,10 @@ class PromptStream:
         """What answers the prompt as it is now; nothing else is taken from here on."""
         async with self._one_at_a_time:
             self._check_open(wanted.version)
-            llm, metrics = self._door.llm, self._door.metrics
+            llm = self._door.llm
             prompt = Prompt(self.prompt.ids, self._tokenized.text)
             answer, job = await self._form.answer(prompt, wanted)
             params = llm.complete(prompt.ids, job.params)
-            metrics.stream_prompt_tokens.inc(len(prompt.ids))
-            metrics.stream_early_tokens.inc(min(self.prompt.computed, len(prompt.ids)))
             self.answering = True
             return answer, Job(
                 0, job.request_id, prompt, params, job.priority, job.cache_salt, arriving=self.prompt
@@ -152,8 +150,7 @@ class PromptStream:
                 f"the prompt would have {len(ids)} tokens, but the model's context holds {limit}",
                 field="operations",
             )
-        void = await self.prompt.edit(ids, tail + len(behind))
-        self._door.metrics.stream_invalidated_tokens.inc(void)
+        await self.prompt.edit(ids, tail + len(behind))
         return tokenized
 
     def _encode(self, text: str) -> tuple[Tokenized, int]:

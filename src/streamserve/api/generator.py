@@ -37,9 +37,9 @@ class ArrivingPrompt(Protocol):
     @property
     def created(self) -> float: ...
 
-    async def edit(self, ids: list[int], tail: int) -> int:
-        """The prompt is now `ids`, of which the last `tail` are expected to stay last. Returns how many
-        computed tokens that makes void. Raises RequestError if the request was lost."""
+    async def edit(self, ids: list[int], tail: int) -> None:
+        """The prompt is now `ids`, of which the last `tail` are expected to stay last. Raises RequestError
+        if the request was lost."""
 
     def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         """Finish the prompt as `ids` and generate, as Generator.submit does."""

@@ -21,7 +21,14 @@ from prometheus_client.samples import Sample
 
 from streamserve.api.slo import strictness
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Report, SpeculationReport, StepParts, TransferReport
+from streamserve.protocol.messages import (
+    EvictionReport,
+    Report,
+    SpeculationReport,
+    StepParts,
+    StreamReport,
+    TransferReport,
+)
 from streamserve.protocol.sampling import NO_SLO, Slo
 from streamserve.text.output import Delta, Usage
 
@@ -102,15 +109,6 @@ class Metrics:
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.streams = self._gauge("streams", "Prompt streams that are open.")
         self.stream_chunks = self._counter("stream_chunks", "Chunks that prompt streams were given.")
-        self.stream_invalidated_tokens = self._counter(
-            "stream_invalidated_tokens", "Computed tokens of prompt streams that edits made void."
-        )
-        self.stream_prompt_tokens = self._counter(
-            "stream_prompt_tokens", "Prompt tokens of the streams that were finished."
-        )
-        self.stream_early_tokens = self._counter(
-            "stream_early_tokens", "Those of them that were computed before."
-        )
         self._attainment = Counter(
             f"{OURS}slo_requests",
             "Requests with latency targets that ended, by strictness and whether they met them.",
@@ -279,6 +277,12 @@ class _WorkerReport(Collector):
             yield from self._parts(report.step_parts, report.step_seconds)
         if report.speculation is not None:
             yield from self._speculation(report.speculation)
+        if report.streams is not None:
+            yield from self._streams(report.streams)
+        if report.evictions is not None:
+            for name in EvictionReport.__struct_fields__:
+                text = f"Evicted KV: {name.replace('_', ' ')}, in sequences, blocks or seconds."
+                yield self._counter(f"eviction_{name}", text, getattr(report.evictions, name))
         if report.transfer is not None:
             yield from self._transfer(report.transfer)
 
@@ -295,6 +299,16 @@ class _WorkerReport(Collector):
             shares.add_metric((self._model_name, part), value / spent if spent else 0.0)
         yield seconds
         yield shares
+
+    def _streams(self, report: StreamReport) -> Iterable[Metric]:
+        yield self._counter(
+            "stream_invalidated_tokens", "Computed tokens that edits made void.", report.invalidated
+        )
+        yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
+        early = report.computed_before
+        yield self._counter("stream_early_tokens", "Of them, computed before they were finished.", early)
+        share = early / report.tokens if report.tokens else 0.0
+        yield self._gauge("stream_early_share", "Computed before / all, of finished streams so far.", share)
 
     def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
         yield self._counter("spec_decode_num_drafts", "Trees that were drafted.", report.drafts)
