@@ -86,7 +86,7 @@ class Sequence:
         """Tokens whose target KV is not computed yet; 1 while decoding."""
         return len(self.tokens) - self.computed[TARGET]
 
-    def wanted(self, idle: bool) -> int:
+    def todo(self, idle: bool) -> int:
         """How many tokens a step should compute. Of an open prompt all but the last, whose output is not
         wanted yet, and its tail only where a step would be `idle` otherwise."""
         if self.ending is not None:
