@@ -58,7 +58,11 @@ $(COMPAT)/%/.installed: tests/compat/constraints.txt
 	$(COMPAT)/$*/bin/pip install --quiet --constraint $< $*
 	@touch $@
 
-verify: lint $(CLIENTS:%=$(COMPAT)/%/.installed)
+$(VENV)/.nixl: $(VENV)/.developing
+	$(BIN)/pip install --quiet --editable ".[nixl]"
+	@touch $@
+
+verify: lint $(VENV)/.nixl $(CLIENTS:%=$(COMPAT)/%/.installed)
 	COMPAT=$(abspath $(COMPAT)) $(BIN)/pytest --full --results tests/results/verify.json $(ARGS)
 
 clean:

@@ -15,12 +15,15 @@ import pytest
 
 from streamserve.async_llm import AsyncLLM
 from streamserve.control.fleet import Fleet
+from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import SettingsError, resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
+NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
+ROUNDS = 5
 Request = tuple[list[int], SamplingParams]
 
 
@@ -109,9 +112,16 @@ async def empty(llm: AsyncLLM) -> None:
     await until(quiet)
 
 
-@pytest.mark.parametrize("pools", [{"pairs": 1}, {"prefill": 1, "decode": 2}])
+@pytest.mark.parametrize(
+    "pools",
+    [
+        {"pairs": 1},
+        {"prefill": 1, "decode": 2},
+        pytest.param({"pairs": 1, "kv_transport": "nixl"}, marks=NEEDS_NIXL),
+    ],
+)
 async def test_pairs_give_the_text_of_one_worker(
-    checkpoint: Path, scale: Scale, pools: dict[str, int], record: Callable[..., None]
+    checkpoint: Path, scale: Scale, pools: dict[str, object], record: Callable[..., None]
 ) -> None:
     asked = requests(scale.pick(16, 300), scale.seed)
     async with serving(checkpoint) as llm:
@@ -149,6 +159,39 @@ async def test_a_killed_half_costs_time_never_text(
         await empty(llm)
 
 
+@pytest.mark.parametrize("signals", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
+async def test_halves_lost_at_random_moments_cost_time_never_text(
+    checkpoint: Path,
+    scale: Scale,
+    victims: tuple[str, ...],
+    signals: signal.Signals,
+    record: Callable[..., None],
+) -> None:
+    """A stopped worker is killed when it has been silent for four times `stuck_after`."""
+    if not scale.full:
+        pytest.skip("with --full; one death of each is tested above")
+    rng = random.Random(scale.seed)
+    asked = requests(16, scale.seed + 2)
+    async with serving(checkpoint) as llm:
+        expected = await answers(llm, asked)
+    recovered = []
+    for _ in range(ROUNDS):
+        async with serving(checkpoint, pairs=1, stuck_after=1.0) as llm:
+            working = asyncio.create_task(answers(llm, asked))
+            await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            for victim in victims:
+                os.kill(llm.process_id(victim), signals)
+            lost_at = time.monotonic()
+            assert await working == expected
+            await until(lambda: all(fleet(llm).workers[v].incarnation == 2 for v in victims))
+            await until(lambda: llm.health().ready)
+            recovered.append(round(time.monotonic() - lost_at, 2))
+            await empty(llm)
+    record(rounds=ROUNDS, streams=len(asked), recovery_seconds=recovered)
+
+
 async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
     async with serving(checkpoint, pairs=1, kv_bytes_per_second=2e5) as llm:
         for leave_after in (0, 1, 5):
@@ -176,6 +219,7 @@ async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: P
         ({"pairs": 1, "prefill": 1}, "either pairs"),
         ({"prefill": 2}, "need each other"),
         ({"router": "magic"}, "none of flowguard"),
+        ({"kv_transport": "nixl"}, "without pairs"),
     ],
 )
 def test_workers_that_make_no_place_are_refused(

@@ -216,6 +216,7 @@ class AsyncLLM:
             endpoint=endpoint,
             model=worker_model(self.settings.model, worker, self._shell.fleet.config.topology),
             memory_share=1 / len(self._shell.fleet.workers),
+            kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             log_level=self.settings.server.log_level,
             log_format=self.settings.server.log_format,

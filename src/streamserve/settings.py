@@ -20,6 +20,7 @@ from streamserve.policy.routing import parse_router
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -142,7 +143,11 @@ def topology(server: ServerConfig) -> Topology:
 
 
 def _check_topology(server: ServerConfig) -> None:
-    topology(server)
+    workers = topology(server)
+    if server.kv_transport == "nixl" and not workers.prefill:
+        raise SettingsError("kv_transport = 'nixl': without pairs there is no KV to move")
+    if server.kv_transport == "nixl" and nixl_package() is None:
+        raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     try:
         parse_router(server.router)
     except ValueError as error:

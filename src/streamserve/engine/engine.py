@@ -389,7 +389,7 @@ class Engine:
     def _minds(self, sequence: Sequence) -> bool:
         """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
         has no further steps to be slowed down in: the others' guesses need not wait for it."""
-        goes_on = sequence.wanted(self.config.max_model_len) > 1
+        goes_on = sequence.outputs_left(self.config.max_model_len) > 1
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _ask(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:

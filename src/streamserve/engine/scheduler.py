@@ -320,7 +320,7 @@ class Scheduler:
             return 0
         if not sequence.params.speculation.enabled:
             return 0
-        wanted = sequence.wanted(self.config.max_model_len) - 1
+        wanted = sequence.outputs_left(self.config.max_model_len) - 1
         most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(most, wanted, self.tables.room(sequence) - room))
 

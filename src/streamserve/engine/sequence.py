@@ -134,7 +134,7 @@ class Sequence:
             self.first_token_at, self.clocked = now, self.outputs
         self.decode_seconds = max(0.0, now - self.first_token_at)
 
-    def wanted(self, max_model_len: int) -> int:
+    def outputs_left(self, max_model_len: int) -> int:
         """How many tokens it may still get."""
         room = max_model_len - len(self.tokens)
         limit = self.params.max_tokens

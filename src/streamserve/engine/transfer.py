@@ -88,6 +88,8 @@ class Outgoing:
             error = "the request is not here"
         elif ticket.tokens != len(sequence.tokens) or ticket.have % self._block_size:
             error = f"the ticket is for {ticket.tokens} tokens, not for {len(sequence.tokens)}"
+        elif not self._fits(ticket):
+            error = "the ticket's blocks are not one of its cache for each of its tokens' blocks"
         else:
             try:
                 self._transport.check(ticket.to)
@@ -98,6 +100,12 @@ class Outgoing:
             return
         self._sending[sequence.id] = _Sending(ticket, sequence, ticket.have)
         self.advance(sequence)
+
+    def _fits(self, ticket: Ticket) -> bool:
+        """Whether a ticket's blocks are as many as its tokens need, each once, all in its cache."""
+        needed = -(-ticket.tokens // self._block_size) - ticket.have // self._block_size
+        inside = all(0 <= block < ticket.to.num_blocks for block in ticket.blocks)
+        return ticket.have >= 0 and inside and len(set(ticket.blocks)) == len(ticket.blocks) == needed
 
     def advance(self, sequence: Running) -> None:
         """More of the sequence has KV: whole blocks go out, and at the end what is left."""

@@ -19,6 +19,7 @@ ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode"]
+KVTransport = Literal["shm", "nixl"]
 Eviction = Literal["recompute", "swap", "cost"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -220,6 +221,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "least-loaded or cache-aware"
         ),
     ] = "flowguard"
+    kv_transport: Annotated[
+        KVTransport,
+        Meta(description="how KV goes from worker to worker: through shared memory, or by NVIDIA's NIXL"),
+    ] = "shm"
     kv_bytes_per_second: (
         Annotated[
             float, Meta(gt=0, description="for measuring: a wire between workers that is as slow as this")
@@ -244,6 +249,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endpoint: str
     model: ModelConfig
     memory_share: float = 1.0
+    kv_transport: KVTransport = "shm"
     kv_bytes_per_second: float | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

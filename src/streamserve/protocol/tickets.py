@@ -17,13 +17,15 @@ LAYOUT_VERSION = 1
 class CacheAddress(msgspec.Struct, frozen=True):
     """Where a worker's KV pool lies and what is in it. `path` opens its memory on this host, `size` bytes
     with this `inode`. `fingerprint` covers weights, configuration, KV format, block size and layout
-    version."""
+    version. For NIXL: where the memory begins in its process (`base`), and its `agent`'s metadata."""
 
     path: str
     size: int
     num_blocks: int
     fingerprint: str
     inode: int = 0
+    base: int = 0
+    agent: bytes = b""
 
 
 def kv_fingerprint(model: str, block_size: int) -> str:

@@ -42,6 +42,9 @@ class SharedMemory:
         inode = os.fstat(self._handle).st_ino
         return CacheAddress(path, self.size, num_blocks, fingerprint, inode)
 
+    def close(self) -> None:
+        """Nothing to stop: who has the address writes by itself."""
+
 
 class SharedMemoryTransport:
     """Writes blocks of `pool` [layer, block, bytes] into the pools at other addresses, in the order they
@@ -69,7 +72,11 @@ class SharedMemoryTransport:
 
     def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]]) -> int:
         job = next(self._jobs)
-        self._thread.submit(self._copy, job, self._opened[to], list(copies))
+        target = self._opened.get(to)
+        if target is None:  # let go of since it was checked
+            self._landed.append(Landed(job, 0, f"the worker at {to.path} is gone"))
+        else:
+            self._thread.submit(self._copy, job, target, list(copies))
         return job
 
     def landed(self) -> list[Landed]:

@@ -14,6 +14,7 @@ from llguidance import LLTokenizer
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation, guessed_cost
+from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import Cores, claim
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import Profile, users_profiles
@@ -22,7 +23,7 @@ from streamserve.execution.profile_measure import first_profile
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.policy.speculation import parse_policy
-from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.config import KVTransport, WorkerConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -40,6 +41,7 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.tickets import kv_fingerprint
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
+from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.pace import Pace
 
@@ -51,33 +53,44 @@ STALLED_MILLISECONDS = 10
 TRANSFER_MILLISECONDS = 1
 """How often an idle worker looks whether KV has landed."""
 CHECKPOINT_EXIT_STATUS = 2
+Memory = type[SharedMemory] | type[NixlMemory]
+Transport = type[SharedMemoryTransport] | type[NixlTransport]
+TRANSPORTS: dict[KVTransport, tuple[Memory, Transport]] = {
+    "shm": (SharedMemory, SharedMemoryTransport),
+    "nixl": (NixlMemory, NixlTransport),
+}
+"""What KV comes into, and what it leaves by."""
 
 
 def run(config: WorkerConfig) -> int:
     """Load the model and serve until told to stop; returns the exit status."""
     with zmq.Context() as context, _connect(context, config) as socket:
         started = time.monotonic()
-        shared = SharedMemory()
+        make_memory, make_transport = TRANSPORTS[config.kv_transport]
+        memory = make_memory()
         cores = claim(config.model.threads or len(os.sched_getaffinity(0)))
         numbers = cores.numbers if cores else ()
         try:
             words = partial(_vocabulary, config.model.path)
-            allocate = shared.allocate if config.role == "decode" else None
+            allocate = memory.allocate if config.role == "decode" else None
             loaded = load(config.model, words, numbers, config.memory_share, allocate)
+            fingerprint = kv_fingerprint(loaded.model_info.fingerprint, loaded.engine_config.block_size)
+            transport = None
+            if config.role == "prefill":
+                pace = config.kv_bytes_per_second
+                transport = make_transport(loaded.cache.as_bytes(), fingerprint, pace)
         except CheckpointError as error:
             _send(socket, Failed(str(error), CHECKPOINT_EXIT_STATUS))
             return CHECKPOINT_EXIT_STATUS
+        except TransferError as error:
+            _send(socket, Failed(str(error), 1))
+            return 1
         if cores:
             _settle(cores, loaded)
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
         cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
         speculation = Speculation(parse_policy(config.model.speculation_policy), cost)
-        fingerprint = kv_fingerprint(loaded.model_info.fingerprint, loaded.engine_config.block_size)
-        cache = shared.address(loaded.engine_config.num_blocks, fingerprint) if shared.size else None
-        transport = None
-        if config.role == "prefill":
-            pace = config.kv_bytes_per_second
-            transport = SharedMemoryTransport(loaded.cache.as_bytes(), fingerprint, pace)
+        cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
         engine = Engine(
             loaded.engine_config,
             loaded.model_info,
@@ -109,6 +122,7 @@ def run(config: WorkerConfig) -> int:
         _serve(engine, socket)
         if transport:
             transport.close()
+        memory.close()
         loaded.executor.close()
     return 0
 

@@ -1,0 +1,293 @@
+"""KV between workers through NIXL, NVIDIA's transfer library: over UCX between processes of one host.
+
+    decode worker   NixlMemory: its KV pool, registered; a thread answers what UCX asks (wire-up, tcp)
+                      ▲ WRITE of whole blocks, by index into descriptors that are prepared once per peer
+    prefill worker  NixlTransport: a thread of its own beside the steps starts writes and looks after them
+
+A write cannot be called back: one that was released in flight still lands. So a push has ended only when NIXL
+says so or its receiver is dead, however long that takes.
+"""
+
+import importlib
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+from torch import Tensor
+
+from streamserve.engine.transfer import Landed, TransferError
+from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.protocol.tickets import CacheAddress
+from streamserve.transfer.shared_memory import SharedMemory
+
+logger = logging.getLogger(__name__)
+
+VARIABLES = {"UCX_TLS": "shm,tcp,self", "UCX_NET_DEVICES": "lo"}
+"""How UCX goes about on one host, unless the environment says otherwise."""
+POLL_SECONDS = 0.001
+SUSPECT_SECONDS = 1.0
+"""When a push has taken so long, it is asked whether its receiver lives: NIXL does not always notice."""
+CLOSE_SECONDS = 1.0
+
+
+def _agent() -> Any:
+    """A NIXL agent with a name that nobody else has. Raises TransferError if NIXL cannot be used here.
+
+    Without its progress thread, which takes a whole core: whoever has an agent polls it.
+    """
+    package = nixl_package()
+    if package is None:
+        raise TransferError(NIXL_MISSING)
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+    try:
+        nixl = importlib.import_module(package)
+        logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to standard output
+        config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        agent = nixl.nixl_agent(f"streamserve-{secrets.token_hex(8)}", config)
+    except Exception as error:  # its errors have no base of their own
+        raise TransferError(f"NIXL does not start: {error}") from error
+    if "UCX" not in agent.backends:
+        raise TransferError("this NIXL is without its UCX plugin")
+    return agent
+
+
+def _blocks(base: int, layers: int, num_blocks: int, width: int) -> npt.NDArray[np.uint64]:
+    """NIXL's descriptors (address, bytes, device) of a pool's blocks [layer, block], flat."""
+    descriptors = np.zeros((layers * num_blocks, 3), np.uint64)
+    descriptors[:, 0] = base + np.arange(layers * num_blocks) * width
+    descriptors[:, 1] = width
+    return descriptors
+
+
+class NixlMemory:
+    """Memory that other processes can write through NIXL; `size` bytes once allocated. It is a file's too,
+    so that others can see whether this process lives."""
+
+    def __init__(self) -> None:
+        self._shared = SharedMemory()
+        self._agent: Any = None
+        self._base = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._answer, name="kv-answers", daemon=True)
+
+    @property
+    def size(self) -> int:
+        return self._shared.size
+
+    def allocate(self, size: int) -> Tensor:
+        """The memory as bytes, once. Raises TransferError if NIXL cannot be used here."""
+        self._agent = _agent()
+        memory = self._shared.allocate(size)
+        self._agent.register_memory(memory)
+        self._base = memory.data_ptr()
+        self._thread.start()
+        return memory
+
+    def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
+        """What others need to write a pool of `num_blocks` in it."""
+        address = self._shared.address(num_blocks, fingerprint)
+        return replace(address, base=self._base, agent=self._agent.get_agent_metadata())
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._closed.set()
+        if self._thread.ident:
+            self._thread.join()
+
+    def _answer(self) -> None:
+        while not self._closed.wait(POLL_SECONDS):
+            self._agent.get_new_notifs()
+
+
+@dataclass(frozen=True)
+class _Peer:
+    """A pool that can be written: its NIXL name and its prepared descriptors."""
+
+    name: str
+    blocks: Any
+
+
+@dataclass
+class _Push:
+    """A write under way: `handle` is NIXL's. With a paced wire it is not over before `earliest`."""
+
+    job: int
+    to: CacheAddress
+    handle: Any
+    sent: int
+    started: float
+    earliest: float
+
+
+class NixlTransport:
+    """Writes blocks of `pool` [layer, block, bytes] into the pools at other addresses. With
+    `bytes_per_second` the wire is as slow as that: for measuring on one machine what two would do."""
+
+    def __init__(self, pool: Tensor, fingerprint: str, bytes_per_second: float | None = None) -> None:
+        """Raises TransferError if NIXL cannot be used here."""
+        self._layers, self._num_blocks, self._width = pool.shape
+        self._pool = pool
+        self._fingerprint = fingerprint
+        self._bytes_per_second = bytes_per_second
+        self._agent = _agent()
+        self._agent.register_memory(pool.view(-1))
+        own = _blocks(pool.data_ptr(), *pool.shape)
+        self._own = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, "DRAM")
+        self._agent_lock = threading.Lock()  # an agent serves one thread at a time
+        self._peers: dict[CacheAddress, _Peer] = {}
+        self._pushed = 0
+        self._wire_free = 0.0
+        self._asked: queue.SimpleQueue[tuple[int, CacheAddress, list[tuple[int, int]]]] = queue.SimpleQueue()
+        self._flying: list[_Push] = []
+        self._landed: deque[Landed] = deque()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="kv-transport", daemon=True)
+        self._thread.start()
+
+    def check(self, to: CacheAddress) -> None:
+        if to.fingerprint != self._fingerprint:
+            raise TransferError(
+                f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "
+                "weights, precision, block size or layout differ"
+            )
+        if to.size != self._layers * to.num_blocks * self._width:
+            raise TransferError(
+                f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
+            )
+        if to not in self._peers:
+            with self._agent_lock:
+                self._forget_the_dead()
+                self._peers[to] = self._meet(to)
+
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]]) -> int:
+        self._pushed += 1
+        self._asked.put((self._pushed, to, list(copies)))
+        return self._pushed
+
+    def landed(self) -> list[Landed]:
+        return [self._landed.popleft() for _ in range(len(self._landed))]
+
+    def close(self) -> None:
+        """Wait a while for what is under way."""
+        self._closed.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        """Start what is asked for and see to what is under way, until closed."""
+        leave = float("inf")
+        while time.monotonic() < leave:
+            if self._closed.is_set():
+                idle = self._asked.empty() and not self._flying
+                leave = 0.0 if idle else min(leave, time.monotonic() + CLOSE_SECONDS)
+            try:
+                asked = self._asked.get(timeout=POLL_SECONDS if self._flying else 20 * POLL_SECONDS)
+            except queue.Empty:
+                asked = None
+            with self._agent_lock:
+                if asked:
+                    self._start(*asked)
+                self._flying = [push for push in self._flying if not self._over(push)]
+
+    def _start(self, job: int, to: CacheAddress, copies: list[tuple[int, int]]) -> None:
+        now = time.monotonic()
+        sent = len(copies) * self._layers * self._width
+        wire = sent / self._bytes_per_second if self._bytes_per_second else 0.0
+        self._wire_free = max(self._wire_free, now) + wire
+        sources, targets = np.array(copies, np.int32).T
+        try:
+            self._check_range(sources, self._num_blocks)
+            self._check_range(targets, to.num_blocks)
+            if to not in self._peers:
+                raise TransferError(f"the worker at {to.path} is gone")
+            handle = self._agent.make_prepped_xfer(
+                "WRITE",
+                self._own,
+                self._in_all_layers(sources, self._num_blocks),
+                self._peers[to].blocks,
+                self._in_all_layers(targets, to.num_blocks),
+            )
+            self._agent.transfer(handle)
+        except Exception as error:  # NIXL's have no base of their own; nothing was started
+            self._landed.append(Landed(job, 0, str(error)))
+            return
+        self._flying.append(_Push(job, to, handle, sent, now, self._wire_free))
+
+    def _over(self, push: _Push) -> bool:
+        """Whether a push has ended; if so, that is told."""
+        now = time.monotonic()
+        if now < push.earliest:
+            return False
+        try:
+            state, error = self._agent.check_xfer_state(push.handle), ""
+        except Exception as failure:  # the receiver has gone
+            state, error = "ERR", str(failure)
+        if state == "PROC":
+            if now < push.started + SUSPECT_SECONDS or _alive(push.to):
+                return False
+            error = f"the worker at {push.to.path} is gone"
+        elif state == "DONE":
+            push.handle.release()
+            self._landed.append(Landed(push.job, push.sent))
+            return True
+        self._landed.append(Landed(push.job, 0, error or "NIXL could not write"))
+        return True
+
+    def _check_range(self, blocks: npt.NDArray[np.int32], count: int) -> None:
+        """An index beyond its layer would be another block of the next one."""
+        if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < count:
+            raise TransferError(f"there are {count} blocks, and not all of {blocks.tolist()}")
+
+    def _in_all_layers(self, blocks: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
+        layers = np.arange(self._layers, dtype=np.int32)[:, None]
+        return (layers * count + blocks).ravel().astype(np.int32)
+
+    def _meet(self, to: CacheAddress) -> _Peer:
+        """Take up a pool's agent and prepare its blocks."""
+        _find(to)
+        try:
+            name = self._agent.add_remote_agent(to.agent)
+            name = name.decode() if isinstance(name, bytes) else name
+            blocks = _blocks(to.base, self._layers, to.num_blocks, self._width)
+            return _Peer(name, self._agent.prep_xfer_dlist(name, blocks, "DRAM"))
+        except Exception as error:  # forged metadata, or memory that is not in it
+            raise TransferError(f"the cache at {to.path} cannot be written: {error}") from error
+
+    def _forget_the_dead(self) -> None:
+        """Let go of workers that have ended."""
+        busy = {push.to for push in self._flying}
+        for address in [a for a in self._peers if a not in busy and not _alive(a)]:
+            peer = self._peers.pop(address)
+            peer.blocks.release()
+            try:
+                self._agent.remove_remote_agent(peer.name)
+            except Exception as error:  # it has noticed by itself
+                logger.debug("forgot %s: %s", peer.name, error)
+
+
+def _find(to: CacheAddress) -> None:
+    """Raises TransferError unless the memory at this address is still the one that it was."""
+    try:
+        found = os.stat(to.path)
+    except OSError as error:
+        raise TransferError(f"the cache at {to.path} cannot be opened: {error.strerror}") from error
+    if (found.st_ino, found.st_size) != (to.inode, to.size):
+        raise TransferError(f"{to.path} is another's memory by now")
+
+
+def _alive(to: CacheAddress) -> bool:
+    try:
+        _find(to)
+    except TransferError:
+        return False
+    return True
