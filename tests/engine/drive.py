@@ -31,12 +31,17 @@ def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
     )  # fmt: skip
 
 
-def make_engine(config: EngineConfig, drafter=None, eos: tuple[int, ...] = ()) -> Engine:
+def make_engine(
+    config: EngineConfig,
+    drafter=None,
+    eos: tuple[int, ...] = (),
+    speculation: Speculation | None = None,
+) -> Engine:
     executor = CostExecutor(
         config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0, swap_blocks=config.swap_blocks
     )
     ticks = itertools.count()
-    speculation = Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
+    speculation = speculation or Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
     clock = lambda: float(next(ticks))  # noqa: E731
     return Engine(config, model_info(config.max_model_len, eos), executor, clock, drafter, speculation)
 

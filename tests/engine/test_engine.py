@@ -335,8 +335,8 @@ class Watched(Speculation):
 @pytest.mark.parametrize(("tokens_left", "decoding"), [(1, 1), (2, 2)])
 def test_who_gets_its_last_token_does_not_hold_up_the_guesses_of_others(tokens_left, decoding):
     """Steps stay short for those that decode without guesses, unless they have no further steps at all."""
-    engine = make_engine(CONFIG, Oracle(3))
-    engine.speculation = Watched(SpeculationPolicy("fixed", Shape(4, 1)), lambda rows, kv_tokens: 1.0)
+    watched = Watched(SpeculationPolicy("fixed", Shape(4, 1)), lambda rows, kv_tokens: 1.0)
+    engine = make_engine(CONFIG, Oracle(3), speculation=watched)
     params = SamplingParams(temperature=0, max_tokens=30)
     alone = SamplingParams(
         temperature=0, max_tokens=1 + tokens_left, speculation=SpeculationLimits(enabled=False)
@@ -345,4 +345,4 @@ def test_who_gets_its_last_token_does_not_hold_up_the_guesses_of_others(tokens_l
     engine.handle(submit("beside it", [4, 5, 6], alone))
     engine.step()
     engine.step()
-    assert engine.speculation.decoding == decoding
+    assert watched.decoding == decoding

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from streamserve.engine.agenda import Pace, agenda, workload
+from streamserve.engine.drafting import Drafting
 from streamserve.engine.exchange import Exchange
+from streamserve.engine.intake import ends, hopeless_ends, may_be_hopeless, refusal, sequence_of
 from streamserve.engine.plan import (
     DRAFT,
     TARGET,
     Drafter,
-    DraftRequest,
     Executor,
     Sampled,
     Span,
@@ -22,14 +23,10 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.policy.admission import hopeless
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP, Costs
-from streamserve.policy.outlook import Candidate
 from streamserve.policy.prefix import namespace
-from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.speculation import SpeculationPolicy
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
@@ -86,11 +83,11 @@ class Engine:
         self.executor = executor
         self.clock = clock
         self.drafter = drafter
-        self.draft_wait = draft_wait
         self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         costs = Costs(self.speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
+        self._drafting = Drafting(drafter, self.speculation, self.scheduler, config, clock, draft_wait)
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
@@ -152,8 +149,8 @@ class Engine:
         proposals = self.scheduler.plan(
             agenda(able, self.config, started, self.speculation.step_cost, self.pace)
         )
-        trees = self._draft(proposals)
-        self._read_along(proposals)
+        trees = self._drafting.trees(proposals)
+        self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
@@ -202,93 +199,31 @@ class Engine:
         return self.speculation.counters.draft_seconds + self._target_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
-        error = self._refusal(message)
-        if error:
-            return [
-                Finished(message.request, message.attempt, choice, "error", error)
-                for choice in message.outputs
-            ]
-        if self.config.slo_admission and (refused := self._hopeless(message)):
+        if refused := self._refused(message):
             return refused
         for sequence in self.scheduler.of(message.request):
             self._remove(sequence)  # an earlier attempt: only the latest one lives
         fresh = not any(message.outputs.values())
         groups = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
         for choices in groups:
-            self._add(message, choices)
-        return []
-
-    def _hopeless(self, message: Submit) -> list[Event]:
-        """The refusal of a request whose latency targets cannot be met now, once steps have been timed.
-        What has begun goes on."""
-        begun = any(message.outputs.values()) or message.phase == "decode" or message.open
-        if begun or not self.speculation.step_cost.observed:
-            return []
-        load = workload(
-            list(self.scheduler.sequences.values()), self.config, message, self.speculation, self.pace
-        )
-        slo = message.params.slo
-        tpot = slo.tpot_ms if message.phase == "both" else None  # else another worker decodes
-        found = hopeless(slo.ttft_ms, tpot, len(message.prompt), load)
-        if found is None:
-            return []
-        missed, again = found
-        error = f"the latency targets cannot be met at present (slo_admission): {'; '.join(missed)}"
-        return [
-            Finished(message.request, message.attempt, choice, "error", error, 503, again)
-            for choice in message.outputs
-        ]
-
-    def _refusal(self, message: Submit) -> str:
-        """Why a request cannot run here at all; empty if it can."""
-        length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
-        if not message.outputs or not (message.prompt or message.open):
-            return "the prompt is empty"
-        if message.open and message.params.prompt_logprobs is not None:
-            return "a prompt that is still arriving has no prompt log-probabilities"
-        if length > self.config.max_model_len:
-            return f"the prompt has {length} tokens, but the model's limit is {self.config.max_model_len}"
-        if not self.exchange.serves(message.phase):
-            return f"this worker does not {message.phase} for others"
-        if len(message.outputs) > self.config.max_num_seqs:
-            return (
-                f"n is {len(message.outputs)}, but at most {self.config.max_num_seqs} sequences run at once"
-            )
-        if any(not 0 <= token < self.model.vocab_size for token in message.prompt):
-            return f"the prompt holds a token outside the vocabulary of {self.model.vocab_size}"
-        return ""
-
-    def _add(self, message: Submit, choices: tuple[int, ...]) -> None:
-        tokens = message.prompt + message.outputs[choices[0]]
-        self.scheduler.add(
-            Sequence(
-                id=self._new_id(),
-                request=message.request,
-                attempt=message.attempt,
-                choices=choices,
-                params=message.params,
-                prompt_length=len(message.prompt),
-                tokens=tokens,
-                root=namespace(self.model.fingerprint, message.cache_salt),
-                priority=message.priority,
-                arrival=message.arrival,
-                computed=[0] * self.scheduler.tables.planes,
-                prompt_logprobs_done=message.params.prompt_logprobs is None
-                or 0 not in choices
-                or message.phase == "decode",
-                first_token_at=message.began.get(choices[0]),
-                handoff=message.phase == "prefill",
-                reserved=message.phase == "decode",
-                open=message.open,
-                early=message.answer_early,
-                tail=message.tail,
-                version=message.version,
-                chunk_at=message.arrival,
-                survival=self.streams.survival,
-            )
-        )
+            root = namespace(self.model.fingerprint, message.cache_salt)
+            planes, survival = self.scheduler.tables.planes, self.streams.survival
+            self.scheduler.add(sequence_of(message, choices, self._new_id(), root, planes, survival))
         if message.phase != "decode" and not message.open:
             self._prompt_tokens += len(message.prompt)
+        return []
+
+    def _refused(self, message: Submit) -> list[Event]:
+        """The ends of a request that cannot run here, at all or in time."""
+        error = refusal(message, self.config, self.model, self.exchange.serves(message.phase))
+        if error:
+            return ends(message, error)
+        if self.config.slo_admission and may_be_hopeless(message) and self.speculation.step_cost.observed:
+            sequences = list(self.scheduler.sequences.values())
+            return hopeless_ends(
+                message, workload(sequences, self.config, message, self.speculation, self.pace)
+            )
+        return []
 
     def _edit(self, message: Edit) -> list[Event]:
         events = self.streams.edit(message)
@@ -318,100 +253,6 @@ class Engine:
         """Forget a sequence."""
         self.exchange.leave(sequence)
         self.scheduler.remove(sequence)
-
-    def _draft(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
-        """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
-        if self.drafter is None:
-            return {}
-        if self.scheduler.released:
-            self.drafter.release(self.scheduler.released)
-        able = [proposal for proposal in proposals if proposal.nodes]
-        rows = sum(proposal.room for proposal in proposals)
-        kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
-        budget = self.config.max_num_batched_tokens - len(able)
-        guessed_for = {proposal.sequence.id for proposal in able}
-        needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
-        shapes = self.speculation.shapes(
-            [_candidate(proposal) for proposal in able],
-            rows - len(able),
-            kv_tokens,
-            min(self.config.draft_nodes, budget // max(len(able), 1)),
-            [need for id, need in needs.items() if id not in guessed_for],
-            len(self.scheduler.running()) / self.config.max_num_seqs,
-        )
-        asked = {
-            proposal.sequence.id: self._ask(proposal.sequence, shape)
-            for proposal, shape in zip(able, shapes, strict=True)
-            if shape != PLAIN
-        }
-        if not asked:
-            return {}
-        started = self.clock()
-        self.drafter.begin(list(asked.values()))
-        found = self.drafter.collect(started + self.draft_wait)
-        trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
-        spent = self.clock() - started
-        catch_up = sum(_length(request) - request.computed for request in asked.values())
-        self.speculation.drafted(shapes, catch_up, spent)
-        for id in trees:
-            if self.drafter.plane == DRAFT:
-                self.scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
-        sampled = {id: not request.params.greedy for id, request in asked.items()}
-        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
-        self.speculation.counters.select_seconds += self.clock() - started - spent
-        return chosen
-
-    def _read_along(self, proposals: list[Proposal]) -> None:
-        """Let a draft model read what the target has computed of prompts, a chunk a step, so that it need not
-        read a whole prompt at once while others wait for their next token."""
-        if self.drafter is None or self.drafter.plane != DRAFT or not self.speculation.guessing:
-            return
-        left, asked = self.config.max_chunk, []
-        for sequence in (proposal.sequence for proposal in proposals):
-            known, end = sequence.computed[DRAFT], sequence.computed[TARGET]
-            end = min(end, known + left)
-            if (
-                sequence.pending > 1
-                and sequence.params.speculation.enabled
-                and max(known, sequence.told) < end
-            ):
-                asked.append(self._ask(sequence, PLAIN, end))
-                left -= end - known
-        if asked:
-            started = self.clock()
-            self.drafter.begin(asked)
-            found = self.drafter.collect(started + self.draft_wait)
-            self.speculation.counters.draft_seconds += self.clock() - started
-            for request in asked:
-                if request.id in found:
-                    self.scheduler.sequences[request.id].computed[DRAFT] = _length(request)
-
-    def _minds(self, sequence: Sequence) -> bool:
-        """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
-        has no further steps to be slowed down in: the others' guesses need not wait for it."""
-        goes_on = sequence.outputs_left(self.config.max_model_len) > 1
-        return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
-
-    def _ask(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
-        """For a tree behind all tokens, or to read those before `end`."""
-        plane = self.drafter.plane if self.drafter else None
-        new, keep = sequence.tokens[sequence.told : end], sequence.told
-        sequence.told = keep + len(new)
-        return DraftRequest(
-            id=sequence.id,
-            epoch=sequence.epoch,
-            keep=keep,
-            new_tokens=new,
-            choice=sequence.choices[0],
-            output=sequence.outputs,
-            params=sequence.params,
-            depth=shape.depth,
-            width=shape.width,
-            nodes=shape.nodes,
-            expansion=shape.expansion,
-            computed=0 if plane is None else sequence.computed[plane],
-            blocks=[] if plane is None else list(sequence.blocks),
-        )
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
@@ -554,31 +395,11 @@ class Engine:
         return self._next_id
 
 
-def _candidate(proposal: Proposal) -> Candidate:
-    sequence = proposal.sequence
-    depth = sequence.params.speculation.max_depth
-    return Candidate(depth, proposal.nodes, sequence.need, sequence.priority, sequence.id)
-
-
-def _fits(tree: TokenTree, request: DraftRequest) -> bool:
-    """Whether a drafter kept to what it was asked for: a late answer or a foreign tree is dropped."""
-    return (
-        len(tree) - 1 <= request.nodes
-        and bool(request.new_tokens)
-        and tree.tokens[0] == request.new_tokens[-1]
-    )
-
-
 def _last(events: list[Event]) -> Token | Finished:
     """Takes the event that ends a choice from behind the others."""
     last = events.pop()
     assert isinstance(last, Token | Finished)
     return last
-
-
-def _length(request: DraftRequest) -> int:
-    """How many committed tokens the request is about."""
-    return request.keep + len(request.new_tokens)
 
 
 def _refused(sequence: Sequence, choice: int, error: str) -> Finished:

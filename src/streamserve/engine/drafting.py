@@ -1,0 +1,148 @@
+"""Guesses for a step: who is asked for, what the drafter answers in time, and what of it is worth
+verifying."""
+
+from collections.abc import Callable
+
+from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest
+from streamserve.engine.scheduler import Proposal, Scheduler
+from streamserve.engine.sequence import Sequence
+from streamserve.engine.speculation import Speculation
+from streamserve.policy.outlook import Candidate
+from streamserve.policy.shape import PLAIN, Shape
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.config import EngineConfig
+
+
+class Drafting:
+    """Asks `drafter`, if there is one, for the sequences of `scheduler`. What has not come `wait` seconds
+    after it was asked for is done without in this step."""
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        speculation: Speculation,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        wait: float,
+    ) -> None:
+        self._drafter = drafter
+        self._speculation = speculation
+        self._scheduler = scheduler
+        self._config = config
+        self._clock = clock
+        self._wait = wait
+
+    def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
+        """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
+        if self._drafter is None:
+            return {}
+        if self._scheduler.released:
+            self._drafter.release(self._scheduler.released)
+        able = [proposal for proposal in proposals if proposal.nodes]
+        rows = sum(proposal.room for proposal in proposals)
+        kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
+        budget = self._config.max_num_batched_tokens - len(able)
+        guessed_for = {proposal.sequence.id for proposal in able}
+        needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
+        shapes = self._speculation.shapes(
+            [_candidate(proposal) for proposal in able],
+            rows - len(able),
+            kv_tokens,
+            min(self._config.draft_nodes, budget // max(len(able), 1)),
+            [need for id, need in needs.items() if id not in guessed_for],
+            len(self._scheduler.running()) / self._config.max_num_seqs,
+        )
+        asked = {
+            proposal.sequence.id: self._ask(proposal.sequence, shape)
+            for proposal, shape in zip(able, shapes, strict=True)
+            if shape != PLAIN
+        }
+        if not asked:
+            return {}
+        started = self._clock()
+        self._drafter.begin(list(asked.values()))
+        found = self._drafter.collect(started + self._wait)
+        trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
+        spent = self._clock() - started
+        catch_up = sum(_length(request) - request.computed for request in asked.values())
+        self._speculation.drafted(shapes, catch_up, spent)
+        for id in trees:
+            if self._drafter.plane == DRAFT:
+                self._scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
+        sampled = {id: not request.params.greedy for id, request in asked.items()}
+        chosen = self._speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
+        self._speculation.counters.select_seconds += self._clock() - started - spent
+        return chosen
+
+    def read_along(self, proposals: list[Proposal]) -> None:
+        """Let a draft model read what the target has computed of prompts, a chunk a step, so that it need not
+        read a whole prompt at once while others wait for their next token."""
+        if self._drafter is None or self._drafter.plane != DRAFT or not self._speculation.guessing:
+            return
+        left, asked = self._config.max_chunk, []
+        for sequence in (proposal.sequence for proposal in proposals):
+            known, end = sequence.computed[DRAFT], sequence.computed[TARGET]
+            end = min(end, known + left)
+            if (
+                sequence.pending > 1
+                and sequence.params.speculation.enabled
+                and max(known, sequence.told) < end
+            ):
+                asked.append(self._ask(sequence, PLAIN, end))
+                left -= end - known
+        if asked:
+            started = self._clock()
+            self._drafter.begin(asked)
+            found = self._drafter.collect(started + self._wait)
+            self._speculation.counters.draft_seconds += self._clock() - started
+            for request in asked:
+                if request.id in found:
+                    self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
+
+    def _minds(self, sequence: Sequence) -> bool:
+        """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
+        has no further steps to be slowed down in: the others' guesses need not wait for it."""
+        goes_on = sequence.outputs_left(self._config.max_model_len) > 1
+        return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
+
+    def _ask(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
+        """For a tree behind all tokens, or to read those before `end`."""
+        plane = self._drafter.plane if self._drafter else None
+        new, keep = sequence.tokens[sequence.told : end], sequence.told
+        sequence.told = keep + len(new)
+        return DraftRequest(
+            id=sequence.id,
+            epoch=sequence.epoch,
+            keep=keep,
+            new_tokens=new,
+            choice=sequence.choices[0],
+            output=sequence.outputs,
+            params=sequence.params,
+            depth=shape.depth,
+            width=shape.width,
+            nodes=shape.nodes,
+            expansion=shape.expansion,
+            computed=0 if plane is None else sequence.computed[plane],
+            blocks=[] if plane is None else list(sequence.blocks),
+        )
+
+
+def _candidate(proposal: Proposal) -> Candidate:
+    sequence = proposal.sequence
+    depth = sequence.params.speculation.max_depth
+    return Candidate(depth, proposal.nodes, sequence.need, sequence.priority, sequence.id)
+
+
+def _fits(tree: TokenTree, request: DraftRequest) -> bool:
+    """Whether a drafter kept to what it was asked for: a late answer or a foreign tree is dropped."""
+    return (
+        len(tree) - 1 <= request.nodes
+        and bool(request.new_tokens)
+        and tree.tokens[0] == request.new_tokens[-1]
+    )
+
+
+def _length(request: DraftRequest) -> int:
+    """How many committed tokens the request is about."""
+    return request.keep + len(request.new_tokens)
