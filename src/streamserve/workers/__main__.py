@@ -35,7 +35,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
     threading.Thread(target=leave_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
-    from streamserve.workers.unified import run  # imports torch, which takes a while
+    from streamserve.workers.worker import run  # imports torch, which takes a while
 
     return run(config)
 
