@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from streamserve.control.events import Deliver, Edit, Open
 from streamserve.control.fleet import FleetConfig
+from streamserve.control.workers import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Progress, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
@@ -14,8 +15,8 @@ from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import assert_engine_empty, expected, model_info
 
 
-def play(seed: int, kills: int):
-    """Eight streams with edits at random times, on one worker with little memory that is killed now and then.
+def play(seed: int, kills: int, topology: Topology):
+    """Eight streams with edits at random times, on workers with little memory that are killed now and then.
     Returns the simulation, final prompts with their parameters, and what each client has in the end."""
     rng = random.Random(seed)
     engine = EngineConfig(
@@ -23,8 +24,9 @@ def play(seed: int, kills: int):
         swap_blocks=60, eviction=rng.choice(("recompute", "swap", "cost")),
         order=rng.choice(("slo", "fcfs", "lcas", "mcps", "arrival")),
     )  # fmt: skip
-    fleet = FleetConfig(max_restarts=kills, max_attempts=kills + 1)
-    simulation = Simulation(fleet, engine, model_info(96), lambda rows, context: 0.01 + rows * 0.002)
+    fleet = FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1)
+    cost = lambda rows, context: 0.01 + rows * 0.002  # noqa: E731
+    simulation = Simulation(fleet, engine, model_info(96), cost, wire_seconds=rng.choice((0.0, 0.01)))
     streams = {}
     for number in range(8):
         time, name = rng.uniform(0, 3), f"r{number}"
@@ -43,7 +45,7 @@ def play(seed: int, kills: int):
             simulation.at(time, Edit(name, version, keep, new, finish=version == edits))
         streams[name] = (prompt, params)
     for _ in range(kills):
-        simulation.kill(rng.uniform(1.2, 4), "unified-0")
+        simulation.kill(rng.uniform(1.2, 4), rng.choice(topology.names))
     return simulation, streams, simulation.run()
 
 
@@ -63,22 +65,27 @@ def texts(given) -> tuple[dict[tuple[str, int], list[int]], int, int]:
     return tokens, progress, withdrawn
 
 
-def check(seed: int, kills: int) -> tuple[int, int]:
-    simulation, streams, given = play(seed, kills)
+def check(seed: int, kills: int, topology: Topology) -> tuple[int, int]:
+    simulation, streams, given = play(seed, kills, topology)
     tokens, progress, withdrawn = texts(given)
     for name, (prompt, params) in streams.items():
         for choice in range(params.n):
             assert tokens[name, choice] == expected(prompt, params, choice, 96)
     assert not simulation.fleet.requests
-    assert_engine_empty(simulation.workers["unified-0"].engine)
+    assert not len(simulation.fleet.tickets)
+    for worker in simulation.workers.values():
+        assert_engine_empty(worker.engine)
     return progress, withdrawn
 
 
-@given(seed=st.integers(0, 2**32), kills=st.integers(0, 3))
-def test_no_edit_is_lost(seed: int, kills: int) -> None:
-    check(seed, kills)
+topologies = st.sampled_from((unified(1), pairs(1), pools(1, 2)))
+
+
+@given(seed=st.integers(0, 2**32), kills=st.integers(0, 3), topology=topologies)
+def test_no_edit_is_lost(seed: int, kills: int, topology: Topology) -> None:
+    check(seed, kills, topology)
 
 
 def test_clients_are_told_of_progress_and_of_withdrawals() -> None:
-    told = [check(seed, kills=1) for seed in range(6)]
+    told = [check(seed, 1, unified(1)) for seed in range(6)]
     assert all(sum(counts) > 0 for counts in zip(*told, strict=True))
