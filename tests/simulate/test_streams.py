@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamserve.control.events import Deliver, Edit, Open
@@ -82,6 +82,7 @@ topologies = st.sampled_from((unified(1), pairs(1), pools(1, 2)))
 
 
 @given(seed=st.integers(0, 2**32), kills=st.integers(0, 3), topology=topologies)
+@example(seed=5072, kills=0, topology=pairs(1))  # KV that is to be handed over is in the host pool
 def test_no_edit_is_lost(seed: int, kills: int, topology: Topology) -> None:
     check(seed, kills, topology)
 

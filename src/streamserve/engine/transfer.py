@@ -108,9 +108,10 @@ class Outgoing:
         return ticket.have >= 0 and inside and len(set(ticket.blocks)) == len(ticket.blocks) == needed
 
     def advance(self, sequence: Running) -> None:
-        """More of the sequence has KV: whole blocks go out, and at the end what is left."""
+        """More of the sequence has KV: whole blocks go out, and at the end what is left. Nothing while its KV
+        is in the host pool: it will be back before more is computed."""
         sending = self._sending.get(sequence.id)
-        if sending is None or sending.error:
+        if sending is None or sending.error or not sequence.running:
             return
         ticket, size = sending.ticket, self._block_size
         computed = min(sequence.computed[0], ticket.tokens)
