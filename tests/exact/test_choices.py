@@ -34,7 +34,7 @@ def run(engine, requests: list[Submit]) -> dict[tuple[str, int], list[int]]:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(), Case(chunk=7), Case(chunk=64, preempt_every=6), Case(blocks=110)], ids=str
+    "case", [Case(), Case(chunk=7), Case(chunk=64, preempt_every=6), Case(blocks=100)], ids=str
 )
 def test_a_choice_is_the_same_among_others_and_alone(
     checkpoint: Path, case: Case, scale: Scale, record: Callable[..., None]
