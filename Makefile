@@ -49,7 +49,7 @@ lint: $(VENV)/.developing
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 # Clients of other makers pin what others of them cannot live with, so each has a venv of its own.
 $(COMPAT)/%/.installed: tests/compat/constraints.txt
