@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 
 import msgspec
@@ -29,6 +30,7 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
+    CostCurve,
     Event,
     Events,
     Failed,
@@ -117,6 +119,7 @@ def run(config: WorkerConfig) -> int:
                 kv_cache_bytes=loaded.kv_cache_bytes,
                 load_seconds=time.monotonic() - started,
                 cache=cache,
+                cost=_curve(profile) if profile else None,
             ),
         )
         _send(socket, engine.report())
@@ -127,6 +130,11 @@ def run(config: WorkerConfig) -> int:
         memory.close()
         loaded.executor.close()
     return 0
+
+
+def _curve(profile: Profile) -> CostCurve:
+    """The measured cost of a step, for who must choose between workers."""
+    return CostCurve(kv_token_bytes=profile.kv_token_bytes, **asdict(profile.cost))
 
 
 def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:
