@@ -27,42 +27,46 @@ class Acceptance:
     """Counts of one engine's guesses by [class, bin]; a class is (sampled?, sibling?)."""
 
     def __init__(self) -> None:
-        centre = (np.arange(BINS) + 0.5) / BINS
-        self.tested: Table = np.full((4, BINS), PRIOR)
-        self.accepted: Table = PRIOR * np.stack([centre, centre / 2, centre, centre / 2])
+        centre = [(place + 0.5) / BINS for place in range(BINS)]
+        half = [share / 2 for share in centre]
+        self.tested = [[PRIOR] * BINS for _ in range(4)]
+        self.accepted = [[PRIOR * share for share in row] for row in (centre, half, centre, half)]
         self._monotone = self._fit()
         self._stale = 0
 
     def calibrate(self, tree: TokenTree, sampled: bool) -> TokenTree:
         """The tree with calibrated path acceptances in place of the drafter's own."""
+        tables = self._monotone[2 * sampled : 2 * sampled + 2]
         first = first_children(tree)
         accept = [1.0]
         for node in range(1, len(tree)):
-            kind = 2 * sampled + (not first[node])
-            conditional = self._monotone[kind, _bin(tree.scores[node])]
-            accept.append(accept[tree.parents[node]] * float(conditional))
+            accept.append(accept[tree.parents[node]] * tables[not first[node]][_bin(tree.scores[node])])
         return replace(tree, accept=tuple(accept))
 
     def learn(self, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
         """Take in that the target chose `tokens`, whatever part of `tree` was verified."""
         path = tree.follow(tokens)
-        reached, tested = set(path), set(path[: len(tokens)])
+        reached, asked = set(path), set(path[: len(tokens)])
         first = first_children(tree)
         for node in range(1, len(tree)):
-            if tree.parents[node] not in tested:
+            if tree.parents[node] not in asked:
                 continue  # nobody asked whether it would have been right
             kind, place = 2 * sampled + (not first[node]), _bin(tree.scores[node])
-            if self.tested[kind, place] > MEMORY:
-                self.tested[kind, place] /= 2
-                self.accepted[kind, place] /= 2
-            self.tested[kind, place] += 1
-            self.accepted[kind, place] += node in reached
+            tested, accepted = self.tested[kind], self.accepted[kind]
+            if tested[place] > MEMORY:
+                tested[place] /= 2
+                accepted[place] /= 2
+            tested[place] += 1
+            accepted[place] += node in reached
         self._stale += 1
         if self._stale >= 32:
             self._monotone, self._stale = self._fit(), 0
 
-    def _fit(self) -> Table:
-        return np.stack([isotonic(a / t, t) for a, t in zip(self.accepted, self.tested, strict=True)])
+    def _fit(self) -> list[list[float]]:
+        return [
+            isotonic(np.array(accepted) / tested, np.array(tested)).tolist()
+            for accepted, tested in zip(self.accepted, self.tested, strict=True)
+        ]
 
 
 def first_children(tree: TokenTree) -> list[bool]:
