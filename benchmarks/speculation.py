@@ -13,6 +13,7 @@ The whole grid takes an hour. It is measured in pieces which are kept in build/s
 """
 
 import argparse
+import gc
 import itertools
 import json
 import random
@@ -123,6 +124,7 @@ class Bench:
             self.loaded.engine_config, self.loaded.model_info, self.loaded.executor, time.perf_counter,
             self.loaded.drafter, self.speculation("off"),
         )  # fmt: skip
+        gc.freeze()  # as a worker does
 
     def speculation(self, setting: str) -> Speculation:
         return self.speculations.setdefault(

@@ -1,13 +1,14 @@
 """Goodput-optimal speculation against brute force, and its guards."""
 
 from itertools import product
+from math import prod
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.policy.goodput import SLOWEST, best_shape, select, shapes
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
-from streamserve.policy.shape import PLAIN, Shape, expected_tokens
+from streamserve.policy.shape import PLAIN, Shape, expected_by_level, expected_tokens
 from streamserve.policy.slo import NO_NEED, Need
 from streamserve.policy.tree import TokenTree
 from tests.policy.strategies import connected, curves, expected, needs, subtrees, trees
@@ -61,25 +62,33 @@ def test_prompt_chunks_in_the_step_do_not_make_guesses_cheap():
     curve = lambda rows: 1.0 + rows / 10  # noqa: E731
     assert select(drafted([tree], curve, budget=8)) == [[0]]
     assert select(drafted([tree], curve, plain=301, budget=8)) == [[0]]
-    assert best_shape(1, 300, [0.05], curve, lambda shape: 0.0, 8, 8) == PLAIN
+    assert best_shape(1, 300, [[0.05]], curve, lambda shape: 0.0, 8, 8) == PLAIN
 
 
 def test_nothing_is_drafted_where_rows_cost_what_they_cost_alone():
-    assert best_shape(8, 0, [0.9], lambda rows: rows * 1.0, lambda shape: 0.0, 8, 8) == PLAIN
+    assert best_shape(8, 0, [[0.9]], lambda rows: rows * 1.0, lambda shape: 0.0, 8, 8) == PLAIN
 
 
 def test_a_free_row_is_always_taken():
-    shape = best_shape(1, 0, [0.8, 0.9], lambda rows: 1.0 if rows <= 6 else 9.0, lambda shape: 0.0, 8, 16)
+    shape = best_shape(1, 0, [[0.8], [0.9]], lambda rows: 1.0 if rows <= 6 else 9.0, lambda shape: 0.0, 8, 16)
     assert shape == Shape(5, 1)
 
 
 def test_an_expensive_draft_is_not_paid_for():
-    assert best_shape(1, 0, [0.8], lambda rows: 1.0, lambda shape: shape.depth * 1.0, 8, 8) == PLAIN
+    assert best_shape(1, 0, [[0.8]], lambda rows: 1.0, lambda shape: shape.depth * 1.0, 8, 8) == PLAIN
 
 
 @given(st.floats(0, 1), st.integers(0, 20))
 def test_expected_tokens_are_the_sum_of_path_probabilities(cover, depth):
     assert abs(expected_tokens(cover, depth) - sum(cover**level for level in range(depth + 1))) < 1e-6
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.integers(0, 8))
+def test_levels_may_differ_in_how_likely_they_are(covers, depth):
+    deep = (covers + covers[-1:] * depth)[:depth]
+    assert (
+        abs(expected_by_level(covers, depth) - sum(prod(deep[:level]) for level in range(depth + 1))) < 1e-9
+    )
 
 
 BUSY = Need(tpot=1.0, decode_seconds=10.0, decoded=10)
@@ -151,7 +160,7 @@ def test_loose_targets_change_nothing(forest, curve, spent) -> None:
     assert select(drafted(forest, curve, spent=spent, needs=loose)) == blind
 
 
-def outlook(needs, curve, covers=(0.7,), bystanders=()) -> Outlook:
+def outlook(needs, curve, covers=((0.7,),), bystanders=()) -> Outlook:
     return Outlook(
         candidates=[Candidate(16, 16, need) for need in needs],
         others=len(bystanders),

@@ -28,7 +28,7 @@ def outlook(asking, curve=None, bystanders=()) -> Outlook:
         others=len(bystanders),
         step=(lambda rows: curve[rows]) if curve else lambda rows: 1.0 + rows / 100,
         draft=lambda shapes: 0.05 * max(shape.depth for shape in shapes),
-        covers=(0.6, 0.7),
+        covers=((0.6,), (0.7,)),
         nodes=8,
         bystanders=bystanders,
         load=0.5,

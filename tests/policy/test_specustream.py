@@ -26,7 +26,7 @@ def outlook(acceptance=None, ids=(1,), load=0.0, throughput=400.0) -> Outlook:
         others=0,
         step=lambda rows: 1.0,
         draft=lambda shapes: 0.0,
-        covers=(0.5,),
+        covers=((0.5,),),
         nodes=32,
         load=load,
         acceptance=acceptance,

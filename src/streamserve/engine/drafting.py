@@ -71,7 +71,8 @@ class Drafting:
             if self._drafter.plane == DRAFT:
                 self._scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
+        wanted = {id: Shape(request.depth, request.width) for id, request in asked.items()}
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget, wanted)
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return chosen
 

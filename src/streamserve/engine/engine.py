@@ -278,7 +278,7 @@ class Engine:
             decoding = [outcome for outcome in result.spans if outcome.outputs]
             self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
             for span, outcome in zip(plan.spans, result.spans, strict=True):
-                if span.tree is not None and len(span.tree) > 1:
+                if span.tree is not None and outcome.outputs and not outcome.error:
                     tokens = [one.token for one in outcome.outputs[0]]
                     sampled = not self.scheduler.sequences[span.sequence].params.greedy
                     self.speculation.verified(span.sequence, span.tree, tokens, sampled)

@@ -7,10 +7,11 @@ and `stepped` what happened. What is decided is decided in policy/; this holds w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import accumulate
 
 from streamserve.policy import speculation as policies
 from streamserve.policy.acceptance import Acceptance
-from streamserve.policy.goodput import WIDTHS
+from streamserve.policy.goodput import MOST_LEVELS, WIDTHS
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
 from streamserve.policy.refine import RefinedCost
 from streamserve.policy.shape import PLAIN, Shape, fit
@@ -25,8 +26,10 @@ PROBE_EVERY = 64
 PROBE = Shape(2, 1)
 FIRST_HITS = (0.7, 0.08, 0.04, 0.02)
 """How often a node's first, second, … guess is right, as long as nothing is known."""
+DOUBT = 20.0
+"""Guesses at a level of trees that must be seen before they count as much as what holds a level above."""
 MEMORY = 400.0
-"""Verified guesses after which older ones fade from what shapes are chosen by."""
+"""Verified guesses of a level after which older ones fade from what shapes are chosen by."""
 RECENT = 0.1
 """Share of the last step in the recent throughput."""
 CATCH_UP = 32
@@ -65,8 +68,9 @@ class Speculation:
         self.acceptance = Acceptance()
         self.step_cost = RefinedCost(prior)
         self._pass_cost = RefinedCost(lambda rows, kv: draft(rows) if draft else self.step_cost(rows, kv) / 8)
-        self._tried = [20.0] * len(WIDTHS)
-        self._hits = [20.0 * share for share in FIRST_HITS]
+        self._tried = [[0.0] * len(WIDTHS) for _ in range(MOST_LEVELS)]
+        self._hits = [[0.0] * len(WIDTHS) for _ in range(MOST_LEVELS)]
+        self._asked: dict[int, Shape] = {}
         self._plain_steps = 0
         self._drafted: dict[int, TokenTree] = {}
         self._flow = Flow()
@@ -81,6 +85,7 @@ class Speculation:
         """A shape for each of the decoding requests, within their limits and `nodes` each, in a step of
         `others` rows besides that reads `kv_tokens`; PLAIN where nothing is to be drafted. `bystanders` are
         the needs of those among the others that decode, `load` the share of places taken."""
+        self._drafted = {}
         if self.policy.kind == "off" or not wanting:
             return [PLAIN] * len(wanting)
         outlook = Outlook(
@@ -139,15 +144,16 @@ class Speculation:
 
     def choose(
         self, trees: Mapping[int, TokenTree], sampled: Mapping[int, bool], plain: int,
-        needs: Mapping[int, Need], kv_tokens: int, spent: float, budget: int,
+        needs: Mapping[int, Need], kv_tokens: int, spent: float, budget: int, asked: Mapping[int, Shape],
     ) -> dict[int, TokenTree]:  # fmt: skip
         """The part of each request's tree that is worth verifying. `plain` rows are in the step without any;
-        `needs` are those of all requests that decode in it; `spent` seconds went into drafting."""
+        `needs` are those of all requests that decode in it; `spent` seconds went into drafting. `asked` are
+        the shapes that were asked for."""
         counters = self.counters
         counters.drafts += len(trees)
         counters.drafted += sum(len(tree) - 1 for tree in trees.values())
         calibrated = {id: self.acceptance.calibrate(tree, sampled[id]) for id, tree in trees.items()}
-        self._drafted = calibrated
+        self._drafted, self._asked = calibrated, dict(asked)
         judged = calibrated if self.policy.calibrated else trees
         if self._plain_steps or not trees:  # a probe is verified whatever it costs
             return dict(judged)
@@ -165,9 +171,15 @@ class Speculation:
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 
     def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
-        """Take in what the target chose for a request whose `tree` was verified: `tokens`, the last of them
-        beyond the accepted path. Guesses that were drafted but not verified are judged by them too: who
-        looked at verified ones alone would think better of siblings than they are."""
+        """Take in what the target chose for a request whose `tree` was verified, if only its root: `tokens`,
+        the last of them beyond the accepted path. Guesses that were drafted but not verified are judged by
+        them too: who looked at verified ones alone would think better of guesses than they are."""
+        drafted = self._drafted.get(id)
+        if drafted is not None:
+            self.acceptance.learn(drafted, tokens, sampled)
+            self._learn_covers(drafted, tokens, self._asked[id])
+        if len(tree) == 1:
+            return
         counters, accepted = self.counters, len(tokens) - 1
         counters.verified += len(tree) - 1
         counters.accepted += accepted
@@ -178,9 +190,6 @@ class Speculation:
         _count(counters.trees_by_depth, max(tree.depths()))
         for depth in range(min(accepted, MOST_DEPTH)):
             counters.accepted_at[depth] += 1
-        drafted = self._drafted.get(id, tree)
-        self.acceptance.learn(drafted, tokens, sampled)
-        self._learn_covers(drafted, tokens)
 
     def stepped(self, rows: int, kv_tokens: int, seconds: float, tokens: int = 0) -> None:
         """Take in that a step of so many rows took `seconds` in the executor and brought `tokens`; comes
@@ -199,27 +208,35 @@ class Speculation:
         at most; nothing as long as nothing was drafted."""
         if self.policy.kind == "off" or not self.counters.drafts:
             return 0.0, 0.0, 0
-        return self._pass_cost(1, 0), self._covers()[0], MOST_DEPTH
+        return self._pass_cost(1, 0), self._covers()[0][0], MOST_DEPTH
 
-    def _covers(self) -> list[float]:
-        """The chance that the next token is among a node's best 1, 2, … guesses."""
-        covers, total = [], 0.0
+    def _covers(self) -> list[list[float]]:
+        """The chance, by number of guesses and level, that the next token is among a node's best 1, 2, …,
+        given that all above it were right: who is right for long is easy to guess for."""
+        above, levels = list(FIRST_HITS), []
         for hits, tried in zip(self._hits, self._tried, strict=True):
-            total += hits / tried
-            covers.append(min(total, 0.999))
-        return covers
+            above = [
+                (hit + DOUBT * known) / (trials + DOUBT)
+                for hit, trials, known in zip(hits, tried, above, strict=True)
+            ]
+            levels.append([min(total, 0.999) for total in accumulate(above)])
+        return [list(widths) for widths in zip(*levels, strict=True)]
 
-    def _learn_covers(self, tree: TokenTree, tokens: Sequence[int]) -> None:
+    def _learn_covers(self, tree: TokenTree, tokens: Sequence[int], asked: Shape) -> None:
+        """What was asked for, but not thought worth guessing, was not guessed right."""
         path = tree.follow(tokens)
-        reached = set(path)
-        for parent in path[: len(tokens)]:
-            children = [node for node in range(parent + 1, len(tree)) if tree.parents[node] == parent]
-            for rank, node in enumerate(children[: len(WIDTHS)]):
-                if self._tried[rank] > MEMORY:
-                    self._tried[rank] /= 2
-                    self._hits[rank] /= 2
-                self._tried[rank] += 1
-                self._hits[rank] += node in reached
+        for level, parent in enumerate(path[: min(len(tokens), asked.depth, MOST_LEVELS)]):
+            tried, hits = self._tried[level], self._hits[level]
+            right = path[level + 1] if level + 1 < len(path) else None
+            for rank in range(min(asked.width, len(WIDTHS))):
+                if tried[rank] > MEMORY:
+                    tried[rank] /= 2
+                    hits[rank] /= 2
+                tried[rank] += 1
+            if right is not None:
+                rank = tree.parents[:right].count(parent)  # siblings that were thought likelier
+                if rank < len(WIDTHS):
+                    hits[rank] += 1
 
 
 def _count(histogram: list[int], number: int) -> None:

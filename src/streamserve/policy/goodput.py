@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streamserve.policy.adaserve import MOST_PICKED, Kept, likeliest
 from streamserve.policy.outlook import Drafted, Outlook
-from streamserve.policy.shape import PLAIN, Seconds, Shape, expected_tokens
+from streamserve.policy.shape import PLAIN, Seconds, Shape, expected_by_level
 from streamserve.policy.slo import Need
 
 SLOWEST = 0.9
@@ -68,7 +68,7 @@ def shapes(outlook: Outlook) -> list[Shape]:
 def best_shape(
     requests: int,
     others: int,
-    covers: Sequence[float],
+    covers: Sequence[Sequence[float]],
     step: Seconds,
     draft: Callable[[Shape], float],
     depth: int,
@@ -77,8 +77,8 @@ def best_shape(
     """The shape with the most expected tokens a second for `requests` that decode beside `others` rows that
     cannot be guessed for; PLAIN if none beats plain decoding.
 
-    `covers[w - 1]` is the chance that the next token is among a node's best w guesses; `draft` is the cost of
-    drafting a shape; `depth` and `nodes` are the largest allowed for a request.
+    `covers[w - 1][l]` is the chance at level l that the next token is among a node's best w guesses; `draft`
+    is the cost of drafting a shape; `depth` and `nodes` are the largest allowed for a request.
     """
     if not requests:
         return PLAIN
@@ -90,7 +90,7 @@ def best_shape(
             if shape.nodes > nodes:
                 break
             seconds = draft(shape) + step(requests * (1 + shape.nodes) + others) - paid
-            rate = requests * expected_tokens(covers[width - 1], levels) / seconds
+            rate = requests * expected_by_level(covers[width - 1], levels) / seconds
             if rate > best_rate:
                 best, best_rate = shape, rate
     return best
@@ -287,7 +287,7 @@ def _shapes(outlook: Outlook, depth: int) -> list[Shape]:
 
 
 def _expected(outlook: Outlook, shape: Shape) -> float:
-    return expected_tokens(outlook.covers[shape.width - 1], shape.depth) if shape.depth else 1.0
+    return expected_by_level(outlook.covers[shape.width - 1], shape.depth) if shape.depth else 1.0
 
 
 def _prospect(

@@ -25,17 +25,17 @@ class Outlook:
     """A step before drafting.
 
     `others` rows of the step are not of `candidates`; `bystanders` are the needs of those among them that
-    decode. `step(rows)` and `draft(shapes)` are seconds; `covers[w - 1]` is the chance that the next token
-    is among a node's best w guesses. `nodes` bounds each request's guesses. `load` is the share of the
-    engine's places taken; `acceptance` the share of the last step's guesses that was accepted (None where
-    there were none), and `throughput` tokens a second, lately.
+    decode. `step(rows)` and `draft(shapes)` are seconds; `covers[w - 1][l]` is the chance at level l that the
+    next token is among a node's best w guesses, given that all above it were right. `nodes` bounds each
+    request's guesses. `load` is the share of the engine's places taken; `acceptance` the share of the last
+    step's guesses that was accepted (None where there were none), and `throughput` tokens a second, lately.
     """
 
     candidates: Sequence[Candidate]
     others: int
     step: Seconds
     draft: Callable[[Sequence[Shape]], float]
-    covers: Sequence[float]
+    covers: Sequence[Sequence[float]]
     nodes: int
     bystanders: Sequence[Need] = ()
     load: float = 0.0

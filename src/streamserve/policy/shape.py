@@ -1,6 +1,6 @@
 """What a drafter is asked for: how deep and how wide a tree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -49,3 +49,13 @@ def expected_tokens(cover: float, depth: int) -> float:
     """Tokens that a step brings one request if each level has the next token with probability `cover`: the
     accepted ones and the target's own, (1 - c^(d+1)) / (1 - c)."""
     return depth + 1.0 if cover >= 1.0 else (1.0 - cover ** (depth + 1)) / (1.0 - cover)
+
+
+def expected_by_level(covers: Sequence[float], depth: int) -> float:
+    """The same where `covers[l]` is the probability at level l, given that all above it were right; the last
+    one holds for all deeper levels."""
+    expected = reached = 1.0
+    for level in range(depth):
+        reached *= covers[min(level, len(covers) - 1)]
+        expected += reached
+    return expected

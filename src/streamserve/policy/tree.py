@@ -68,12 +68,12 @@ class TokenTree:
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
         """The nodes that `tokens` lead through, the root first, as far as they were guessed."""
-        path = [0]
-        for token in tokens:
-            child = self.child(path[-1], token)
-            if child is None:
-                break
-            path.append(child)
+        path, left = [0], iter(tokens)
+        token = next(left, None)
+        for node in range(1, len(self.tokens)):  # children stand behind their parents
+            if self.parents[node] == path[-1] and self.tokens[node] == token:
+                path.append(node)
+                token = next(left, None)
         return path
 
     def keep(self, nodes: Sequence[int]) -> "TokenTree":
