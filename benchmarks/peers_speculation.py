@@ -247,14 +247,20 @@ def main() -> None:
     )
     parser.add_argument("--engines", nargs="+", default=names, choices=names)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="begin no round later, no engine past half"
+    )
     args = parser.parse_args()
+    started = time.perf_counter()
     if args.rounds:
         measurement = Measurement(args.folder.resolve(), args.kept)
         try:
             for name in args.engines:
-                measurement.start(name)
+                if time.perf_counter() - started < args.seconds / 2:
+                    measurement.start(name)
             for number in range(args.rounds):
-                measurement.round(number)
+                if time.perf_counter() - started < args.seconds:
+                    measurement.round(number)
         finally:
             measurement.end()
     records = read(args.kept)
