@@ -79,6 +79,9 @@ class Sequence:
     """Whether it was taken in although that may cost others their targets."""
     held: bool = False
     """Whether it holds blocks that others read or write, and takes no part in steps."""
+    waits: bool = False
+    """Whether it could not start when it last had its turn: for lack of memory or places, or because another
+    is computing what it needs next."""
 
     @property
     def running(self) -> bool:
