@@ -37,11 +37,13 @@ from streamserve.simulate.simulation import Simulation
 RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
 MACHINES: dict[str, Callable[[], Hardware]] = {"here": here, "a100": a100, "h200": h200}
 SETTINGS = (
-    "goodput", "blind", "adaserve", "adaserve-printed", "equal-greedy", "global-greedy", "specinfer-tree",
-    "off", "chunked", "prefill-first", "fcfs", "stta", "separate",
+    "goodput", "blind", "goodput+chunked", "adaserve+chunked", "adaserve-printed+chunked",
+    "equal-greedy+chunked", "global-greedy+chunked", "specinfer-tree+chunked", "adaserve-printed",
+    "equal-greedy", "off", "chunked", "prefill-first", "fcfs", "stta", "separate",
 )  # fmt: skip
-"""Policies of speculation, all in the order that knows targets; `blind` is goodput that is not told them.
-Orders of continuous batching, without guesses; `separate` is `chunked` with a machine for each class."""
+"""POLICY+ORDER, or a policy of speculation in the order that knows targets; `blind` is goodput that is not
+told them. An order alone is continuous batching, without guesses; `separate` is `chunked` with a machine for
+each class."""
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
 OUTPUT = (32, 96)
@@ -51,7 +53,7 @@ for Llama 2 70B as a server, 450 and 40 ms where it is interactive."""
 BURSTINESS = 2.0
 """Coefficient of variation of the times between arrivals."""
 SWEEPS: dict[str, tuple[float, ...]] = {
-    "rate": (0.4, 0.6, 0.8, 1.0, 1.2), "loose": (0.4, 0.8), "share": (0.2, 0.4, 0.6, 0.8, 1.0),
+    "rate": (0.6, 1.0, 2.0, 3.0, 4.0, 6.0), "loose": (1.0, 3.0), "share": (0.2, 0.4, 0.6, 0.8, 1.0),
     "scale": (1.0, 0.8, 0.6),
 }  # fmt: skip
 
@@ -133,8 +135,8 @@ def parts(setting: str) -> tuple[str, Order]:
 
 def play(
     hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked]
-) -> list[Served]:
-    """What became of each request."""
+) -> tuple[list[Served], float]:
+    """What became of each request, and the share of drafting in the time of steps."""
     policy, order = parts(setting)
     config = EngineConfig(
         num_blocks=4096, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
@@ -171,7 +173,10 @@ def play(
         paced = (got[-1] - got[0]) / (len(got) - 1) <= goal * (1 + 1e-9)
         met = paced and (not load.ttft or ttft <= load.ttft * goal)
         found.append(Served(one.kind, met, paced, len(got), ttft, got[-1]))
-    return found
+    report = next(iter(simulation.workers.values())).engine.report()
+    assert report.step_parts is not None
+    spent = report.step_parts.draft + report.step_parts.target
+    return found, report.step_parts.draft / spent
 
 
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
@@ -186,7 +191,7 @@ def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]
     else:
         played = [workload(hardware, load, seed)]
     ends = [play(hardware, recording, setting, load, part) for part in played if part]
-    every = [one for part in ends for one in part]
+    every = [one for part, _ in ends for one in part]
     first = min(part[0].at for part in played if part)
     span = max(one.end for one in every) - first
     machines = len(played)
@@ -197,11 +202,13 @@ def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]
         "goodput": sum(one.tokens for one in every if one.met) / span / machines,
         "throughput": sum(one.tokens for one in every) / span / machines,
         "ttft": float(np.mean([one.ttft for one in every])),
+        "drafting": float(np.mean([share for _, share in ends])),
     }
 
 
 SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("paced", "{:.0%}"), ("goodput", "{:.1f}"),
-         ("throughput", "{:.1f}"), ("ttft", "{:.2f}"))  # fmt: skip
+         ("throughput", "{:.1f}"), ("ttft", "{:.2f}"),
+         ("drafting", "{:.0%}"))  # fmt: skip
 
 
 def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float]:
@@ -296,11 +303,12 @@ def main() -> None:
     parser.add_argument("--ttft", type=float, default=FIRST, help="target, in TPOT targets")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--suffix", default="", help="of the result files' names")
     args = parser.parse_args()
     hardware = MACHINES[args.hardware]()
     records = measure(args)
     show(args, records, hardware)
-    name = f"slo_{args.sweep}_{args.hardware}"
+    name = f"slo_{args.sweep}_{args.hardware}{args.suffix}"
     write(name, {**vars(args), "B": hardware.budget, "costs": hardware.note,
                  "minimum_tpot_ms": 1e3 * minimum(hardware)}, records)  # fmt: skip
     plot(args, records, hardware, name)
