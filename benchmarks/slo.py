@@ -86,13 +86,14 @@ class Asked:
 @dataclass(frozen=True)
 class Served:
     """A request's class, whether its targets were met, and that for the time per output token; its tokens,
-    seconds to the first, when it ended."""
+    seconds to the first and between the others, when it ended."""
 
     kind: int
     met: bool
     paced: bool
     tokens: int
     ttft: float
+    tpot: float
     end: float
 
 
@@ -133,32 +134,53 @@ def parts(setting: str) -> tuple[str, Order]:
     return policy, cast(Order, order or ("chunked" if setting == "separate" else "slo"))
 
 
+def engine_config(hardware: Hardware, setting: str, blocks: int = 4096) -> EngineConfig:
+    """Of an engine that keeps to a setting's order."""
+    return EngineConfig(
+        num_blocks=blocks, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
+        max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False, order=parts(setting)[1],
+    )  # fmt: skip
+
+
+def goals(hardware: Hardware, load: Load) -> list[float]:
+    """The targets for the time per output token, by class, in seconds."""
+    least = minimum(hardware)
+    if load.loose:
+        return [1e3 * least] * len(TIMES_MINIMUM)
+    return [least * times * (load.scale if kind == 0 else 1.0) for kind, times in enumerate(TIMES_MINIMUM)]
+
+
+def sampling(setting: str, load: Load, one: Asked, goal: float) -> SamplingParams:
+    """What a request asks for; its seed says which text it plays."""
+    first = load.ttft * goal
+    slo = Slo(tpot_ms=1e3 * goal, ttft_ms=1e3 * first if first else None)
+    slo = Slo() if setting == "blind" else slo
+    return SamplingParams(temperature=0.0, seed=one.text, max_tokens=one.output, slo=slo)
+
+
+def judged(one: Asked, times: Sequence[float], load: Load, goal: float) -> Served:
+    """What became of a request whose tokens came at these times."""
+    ttft, tpot = times[0] - one.at, (times[-1] - times[0]) / max(len(times) - 1, 1)
+    paced = tpot <= goal * (1 + 1e-9)
+    met = paced and (not load.ttft or ttft <= load.ttft * goal)
+    return Served(one.kind, met, paced, len(times), ttft, tpot, times[-1])
+
+
 def play(
     hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked]
 ) -> tuple[list[Served], float]:
     """What became of each request, and the share of drafting in the time of steps."""
-    policy, order = parts(setting)
-    config = EngineConfig(
-        num_blocks=4096, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
-        max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False,
-        order=order,
-    )  # fmt: skip
-    plain = policy == "off"
+    policy, _ = parts(setting)
     simulation = Simulation(
-        FleetConfig(), config, model(), hardware.step, start_seconds=0.0,
+        FleetConfig(), engine_config(hardware, setting), model(), hardware.step, start_seconds=0.0,
         policy=policy,
-        drafter=None if plain else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
+        drafter=None if policy == "off"
+        else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
     )  # fmt: skip
-    least = minimum(hardware)
-    goals = [least * times * (load.scale if kind == 0 else 1.0) for kind, times in enumerate(TIMES_MINIMUM)]
-    if load.loose:
-        goals = [1e3 * least] * 3
+    targets = goals(hardware, load)
     for number, one in enumerate(asked):
-        first = load.ttft * goals[one.kind]
-        slo = Slo(tpot_ms=1e3 * goals[one.kind], ttft_ms=1e3 * first if first else None)
-        slo = Slo() if setting == "blind" else slo
-        params = SamplingParams(temperature=0.0, seed=one.text, max_tokens=one.output, slo=slo)
         prompt = [(number * 131 + place * 7) % 4096 for place in range(one.prompt)]
+        params = sampling(setting, load, one, targets[one.kind])
         simulation.at(one.at, Open(str(number), prompt, params))
     times: dict[str, list[float]] = defaultdict(list)
     for given in simulation.run():
@@ -166,24 +188,36 @@ def play(
         for event in given.what.events:
             if isinstance(event, Token):
                 times[event.request].append(given.time)
-    found = []
-    for number, one in enumerate(asked):
-        got = times[str(number)]
-        ttft, goal = got[0] - one.at, goals[one.kind]
-        paced = (got[-1] - got[0]) / (len(got) - 1) <= goal * (1 + 1e-9)
-        met = paced and (not load.ttft or ttft <= load.ttft * goal)
-        found.append(Served(one.kind, met, paced, len(got), ttft, got[-1]))
+    found = [judged(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(asked)]
     report = next(iter(simulation.workers.values())).engine.report()
     assert report.step_parts is not None
-    spent = report.step_parts.draft + report.step_parts.target
-    return found, report.step_parts.draft / spent
+    return found, report.step_parts.draft / (report.step_parts.draft + report.step_parts.target)
+
+
+def figures(every: Sequence[Served], since: float) -> dict[str, float]:
+    """Attainment, goodput and throughput in tokens a second, mean seconds to the first token, and a token
+    after it."""
+    span = max(one.end for one in every) - since
+    return {
+        "attainment": float(np.mean([one.met for one in every])),
+        "strict": float(np.mean([one.met for one in every if one.kind == 0] or [1.0])),
+        "paced": float(np.mean([one.paced for one in every])),
+        "goodput": sum(one.tokens for one in every if one.met) / span,
+        "throughput": sum(one.tokens for one in every) / span,
+        "ttft": float(np.mean([one.ttft for one in every])),
+        "tpot": float(np.mean([one.tpot for one in every])),
+    }
+
+
+def recorded() -> Recording:
+    """The guesses of the packaged draft."""
+    with np.load(RECORDED, allow_pickle=False) as arrays:
+        return unpack({name: arrays[name] for name in arrays.files})
 
 
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
-    """Attainment, goodput and throughput in tokens a second, mean seconds to the first token."""
-    hardware = MACHINES[machine]()
-    with np.load(RECORDED, allow_pickle=False) as arrays:
-        recording = unpack({name: arrays[name] for name in arrays.files})
+    """The figures of one seed."""
+    hardware, recording = MACHINES[machine](), recorded()
     if setting == "separate":
         # A machine for each class, so three times the requests in all, for three times the hardware.
         asked = workload(hardware, replace(load, rate=3 * load.rate, requests=3 * load.requests), seed)
@@ -192,18 +226,10 @@ def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]
         played = [workload(hardware, load, seed)]
     ends = [play(hardware, recording, setting, load, part) for part in played if part]
     every = [one for part, _ in ends for one in part]
-    first = min(part[0].at for part in played if part)
-    span = max(one.end for one in every) - first
-    machines = len(played)
-    return {
-        "attainment": float(np.mean([one.met for one in every])),
-        "strict": float(np.mean([one.met for one in every if one.kind == 0] or [1.0])),
-        "paced": float(np.mean([one.paced for one in every])),
-        "goodput": sum(one.tokens for one in every if one.met) / span / machines,
-        "throughput": sum(one.tokens for one in every) / span / machines,
-        "ttft": float(np.mean([one.ttft for one in every])),
-        "drafting": float(np.mean([share for _, share in ends])),
-    }
+    found = figures(every, min(part[0].at for part in played if part))
+    for name in ("goodput", "throughput"):
+        found[name] /= len(played)
+    return found | {"drafting": float(np.mean([share for _, share in ends]))}
 
 
 SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("paced", "{:.0%}"), ("goodput", "{:.1f}"),
