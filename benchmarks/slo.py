@@ -13,17 +13,18 @@ draft was (recorded).
 """
 
 import argparse
+import json
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import RESULTS, git, table, write
 from benchmarks.slo_costs import Hardware, a100, h200, here
 from streamserve.control.events import Deliver, Open
 from streamserve.control.fleet import FleetConfig
@@ -35,6 +36,7 @@ from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
 
 RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
+KEPT = Path(__file__).parent.parent / "build" / "slo" / "trials.jsonl"
 MACHINES: dict[str, Callable[[], Hardware]] = {"here": here, "a100": a100, "h200": h200}
 SETTINGS = (
     "goodput", "blind", "goodput+chunked", "adaserve+chunked", "adaserve-printed+chunked",
@@ -245,7 +247,8 @@ def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, 
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each point of the sweep and setting: means over the seeds with their intervals."""
+    """One record for each point of the sweep and setting: means over the seeds with their intervals. Trials
+    are kept by what they were of, code included, so a sweep can be gone on with."""
     base = Load(rate=args.rate, requests=args.requests, ttft=args.ttft)
     points = args.points or SWEEPS[args.sweep]
     loads = {
@@ -254,18 +257,26 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         "scale": [replace(base, strict=1.0, scale=point) for point in points],
         "loose": [replace(base, rate=point, loose=True) for point in points],
     }[args.sweep]
-    jobs = [(s, n, seed) for n in range(len(loads)) for s in args.settings for seed in range(args.seeds)]
-    with ProcessPoolExecutor(args.processes) as pool:
-        done = pool.map(
-            trial, [args.hardware] * len(jobs), [s for s, _, _ in jobs], [loads[n] for _, n, _ in jobs],
-            [seed for _, _, seed in jobs], chunksize=4,
-        )  # fmt: skip
-        outcomes = dict(zip(jobs, done, strict=True))
+    jobs = [(s, n, seed) for seed in range(args.seeds) for n in range(len(loads)) for s in args.settings]
+    code = git("rev-parse", "HEAD:src")
+    names = {job: f"{code} {args.hardware} {job[0]} {loads[job[1]]} {job[2]}" for job in jobs}
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
+    outcomes = {name: figures for line in lines for name, figures in json.loads(line).items()}
+    started = time.monotonic()
+    with KEPT.open("a") as kept:
+        for job in jobs:
+            if names[job] not in outcomes and time.monotonic() - started < args.seconds:
+                outcomes[names[job]] = trial(args.hardware, job[0], loads[job[1]], job[2])
+                print(json.dumps({names[job]: outcomes[names[job]]}), file=kept, flush=True)
     rng, records = np.random.default_rng(0), []
     for number, point in enumerate(points):
         for setting in args.settings:
-            trials = [outcomes[setting, number, seed] for seed in range(args.seeds)]
-            record: dict[str, Any] = {args.sweep: point, "setting": setting}
+            keys = [names[setting, number, seed] for seed in range(args.seeds)]
+            trials = [outcomes[key] for key in keys if key in outcomes]
+            if not trials:
+                continue
+            record: dict[str, Any] = {args.sweep: point, "setting": setting, "seeds": len(trials)}
             for name in trials[0]:
                 values = [one[name] for one in trials]
                 record[name] = float(np.mean(values))
@@ -288,7 +299,7 @@ def show(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hard
                     for r in cells
                 ]
             )
-        title = f"{name} by {args.sweep}; B = {hardware.budget}; {hardware.note}; {args.seeds} seeds"
+        title = f"{name} by {args.sweep}; B = {hardware.budget}; {hardware.note}; up to {args.seeds} seeds"
         table(title, ["policy", *(f"{point:g}" for point in points)], rows)
 
 
@@ -301,7 +312,7 @@ def plot(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hard
 
     figure, panels = plt.subplots(1, 2, figsize=(11, 4))
     for panel, what in zip(panels, ("attainment", "goodput"), strict=True):
-        for setting in args.settings:
+        for setting in dict.fromkeys(r["setting"] for r in records):
             own = [r for r in records if r["setting"] == setting]
             at = [r[args.sweep] for r in own]
             panel.plot(at, [r[what] for r in own], marker="o", label=setting,
@@ -328,7 +339,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40, help="a seed")
     parser.add_argument("--ttft", type=float, default=FIRST, help="target, in TPOT targets")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no trial later")
     parser.add_argument("--suffix", default="", help="of the result files' names")
     args = parser.parse_args()
     hardware = MACHINES[args.hardware]()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.record_acceptance import questions
@@ -76,7 +77,7 @@ class Pair:
         loaded = self.loaded
         policy, _ = parts(setting)
         config = engine_config(self.hardware, setting, loaded.engine_config.num_blocks)
-        config = replace(config, block_size=loaded.engine_config.block_size)
+        config = msgspec.structs.replace(config, block_size=loaded.engine_config.block_size)
         return Engine(
             config, loaded.model_info, loaded.executor, time.perf_counter,
             None if policy == "off" else loaded.drafter,
