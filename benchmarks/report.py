@@ -34,6 +34,7 @@ def commit() -> str:
 
 
 def git(*arguments: str) -> str:
+    """What git prints, of the checkout that this runs in."""
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
