@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.policy.shape import expected_tokens
-from streamserve.policy.triage import HEADROOM, Means, Waiting, admitted, sustainable
+from streamserve.policy.triage import HEADROOM, Means, Request, admitted, sustainable
 from tests.policy.strategies import curves
 
 targets = st.lists(st.sampled_from([None, inf, 0.5, 1.0, 2.0, 4.0]), max_size=8)
@@ -52,21 +52,29 @@ def test_what_is_due_of_prompts_takes_its_part_of_the_step() -> None:
 
 @given(st.lists(st.sampled_from([None, inf, 0.5, 1.0, 4.0]), min_size=1, max_size=8), targets, curves)
 def test_somebody_is_always_served_and_the_forced_are(asked, decoding, curve) -> None:
-    prompts = [Waiting(tpot, 10 + i) for i, tpot in enumerate(asked)]
-    assert any(admitted(prompts, [], [], means(curve)))
+    prompts = [Request(tpot, 10 + i) for i, tpot in enumerate(asked)]
+    assert any(admitted(prompts, [], means(curve)))
     forced = [one._replace(forced=i == 0) for i, one in enumerate(prompts)]
-    assert admitted(forced, [], decoding, means(curve))[0]
-    assert all(admitted([Waiting(None, 9)] * 3, [], [None, inf], means(curve)))
+    assert admitted(forced, [Request(tpot) for tpot in decoding], means(curve))[0]
+    assert all(admitted([Request(None, 9)] * 3, [Request(None), Request(inf)], means(curve)))
 
 
 def test_where_not_all_can_be_served_it_is_those_that_take_least() -> None:
     """Four rows fit into the target, two are taken."""
     there = means(lambda rows: 0.2 * rows, depth=0)
-    prompts = [Waiting(1.0, 50), Waiting(1.0, 10), Waiting(inf, 1), Waiting(1.0, 20), Waiting(1.0, 30)]
-    assert admitted(prompts, [], [1.0, 1.0], there) == [False, True, False, True, False]
+    prompts = [Request(1.0, 50), Request(1.0, 10), Request(inf, 1), Request(1.0, 20), Request(1.0, 30)]
+    assert admitted(prompts, [Request(1.0)] * 2, there) == [False, True, False, True, False]
 
 
 def test_a_target_that_nobody_could_keep_holds_nobody_up() -> None:
     there = means(lambda rows: 0.2 * rows, depth=0)
-    assert admitted([Waiting(1.0, 10)], [], [0.01], there) == [True]
-    assert admitted([Waiting(0.01, 10)], [], [1.0], there) == [True]
+    assert admitted([Request(1.0, 10)], [Request(0.01)], there) == [True]
+    assert admitted([Request(0.01, 10)], [Request(1.0)], there) == [True]
+
+
+def test_priority_goes_before_targets() -> None:
+    there = means(lambda rows: 0.2 * rows, depth=0)
+    urgent, plain = Request(1.0, 10, priority=-1), Request(1.0, 1)
+    assert admitted([plain, urgent], [Request(1.0)] * 3, there) == [False, True]
+    assert admitted([plain, urgent], [Request(1.0)] * 4, there) == [False, True]
+    assert admitted([urgent], [Request(1.0, priority=-1)] * 4, there) == [False]

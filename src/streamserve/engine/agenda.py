@@ -10,7 +10,7 @@ from streamserve.engine.speculation import Speculation
 from streamserve.policy.admission import Load
 from streamserve.policy.order import CAPPED, EXCLUSIVE, PATIENCE, Candidate, batch_cap, rank, turns
 from streamserve.policy.prefill import Chunk, Company, Prompt, chunks
-from streamserve.policy.triage import Waiting, admitted
+from streamserve.policy.triage import Request, admitted
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit
 
@@ -118,25 +118,26 @@ def _taken_in(
     if not waiting:
         return list(prompts)
     begun = [one for one in prompts if not (_gated(one) or one.open or one.handoff)]
-    beside = [one.tpot(now) for one in sequences if one.decoding]
+    present = [_request(one, now) for one in (*begun, *(one for one in sequences if one.decoding))]
     patient = any(one.forced for one in sequences)
     asked = []
     for one in waiting:
         timely = one.deadline is not None and not one.late(now)
         forced = one.forced or not (patient or timely or now - one.arrival <= GRACE)
         patient = patient or forced
-        asked.append(_waiting(one, now, forced))
+        asked.append(_request(one, now, forced))
         one.forced = forced
     means = speculation.means(kv_tokens, round(pace.prompts))
-    verdict = admitted(asked, [_waiting(one, now) for one in begun], beside, means)
+    verdict = admitted(asked, present, means)
     held = {one.id for one, goes in zip(waiting, verdict, strict=True) if not goes}
     return [one for one in prompts if one.id not in held]
 
 
-def _waiting(sequence: Sequence, now: float, forced: bool = False) -> Waiting:
+def _request(sequence: Sequence, now: float, forced: bool = False) -> Request:
     deadline = sequence.deadline
     due_in = None if deadline is None or deadline <= now else deadline - now
-    return Waiting(sequence.tpot(now), sequence.todo(idle=False), due_in, forced)
+    left = 0 if sequence.decoding else sequence.todo(idle=False)
+    return Request(sequence.tpot(now), left, due_in, sequence.priority, forced)
 
 
 def _gated(sequence: Sequence) -> bool:

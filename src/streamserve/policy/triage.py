@@ -34,14 +34,16 @@ class Means:
     others: int = 0
 
 
-class Waiting(NamedTuple):
-    """A prompt that could be taken in, with its target for the time per output token in seconds (None: it
-    has none, inf: it is past meeting any). `remaining` tokens of it are to be computed in `due_in` seconds,
-    if there is a time for that. `forced`: it has waited enough, and goes whatever that does."""
+class Request(NamedTuple):
+    """One that decodes, or a prompt: its target for the time per output token in seconds (None: it has none,
+    inf: it is past meeting any), and its priority, lower before higher. `remaining` tokens of a prompt are to
+    be computed in `due_in` seconds, if there is a time for that. `forced`: it has waited enough, and goes
+    whatever that does."""
 
     tpot: float | None
     remaining: int = 0
     due_in: float | None = None
+    priority: int = 0
     forced: bool = False
 
     @property
@@ -77,28 +79,24 @@ def sustainable(targets: Sequence[float | None], means: Means, prompts: float = 
             return True
 
 
-def admitted(
-    prompts: Sequence[Waiting], begun: Sequence[Waiting], decoding: Sequence[float | None], means: Means
-) -> list[bool]:
-    """Which `prompts` are taken in beside those `begun`, and requests that decode with these targets. Where
-    not all can be, those that there is least to compute of go first, so that the most are served as they
-    asked; those that are past it come last. Where there is nobody, one is taken in all the same. A target
-    that could not even be kept alone holds nobody up."""
-    targets = (*decoding, *(one.tpot for one in (*begun, *prompts)))
+def admitted(prompts: Sequence[Request], present: Sequence[Request], means: Means) -> list[bool]:
+    """Which `prompts` are taken in beside those `present`, which decode or have begun. Where not all can be,
+    those that there is least to compute of go first, so that the most are served as they asked; those that
+    are past it come last. Where there is nobody, one is taken in all the same. Nobody is held up by requests
+    of lesser priority, nor by a target that could not even be kept alone."""
     alone = replace(means, others=0)
-    able = {target: target if sustainable([target], alone) else inf for target in set(targets)}
-    members = [able[target] for target in (*decoding, *(one.tpot for one in begun))]
-    due = sum(one.pace for one in begun)
-    found = [False] * len(prompts)
+    able = {target: sustainable([target], alone) for target in {one.tpot for one in (*present, *prompts)}}
+    members, found = list(present), [False] * len(prompts)
     for i in sorted(range(len(prompts)), key=lambda i: _turn(prompts[i])):
         one = prompts[i]
-        together = [*members, able[one.tpot]]
-        if one.forced or not members or sustainable(together, means, due + one.pace):
-            members = together
-            due += one.pace
+        ahead = [member for member in members if member.priority <= one.priority]
+        together = [*ahead, one]
+        targets = [other.tpot if able[other.tpot] else inf for other in together]
+        if one.forced or not ahead or sustainable(targets, means, sum(other.pace for other in together)):
+            members.append(one)
             found[i] = True
     return found
 
 
-def _turn(prompt: Waiting) -> tuple[bool, bool, int]:
-    return (not prompt.forced, prompt.tpot == inf, prompt.remaining)
+def _turn(prompt: Request) -> tuple[bool, int, bool, int]:
+    return (not prompt.forced, prompt.priority, prompt.tpot == inf, prompt.remaining)
