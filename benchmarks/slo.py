@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.report import RESULTS, git, table, write
-from benchmarks.slo_costs import Hardware, a100, h200, here
+from benchmarks.slo_costs import PATH, Hardware, a100, h200, here
 from streamserve.control.events import Deliver, Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.policy.order import ORDERS, Order
@@ -248,7 +248,7 @@ def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One record for each point of the sweep and setting: means over the seeds with their intervals. Trials
-    are kept by what they were of, code included, so a sweep can be gone on with."""
+    are kept by what they were of, code and costs included, so a sweep can be gone on with."""
     base = Load(rate=args.rate, requests=args.requests, ttft=args.ttft)
     points = args.points or SWEEPS[args.sweep]
     loads = {
@@ -258,7 +258,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         "loose": [replace(base, rate=point, loose=True) for point in points],
     }[args.sweep]
     jobs = [(s, n, seed) for seed in range(args.seeds) for n in range(len(loads)) for s in args.settings]
-    code = git("rev-parse", "HEAD:src")
+    code = git("rev-parse", "HEAD:src")[:12] + git("hash-object", str(PATH))[:12]
     names = {job: f"{code} {args.hardware} {job[0]} {loads[job[1]]} {job[2]}" for job in jobs}
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []

@@ -121,6 +121,12 @@ def test_who_cannot_meet_its_targets_any_more_holds_nobody_up() -> None:
     assert all(played.tpot(one.request) <= 0.02 for one in others)
 
 
+def test_prefill_first_decodes_all_that_have_begun_at_once() -> None:
+    played = play([ask(f"c{i}", 8, 20) for i in range(8)], order="prefill-first")
+    times = list(played.times.values())
+    assert all(one[1:] == times[0][1:] for one in times)
+
+
 def test_prefill_first_decodes_nothing_beside_a_prompt() -> None:
     short, long = ask("short", 8, 40), ask("long", 600, 2, arrival=0.1)
     settings = {"max_num_batched_tokens": 64, "max_chunk": 64}

@@ -6,8 +6,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.policy.shape import expected_tokens
-from streamserve.policy.triage import HEADROOM, Means, Request, admitted, sustainable
+from streamserve.policy.triage import Means, Request, admitted, counted_on, sustainable
 from tests.policy.strategies import curves
 
 targets = st.lists(st.sampled_from([None, inf, 0.5, 1.0, 2.0, 4.0]), max_size=8)
@@ -30,7 +29,7 @@ def test_targets_are_sustainable_when_some_depths_keep_them_all(
         each = [depths.get(t, 0) if t else 0 for t in asked]
         rows = len(asked) + sum(each) + others
         seconds = there.step(rows) + max(each, default=0) * there.draft(sum(d > 0 for d in each))
-        return all(HEADROOM * t * expected_tokens(cover, depths[t]) >= seconds for t in strict)
+        return all(t * counted_on(cover, depths[t]) >= seconds for t in strict)
 
     # Who has more time never needs more guesses, so these are all the choices worth looking at.
     choices = combinations_with_replacement(range(depth + 1), len(strict))
@@ -46,8 +45,8 @@ def test_more_company_never_makes_targets_easier(asked, more, curve) -> None:
 
 def test_what_is_due_of_prompts_takes_its_part_of_the_step() -> None:
     there = means(lambda rows: 0.1 * rows, depth=0)
-    assert sustainable([1.0] * 4, there)
-    assert not sustainable([1.0] * 4, there, prompts=8.0)
+    assert sustainable([1.0] * 8, there)
+    assert not sustainable([1.0] * 8, there, prompts=4.0)
 
 
 @given(st.lists(st.sampled_from([None, inf, 0.5, 1.0, 4.0]), min_size=1, max_size=8), targets, curves)
@@ -60,10 +59,10 @@ def test_somebody_is_always_served_and_the_forced_are(asked, decoding, curve) ->
 
 
 def test_where_not_all_can_be_served_it_is_those_that_take_least() -> None:
-    """Four rows fit into the target, two are taken."""
+    """Five rows fit into the target, three of them are taken."""
     there = means(lambda rows: 0.2 * rows, depth=0)
     prompts = [Request(1.0, 50), Request(1.0, 10), Request(inf, 1), Request(1.0, 20), Request(1.0, 30)]
-    assert admitted(prompts, [Request(1.0)] * 2, there) == [False, True, False, True, False]
+    assert admitted(prompts, [Request(1.0)] * 3, there) == [False, True, False, True, False]
 
 
 def test_a_target_that_nobody_could_keep_holds_nobody_up() -> None:
@@ -75,6 +74,6 @@ def test_a_target_that_nobody_could_keep_holds_nobody_up() -> None:
 def test_priority_goes_before_targets() -> None:
     there = means(lambda rows: 0.2 * rows, depth=0)
     urgent, plain = Request(1.0, 10, priority=-1), Request(1.0, 1)
-    assert admitted([plain, urgent], [Request(1.0)] * 3, there) == [False, True]
     assert admitted([plain, urgent], [Request(1.0)] * 4, there) == [False, True]
-    assert admitted([urgent], [Request(1.0, priority=-1)] * 4, there) == [False]
+    assert admitted([plain, urgent], [Request(1.0)] * 5, there) == [False, True]
+    assert admitted([urgent], [Request(1.0, priority=-1)] * 5, there) == [False]

@@ -120,7 +120,8 @@ class Scheduler:
                 break
             if not self._wanted(sequence) or sequence.id in self.swap.moved:
                 continue
-            if sequence.id in decoding and (not sequence.running or (agenda.exclusive and proposals)):
+            beside_prompt = agenda.exclusive and not decoding.issuperset(proposals)
+            if sequence.id in decoding and (not sequence.running or beside_prompt):
                 continue  # evicted a moment ago for one that ranks higher, or not to decode beside a prompt
             wanted = agenda.chunks.get(sequence.id, Chunk(self.config.max_chunk, 1))
             if not wanted.tokens or seats < len(sequence.choices):

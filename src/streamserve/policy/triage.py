@@ -18,7 +18,7 @@ MOST_ROWS = 4096
 SURE_LEVELS = 4
 """Guesses in a row that are counted on: as texts differ, a mean says too much of long chains."""
 HEADROOM = 0.9
-"""Share of its target that a request is planned to take: guesses are right in streaks."""
+"""Share of the guesses' expected tokens that is counted on: they are right in streaks."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Request(NamedTuple):
         return self.remaining / max(self.due_in, 1e-3) if self.due_in is not None else 0.0
 
 
+def counted_on(cover: float, depth: int) -> float:
+    """Tokens that a step brings one request with a chain of so many guesses, of which `cover` are right."""
+    return 1.0 + HEADROOM * (expected_tokens(cover, depth) - 1.0)
+
+
 def sustainable(targets: Sequence[float | None], means: Means, prompts: float = 0.0) -> bool:
     """Whether requests with these targets stay on them if they decode together: is there a step of S seconds
     in which each has the shortest chain that brings it S / tpot tokens? `prompts` rows a second are due of
@@ -70,7 +75,7 @@ def sustainable(targets: Sequence[float | None], means: Means, prompts: float = 
         for target in depths:
             if target is None or target == inf:
                 continue
-            while HEADROOM * target * expected_tokens(means.cover, depths[target]) < seconds:
+            while target * counted_on(means.cover, depths[target]) < seconds:
                 if depths[target] >= means.depth:
                     return False
                 depths[target] += 1
