@@ -8,7 +8,7 @@ from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
 from streamserve.policy.admission import Load
-from streamserve.policy.order import CAPPED, EXCLUSIVE, Candidate, batch_cap, rank, turns
+from streamserve.policy.order import CAPPED, COMPLETE_FIRST, EXCLUSIVE, Candidate, batch_cap, rank, turns
 from streamserve.policy.prefill import Chunk, Company, Prompt, chunks
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit
@@ -38,9 +38,10 @@ class Pace:
 
 @dataclass(frozen=True)
 class Agenda:
-    """`ranked`: who keeps places and memory, the first to last. `turns`: who is given rows first, of `budget`
-    in all. `chunks` bounds the rows of prompts, by sequence; what is not in it is bounded by nothing else.
-    With `exclusive`, nobody decodes beside a prompt. `idle`: nothing is left to compute but the tails of
+    """`ranked`: who keeps places and memory, the first to last. `turns`: of those who have something
+    to compute, who is given rows first, of `budget` in all. `chunks` bounds the rows of prompts, by sequence; what is not in it is bounded by nothing else.
+    With `exclusive`, nobody decodes beside a prompt; `apart`: nobody computes an arriving one beside a complete
+    one. `idle`: nothing is left to compute but the tails of
     prompts that are still arriving."""
 
     ranked: list[Sequence]
@@ -48,6 +49,7 @@ class Agenda:
     budget: int
     chunks: dict[int, Chunk]
     exclusive: bool = False
+    apart: bool = False
     idle: bool = False
 
 
@@ -59,13 +61,19 @@ def agenda(
     pace: Pace,
 ) -> Agenda:
     """The agenda of a step that begins `now`; `cost` is the seconds of a step by rows and KV tokens."""
-    candidates = [_candidate(sequence) for sequence in sequences]
-    order, budget = config.order, config.max_num_batched_tokens
+    order, budget, apart = config.order, config.max_num_batched_tokens, config.order in COMPLETE_FIRST
+    token_seconds = cost(config.max_chunk, 0) / config.max_chunk
+    todo = [sequence.todo(idle=False) for sequence in sequences]
+    if idle := not any(todo):
+        todo = [sequence.todo(idle) for sequence in sequences]
+    candidates = [
+        _candidate(sequence, token_seconds) if left else _resting(sequence)
+        for sequence, left in zip(sequences, todo, strict=True)
+    ]
     ranking = rank(order, candidates, now)
     ranked = [sequences[i] for i in ranking]
     needs = [candidate.need for candidate in candidates if candidate.decoding]
-    idle = not any(sequence.todo(idle=False) for sequence in sequences)
-    working = [one for one in ranked if one.todo(idle)]
+    working = [sequences[i] for i in turns(order, candidates, [i for i in ranking if todo[i]], now)]
     prompts = [one for one in working if not (one.reserved or one.decoding)]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
     if order in CAPPED:
@@ -73,12 +81,18 @@ def agenda(
     wanted: dict[int, Chunk] = {}
     if order == "slo" and prompts:
         company = Company(needs, lambda rows: cost(rows, kv_tokens), budget, config.max_chunk, pace.step)
-        given = chunks(
-            [_prompt(one, now, idle) for one in prompts], company, pace.output, config.prefill_share
-        )
-        wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
-    in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
-    return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE, idle)
+        for open in (False, True):  # arriving prompts are computed where no complete one is
+            group = [one for one in prompts if one.open == open]
+            given = [_prompt(one, now, idle) for one in group]
+            found = chunks(given, company, pace.output, config.prefill_share)
+            wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
+    if apart:
+        for one in prompts:
+            if one.open:
+                given = wanted.get(one.id, Chunk(config.max_chunk, 1))
+                most = min(given.tokens, one.steady_rows)
+                wanted[one.id] = Chunk(most, min(most, given.due))
+    return Agenda(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
 
 
 def workload(
@@ -108,16 +122,31 @@ def workload(
     )
 
 
-def _candidate(sequence: Sequence) -> Candidate:
+def _resting(sequence: Sequence) -> Candidate:
+    """One that has nothing to compute now: what its rank depends on."""
+    return Candidate(
+        arrival=sequence.arrival,
+        priority=sequence.priority,
+        computed=sequence.computed[TARGET],
+        complete=not sequence.open,
+        last_chunk_at=sequence.chunk_at,
+        asked_at=sequence.asked_at,
+    )
+
+
+def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,
         remaining=sequence.pending,
+        work=sequence.pending * token_seconds if sequence.streamed else 0.0,
         computed=sequence.computed[TARGET],
         running=sequence.running,
         decoding=sequence.decoding,
         complete=not sequence.open,
         last_chunk_at=sequence.chunk_at,
+        asked_at=sequence.asked_at,
+        steady=sequence.steady,
         deadline=sequence.deadline,
         need=sequence.need,
     )
@@ -126,5 +155,6 @@ def _candidate(sequence: Sequence) -> Candidate:
 def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
     deadline = sequence.deadline
     due_in = None if deadline is None else deadline - now
-    waited = max(0.0, now - sequence.arrival)
-    return Prompt(sequence.todo(idle), len(sequence.tokens), waited, due_in, sequence.running)
+    waited = 0.0 if sequence.open else max(0.0, now - sequence.asked_at)
+    remaining, length = sequence.todo(idle), len(sequence.tokens)
+    return Prompt(remaining, length, waited, due_in, sequence.running, sequence.streamed)

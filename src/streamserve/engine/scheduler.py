@@ -108,12 +108,13 @@ class Scheduler:
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
             self._preempt_lowest(ranked)
         self._idle = agenda.idle
-        decoding = {s.id for s in ranked if s.decoding}
+        decoding = {s.id for s in agenda.turns if s.decoding}
         places = seats = self.config.max_num_seqs
         coming: set[bytes] = set()
-        if len(decoding) < len(ranked):
-            coming.update(*(self.tables.coming(s) for s in ranked if s.running and self._wanted(s)))
+        if len(decoding) < len(agenda.turns):
+            coming.update(*(self.tables.coming(s) for s in agenda.turns if s.running))
         proposals: dict[int, Proposal] = {}
+        busy = False  # with complete prompts
         for sequence in agenda.turns:
             if not budget:
                 break
@@ -124,6 +125,8 @@ class Scheduler:
             wanted = agenda.chunks.get(sequence.id, Chunk(self.config.max_chunk, 1))
             if not wanted.tokens or seats < len(sequence.choices):
                 continue
+            if agenda.apart and sequence.open and busy:
+                continue  # nobody waits for it yet
             cached = None
             if not sequence.running:
                 if not places:
@@ -136,7 +139,7 @@ class Scheduler:
                     continue
                 cached = self._admit(sequence, ranked, proposals)
                 if cached is None:
-                    places = 0
+                    places *= agenda.apart and sequence.open
                     continue
                 if sequence.reserved:
                     places *= self._reserve(sequence, ranked, proposals)
@@ -144,6 +147,7 @@ class Scheduler:
                 coming |= self.tables.coming(sequence)
             proposal = self._make_room(sequence, budget, wanted, cached, ranked, proposals)
             if proposal:
+                busy = busy or not (sequence.open or sequence.id in decoding)
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
                 seats -= len(sequence.choices)
