@@ -38,11 +38,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Agenda:
-    """`ranked`: who keeps places and memory, the first to last. `turns`: of those who have something
-    to compute, who is given rows first, of `budget` in all. `chunks` bounds the rows of prompts, by sequence; what is not in it is bounded by nothing else.
-    With `exclusive`, nobody decodes beside a prompt; `apart`: nobody computes an arriving one beside a complete
-    one. `idle`: nothing is left to compute but the tails of
-    prompts that are still arriving."""
+    """`ranked`: who keeps places and memory, the first to last. `turns`: of those who have something to
+    compute, who is given rows first, of `budget` in all. `chunks` bounds the rows of prompts, by sequence; what
+    is not in it is bounded by nothing else. With `exclusive`, nobody decodes beside a prompt; with `apart`,
+    nobody computes an arriving prompt beside a complete one. `idle`: nothing is left to compute but the tails
+    of prompts that are still arriving."""
 
     ranked: list[Sequence]
     turns: list[Sequence]
@@ -51,6 +51,10 @@ class Agenda:
     exclusive: bool = False
     apart: bool = False
     idle: bool = False
+
+    def later(self, sequence: Sequence) -> bool:
+        """Whether it only gets what complete prompts leave."""
+        return self.apart and sequence.open
 
 
 def agenda(
@@ -74,7 +78,7 @@ def agenda(
     ranked = [sequences[i] for i in ranking]
     needs = [candidate.need for candidate in candidates if candidate.decoding]
     working = [sequences[i] for i in turns(order, candidates, [i for i in ranking if todo[i]], now)]
-    prompts = [one for one in working if not (one.reserved or one.decoding)]
+    prompts = [one for one in working if not (one.reserved or one.decoding or one.waits)]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
     if order in CAPPED:
         budget = batch_cap(needs, lambda rows: cost(rows, kv_tokens), budget)
@@ -86,12 +90,11 @@ def agenda(
             given = [_prompt(one, now, idle) for one in group]
             found = chunks(given, company, pace.output, config.prefill_share)
             wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
+    # Rows for who cannot start would be lost to those it waits for. Should it start after all: one to begin.
+    if order == "slo":
+        wanted |= {one.id: Chunk(1, 1) for one in working if one.waits and not one.reserved}
     if apart:
-        for one in prompts:
-            if one.open:
-                given = wanted.get(one.id, Chunk(config.max_chunk, 1))
-                most = min(given.tokens, one.steady_rows)
-                wanted[one.id] = Chunk(most, min(most, given.due))
+        wanted |= {one.id: _steady(one, wanted.get(one.id), config) for one in prompts if one.open}
     return Agenda(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
 
 
@@ -150,6 +153,13 @@ def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
         deadline=sequence.deadline,
         need=sequence.need,
     )
+
+
+def _steady(sequence: Sequence, given: Chunk | None, config: EngineConfig) -> Chunk:
+    """Of an arriving prompt's chunk no more than is as likely to last as its first token."""
+    given = given or Chunk(config.max_chunk, 1)
+    most = min(given.tokens, sequence.steady_rows)
+    return Chunk(most, min(most, given.due))
 
 
 def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
