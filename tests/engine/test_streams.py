@@ -141,7 +141,7 @@ def test_an_arriving_prompt_gets_what_complete_ones_leave(order) -> None:
     engine.handle(opened(list(range(40)), "early", arrival=1.0))
     collected.take(engine.step())
     begun = computed(engine)["early"]
-    engine.handle(submit("late", [9] * 50, arrival=2.0))
+    engine.handle(submit("late", [9] * 50, PARAMS, arrival=2.0))
     while computed(engine)["late"] < 50:
         collected.take(engine.step())
         assert computed(engine)["early"] == begun
@@ -155,7 +155,7 @@ def test_a_complete_prompt_does_not_wait_for_what_an_arriving_one_computes() -> 
     engine, collected = make_engine(CONFIG), Collected()
     engine.handle(opened(list(range(60)), "early", arrival=1.0))
     collected.take(engine.step())
-    engine.handle(submit("late", list(range(60)), arrival=2.0))
+    engine.handle(submit("late", list(range(60)), PARAMS, arrival=2.0))
     collected.take(engine.step())
     assert computed(engine)["late"] > 0
     steps(engine, collected)

@@ -71,9 +71,9 @@ def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]
 
 
 def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float) -> list[int]:
-    """In which turn those `ranked`, which may be some of the candidates, are given rows of a step. Where none is
-    decoded beside a prompt, prompts have the first turns, else what decodes has; in batches that are capped,
-    neither."""
+    """In which turn those `ranked`, which may be some of the candidates, are given rows of a step. Where none
+    is decoded beside a prompt, prompts have the first turns, else what decodes has; in batches that are
+    capped, neither."""
     if order == "stta":
         left = [time_to_attain(one, now) for one in candidates]
         ranked = sorted(ranked, key=lambda i: (candidates[i].priority, left[i]))
@@ -84,7 +84,7 @@ def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], 
 
 
 def _steady_first(candidates: Sequence[Candidate], ranked: Sequence[int]) -> list[int]:
-    """Arriving prompts of one priority change places, so that what will most likely last is computed first."""
+    """Arriving prompts of one priority change places: what will most likely last is computed first."""
     found = list(ranked)
     arriving = [place for place, i in enumerate(ranked) if not candidates[i].complete]
     best = sorted(
