@@ -29,8 +29,8 @@ PATIENCE = 10.0
 so many seconds would: later than the urgent ones, but not forever."""
 
 STRETCH = 10.0
-"""Likewise, for each second that a prompt that came in pieces still takes to compute: who needs little does not wait for who needs
-much, yet who has waited that much longer goes first."""
+"""Likewise, for each second that a prompt that came in pieces still takes to compute: who needs little does
+not wait for who needs much, yet who has waited that much longer goes first."""
 
 
 class Candidate(NamedTuple):
@@ -40,8 +40,8 @@ class Candidate(NamedTuple):
     pieces; `computed` tokens have. A `complete` prompt has arrived as a
     whole, the latest piece of it at `last_chunk_at`, and was asked to be answered at `asked_at` (None: on
     arrival). Of one that is still arriving, so many of the latest edits in a row kept the token that
-    would be computed next as it is `steady`. `deadline` is when its first token is wanted, as long as that has not come; from
-    then on `need` is its target for the following ones. `running`: it holds blocks.
+    would be computed next as it is `steady`. `deadline` is when its first token is wanted, as long as that
+    has not come; from then on `need` is its target for the following ones. `running`: it holds blocks.
     """
 
     arrival: float
