@@ -78,5 +78,5 @@ def test_prompts_that_do_not_fit_are_swapped_where_that_is_cheap_and_recomputed_
     fast, slow = (
         figures(run(queries, 4.0, DEFAULT, 4000, hardware)) for hardware in (HARDWARE[0], HARDWARE[1])
     )
-    assert fast["swaps"] > 0 == fast["recomputes"]
-    assert slow["recomputes"] > 0
+    assert fast["swaps"] > fast["recomputes"]
+    assert slow["recomputes"] > slow["swaps"]

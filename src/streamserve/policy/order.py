@@ -76,7 +76,7 @@ def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], 
     capped, neither."""
     if order == "stta":
         left = [time_to_attain(one, now) for one in candidates]
-        ranked = sorted(ranked, key=lambda i: (candidates[i].priority, left[i]))
+        ranked = sorted(ranked, key=lambda i: (candidates[i].priority, not candidates[i].complete, left[i]))
     elif order not in CAPPED:
         late = order == EXCLUSIVE
         ranked = sorted(ranked, key=lambda i: candidates[i].decoding == late)
