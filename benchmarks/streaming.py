@@ -3,10 +3,11 @@
 Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming (each prompt sent when it is
 complete), naive streaming (order of arrival, the query computed after every change, evicted KV computed
 again), then every order with every eviction. Loads are shares of the prefill capacity, measured the same way.
-Under pressure the chunks' delays are multiplied, so that more prompts are open than memory holds.
+Under pressure the chunks' delays are multiplied, so that more prompts are open than memory holds. Profiles:
+every eviction on several kinds of hardware.
 
-    python -m benchmarks.streaming                              # the grid, in virtual time
-    python -m benchmarks.streaming --quick                      # main rows only
+    python -m benchmarks.streaming                              # the grid, in virtual time: an hour
+    python -m benchmarks.streaming --quick --parts append       # main rows of one part
     python -m benchmarks.streaming --live http://127.0.0.1:8000 # no streaming and streaming, over HTTP
     python -m benchmarks.streaming --trace mine.jsonl           # your own trace (format: arriving_traces)
     python -m benchmarks.streaming --save crawler.jsonl         # write the append trace to a file
@@ -28,27 +29,64 @@ from matplotlib import pyplot as plt
 
 from benchmarks import arriving_traces
 from benchmarks.arriving_replay import Machine, Replayed, capacity, live, virtual
-from benchmarks.arriving_traces import TRACES, Query
+from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.report import RESULTS, table, write
 from streamserve.policy.cost import Line, SwapCost
 from streamserve.policy.eviction import Eviction
-from streamserve.policy.order import ORDERS, Order
+from streamserve.policy.order import Order
 from streamserve.protocol.config import EngineConfig
 
 LOADS = (0.5, 0.8, 0.95)
-PRESSURE = {"append": 10.0, "update": 30.0}
-"""By how much chunks are slower under pressure (the paper's factors)."""
+PRESSURE = {"append": (10.0, 4.0), "update": (30.0, 2.0)}
+"""By how much chunks are slower under pressure, and how many queries come a second (as published)."""
 EVICTIONS: tuple[Eviction, ...] = ("recompute", "swap", "cost")
-AMPLE, SCARCE = 100_000, 12_000
-"""Blocks of 16 tokens: memory for all, and under pressure."""
+STREAMED: tuple[Order, ...] = ("arrival", "fcfs", "lcas", "mcps", "slo")
+"""The orders that have something to say of arriving prompts."""
+SCALE = 1 / 8
+"""Of the published tokens in virtual time. Memory and steps hold as much less, and a token takes as much
+longer: seconds stay what they are."""
 
-MACHINE = Machine(
-    step=lambda rows, context: 4e-3 + 4e-5 * rows + 1e-8 * context,
-    swap=SwapCost(Line(1e-4, 8e-5), Line(1e-4, 8e-5)),
+
+@dataclass(frozen=True)
+class Hardware:
+    """What serves, with an 8 B model: seconds of a step, of each token in it, and of copying a KV block of
+    16 tokens (2 MiB) to the host or back; `blocks` of memory, and its `speed` beside the first's."""
+
+    name: str
+    step: float
+    token: float
+    block: float
+    blocks: int
+    speed: float = 1.0
+
+    def machine(self) -> Machine:
+        """The same for tokens that are so much fewer and dearer."""
+        copy = Line(1e-4, self.block / SCALE)
+        return Machine(
+            step=lambda rows, context: self.step + self.token / SCALE * rows + 1e-8 * context,
+            swap=SwapCost(copy, copy),
+        )
+
+
+HARDWARE = (
+    Hardware("two H200", 4e-3, 2e-5, 8e-5, 100_000),
+    Hardware("two H200, slow copies", 4e-3, 2e-5, 7e-4, 100_000),
+    Hardware("two H200, even", 4e-3, 2e-5, 1.75e-4, 100_000),
+    Hardware("A40", 4e-3, 2e-4, 8e-5, 10_000, speed=0.108),
 )
-"""Some 8 B parameters on one large accelerator: 25,000 prompt tokens a second, 25 GB/s to the host."""
+"""45,000 prompt tokens a second in steps of 2,048, where four of the crawler's queries a second are load 0.8
+and wait as long as published without streaming (0.6 s, median); 80 % of 282 GB without 16 GB of weights;
+copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a tenth."""
+PAPER = HARDWARE[0]
+MEMORY = 0.5
+"""Share of it under pressure: half of what the prompts that are open hold by then (four queries a second of
+9,100 tokens, the half of which have come in the 99 seconds that they take), so that somebody must go."""
+AMPLE = 10 * PAPER.blocks
 
-ENGINE = EngineConfig(num_blocks=AMPLE, max_model_len=1 << 18, max_num_seqs=4096)
+ENGINE = EngineConfig(
+    num_blocks=1, max_model_len=1 << 18, max_num_seqs=4096,
+    max_num_batched_tokens=int(2048 * SCALE), max_chunk=int(2048 * SCALE),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,17 +102,22 @@ class Policy:
 
 NONE = Policy("no streaming", streaming=False)
 NAIVE = Policy("naive", query_last=False)
-DEFAULT = Policy("fcfs cost", "fcfs", "cost")
+DEFAULT = Policy("slo cost", "slo", "cost")
+ORDER_ALONE = Policy("slo, no streaming", "slo", streaming=False)
+"""What the default order does for prompts that come whole."""
 
 
 def policies(evictions: Sequence[Eviction]) -> list[Policy]:
     """The baselines and every order with these evictions."""
-    grid = [Policy(f"{order} {way}", order, way) for order in ORDERS for way in evictions]
-    return [NONE, NAIVE, *grid]
+    grid = [Policy(f"{order} {way}", order, way) for order in STREAMED for way in evictions]
+    return [NONE, ORDER_ALONE, NAIVE, *grid]
 
 
-def run(queries: Sequence[Query], rate: float, policy: Policy, blocks: int) -> Replayed:
-    """Play a trace in virtual time."""
+def run(
+    queries: Sequence[Query], rate: float, policy: Policy, blocks: int, hardware: Hardware = PAPER
+) -> Replayed:
+    """Play a trace in virtual time, with so many `blocks` before scaling."""
+    blocks = round(blocks * SCALE)
     engine = msgspec.structs.replace(
         ENGINE,
         num_blocks=blocks,
@@ -82,7 +125,20 @@ def run(queries: Sequence[Query], rate: float, policy: Policy, blocks: int) -> R
         eviction=policy.eviction,
         swap_blocks=4 * blocks if policy.eviction != "recompute" else 0,
     )
-    return virtual(queries, rate, engine, MACHINE, policy.streaming, policy.query_last)
+    return virtual(queries, rate, engine, hardware.machine(), policy.streaming, policy.query_last)
+
+
+def scaled(query: Query) -> Query:
+    """With SCALE of its tokens."""
+
+    def few(tokens: int) -> int:
+        return max(1, round(SCALE * tokens))
+
+    events = [
+        Event(event.after, [(kind, index, few(tokens)) for kind, index, tokens in event.edits])
+        for event in query.events
+    ]
+    return replace(query, query=few(query.query), events=events)
 
 
 def measured_capacity(queries: Sequence[Query]) -> float:
@@ -98,113 +154,173 @@ def measured_capacity(queries: Sequence[Query]) -> float:
 def figures(done: Replayed) -> dict[str, Any]:
     """What is written of a run."""
     ttft = sorted(done.ttft)
-    report = done.report
-    return {
+    found = {
         "p50": statistics.median(ttft),
         "p95": ttft[int(0.95 * (len(ttft) - 1))],
         "p99": ttft[int(0.99 * (len(ttft) - 1))],
         "mean": statistics.fmean(ttft),
         "completion": done.completion,
-        "preemptions": report.preemptions if report else None,
-        "ttft": [round(value, 5) for value in ttft],
     }
+    if done.report:
+        streams, evictions = done.report.streams, done.report.evictions
+        found |= {
+            "preemptions": done.report.preemptions,
+            "swaps": evictions.swaps,
+            "recomputes": evictions.recomputes,
+            "early_share": streams.computed_before / max(streams.tokens, 1),
+            "invalidated_tokens": streams.invalidated,
+        }
+    points = [ttft[round(i * (len(ttft) - 1) / 200)] for i in range(201)]
+    tail = ttft[int(0.98 * len(ttft)) :]
+    return found | {"requests": len(ttft), "quantiles": _short(points), "tail": _short(tail)}
 
 
-def grid(
-    count: int, seed: int, quick: bool, own: list[Query] | None
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(setting, policy, figures) of every run."""
-    for kind, make in TRACES.items():
-        plain = own or make(count, seed)
-        tokens = statistics.fmean(query.tokens for query in plain)
-        whole = measured_capacity(plain)
-        for load in LOADS if not quick else LOADS[1:2]:
-            for policy in policies(["cost"]) if not quick else [NONE, NAIVE, DEFAULT]:
-                yield f"{kind} {load}", policy.name, figures(run(plain, load * whole / tokens, policy, AMPLE))
-        if own:
-            return
-        slow = make(count, seed, delay=PRESSURE[kind])
-        for policy in policies(EVICTIONS) if not quick else [NONE, NAIVE, DEFAULT]:
-            done = run(slow, LOADS[1] * whole / tokens, policy, SCARCE)
-            yield f"{kind} ×{PRESSURE[kind]:g}", policy.name, figures(done)
+def _short(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]
+
+
+Result = tuple[str, str, dict[str, Any]]
+"""Setting, policy, figures."""
+
+
+def grid(kind: str, count: int, seed: int, quick: bool, own: list[Query] | None) -> Iterator[Result]:
+    """Every order at every load, with memory for all: nothing is evicted there, whatever would become of
+    it."""
+    plain = [scaled(query) for query in own] if own else TRACES[kind](count, seed, SCALE)
+    tokens = statistics.fmean(query.tokens for query in plain)
+    rate = measured_capacity(plain) / tokens
+    for load in LOADS if not quick else LOADS[1:2]:
+        for policy in policies(["cost"]) if not quick else [NONE, NAIVE, DEFAULT]:
+            yield f"{kind} {load}", policy.name, figures(run(plain, load * rate, policy, PAPER.blocks))
+
+
+def pressure(kind: str, count: int, seed: int, quick: bool) -> Iterator[Result]:
+    """Every order with every eviction where chunks are slow, and memory is too small for what has come."""
+    delay, rate = PRESSURE[kind]
+    slow = TRACES[kind](count, seed, SCALE, delay)
+    for policy in policies(EVICTIONS) if not quick else [NONE, NAIVE, DEFAULT]:
+        done = run(slow, rate, policy, round(PAPER.blocks * MEMORY))
+        yield f"{kind} ×{delay:g}", policy.name, figures(done)
+
+
+def profiles(kind: str, count: int, seed: int) -> Iterator[Result]:
+    """What becomes of evicted KV, on different hardware, in the default order."""
+    delay, rate = PRESSURE[kind]
+    slow = TRACES[kind](count, seed, SCALE, delay)
+    for hardware in HARDWARE:
+        for way in EVICTIONS:
+            blocks = round(hardware.blocks * MEMORY)
+            done = run(slow, rate * hardware.speed, Policy(way, "slo", way), blocks, hardware)
+            yield f"{kind} ×{delay:g}, {hardware.name}", way, figures(done)
 
 
 def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
     """A table a setting: seconds, and how many times better than no streaming."""
     for setting, rows in results.items():
-        base = rows[NONE.name]
+        base = rows.get(NONE.name) or next(iter(rows.values()))
         lines = [
             [
                 name,
-                *(f"{one[key]:.3f}" for key in ("p50", "p95", "p99")),
+                *(f"{one[key]:.3f}" for key in ("mean", "p50", "p95", "p99")),
                 *(f"{base[key] / one[key]:.2f}" for key in ("p50", "p95", "p99")),
                 f"{one['completion'] / base['completion'] - 1:+.1%}",
-                str(one["preemptions"]),
+                str(one.get("swaps", "")),
+                str(one.get("recomputes", "")),
             ]
             for name, one in rows.items()
         ]
-        columns = ["policy", "p50, s", "p95, s", "p99, s", "p50 ×", "p95 ×", "p99 ×", "completion", "evicted"]
-        table(setting, columns, lines)
+        columns = ["policy", "mean, s", "p50, s", "p95, s", "p99, s", "p50 ×", "p95 ×", "p99 ×"]
+        table(setting, [*columns, "completion", "swapped", "recomputed"], lines)
 
 
 def plot(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     """The share of prompts whose first token took longer."""
-    figure, axes = plt.subplots(2, (len(results) + 1) // 2, figsize=(4 * ((len(results) + 1) // 2), 7))
+    columns = (len(results) + 1) // 2
+    figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 7), squeeze=False)
     for axis, (setting, rows) in zip(axes.flat, results.items(), strict=False):
         for name, one in rows.items():
-            share = [1 - number / len(one["ttft"]) for number in range(len(one["ttft"]))]
+            points = one["quantiles"][:-4]
+            share = [1 - i / 200 for i in range(len(points))]
+            tail = one["tail"]
+            share += [0.02 * (1 - i / len(tail)) for i in range(len(tail))]
             width = 2.2 if name in (NONE.name, NAIVE.name, DEFAULT.name) else 0.8
-            axis.plot([max(value, 1e-3) for value in one["ttft"]], share, label=name, linewidth=width)
+            axis.plot([max(value, 1e-3) for value in points + tail], share, label=name, linewidth=width)
         axis.set(title=setting, xscale="log", yscale="log", xlabel="time to first token, s")
         axis.grid(alpha=0.3)
+        axis.legend(fontsize=5)
     axes.flat[0].set_ylabel("share that took longer")
-    axes.flat[-1].legend(fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 
-async def over_http(url: str, count: int, seed: int, scale: float) -> dict[str, dict[str, dict[str, Any]]]:
-    """No streaming and streaming against a server, at load 0.8 of its own capacity."""
+async def over_http(
+    url: str, arrival: str | None, count: int, seed: int, scale: float
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """No streaming and streaming against a server, at load 0.8 of its own capacity; and streaming against one
+    that was started with --order arrival, if there is one."""
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for kind, make in TRACES.items():
         queries = make(count, seed, scale)
         tokens = statistics.fmean(query.tokens for query in queries)
         rate = LOADS[1] * await capacity(url, round(tokens)) / tokens
         rows = results.setdefault(f"live {kind} {LOADS[1]}", {})
-        for name, streaming in ((NONE.name, False), ("streaming", True)):
-            rows[name] = figures(await live(queries, rate, url, streaming))
+        rows[NONE.name] = figures(await live(queries, rate, url, streaming=False))
+        rows["slo"] = figures(await live(queries, rate, url))
+        if arrival:
+            rows["arrival"] = figures(await live(queries, rate, arrival))
     return results
+
+
+PARTS = ("append", "update", "append-pressure", "update-pressure", "append-profiles", "update-profiles")
+COUNTS = {"append": 1500, "update": 500}
+"""Queries: enough for open prompts to be as many as they get."""
+
+
+def part(name: str, args: argparse.Namespace, own: list[Query] | None) -> Iterator[Result]:
+    """One part of the grid."""
+    kind, _, what = name.partition("-")
+    count = args.queries or COUNTS[kind]
+    if what == "pressure":
+        return pressure(kind, count, args.seed, args.quick)
+    return profiles(kind, count, args.seed) if what else grid(kind, count, args.seed, args.quick, own)
 
 
 def main() -> None:
     """Run what is asked for, print and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--queries", type=int, help="of a trace; by default enough for the most open prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--live", metavar="URL")
+    parser.add_argument("--arrival", metavar="URL", help="a server that runs with --order arrival")
     parser.add_argument("--scale", type=float, default=0.1, help="of the tokens, over HTTP")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     if args.save:
-        arriving_traces.write(args.save, TRACES["append"](args.queries, args.seed))
+        arriving_traces.write(args.save, TRACES["append"](args.queries or COUNTS["append"], args.seed))
         return
-    results: dict[str, dict[str, dict[str, Any]]] = {}
+    settings = {key: str(value) for key, value in vars(args).items()}
     if args.live:
-        results = asyncio.run(over_http(args.live, args.queries, args.seed, args.scale))
-    else:
-        own = arriving_traces.read(args.trace) if args.trace else None
-        for setting, name, one in grid(args.queries, args.seed, args.quick, own):
-            results.setdefault(setting, {})[name] = one
-            print(
-                f"{setting:14s} {name:16s} p50 {one['p50']:.3f} p95 {one['p95']:.3f} p99 {one['p99']:.3f}",
-                flush=True,
-            )
-    show(results)
-    name = "streaming_live" if args.live else "streaming"
-    print(write(name, {key: str(value) for key, value in vars(args).items()}, results))
-    plot(results, RESULTS / f"{name}.png")
+        live_results = asyncio.run(
+            over_http(args.live, args.arrival, args.queries or 60, args.seed, args.scale)
+        )
+        show(live_results)
+        print(write("streaming_live", settings, live_results))
+        plot(live_results, RESULTS / "streaming_live.png")
+        return
+    own = arriving_traces.read(args.trace) if args.trace else None
+    for name in PARTS[:1] if own else args.parts:
+        results: dict[str, dict[str, dict[str, Any]]] = {}
+        for setting, policy, one in part(name, args, own):
+            results.setdefault(setting, {})[policy] = one
+            seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))
+            print(f"{setting:14s} {policy:18s} {seconds}", flush=True)
+        show(results)
+        file = f"streaming-{'own' if own else name}"
+        print(write(file, settings, results))
+        plot(results, RESULTS / f"{file}.png")
 
 
 if __name__ == "__main__":

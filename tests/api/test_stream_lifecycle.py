@@ -52,6 +52,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same, as a stream pair."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
+    with little_memory(folder, {"pairs": 1}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Little memory, few streams, and they are soon forgotten."""
     folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
@@ -59,13 +67,16 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-def little_memory(folder: Path, **settings: Any) -> AbstractContextManager[Served]:
+def little_memory(
+    folder: Path, pools: dict[str, Any] | None = None, **settings: Any
+) -> AbstractContextManager[Served]:
     """A server of the real engine, which preempts now and then."""
     model = {"served_model_name": ["tiny"], "threads": 1, "num_blocks": 96, "preempt_every": 7}
 
     async def start() -> Generator:
-        llm = AsyncLLM(resolve(str(folder), model))
+        llm = AsyncLLM(resolve(str(folder), model | (pools or {})))
         await llm.start()
+        await llm.until_ready()
         return llm
 
     sampling = {"temperature": 0.0, "ignore_eos": True}
@@ -103,11 +114,13 @@ async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields:
     return name, "".join(chunks), version
 
 
+@pytest.mark.parametrize("where", ["small", "pair"])
 def test_texts_are_those_of_prompts_sent_at_once(
-    small: Served, scale: Scale, record: Callable[..., None]
+    where: str, request: pytest.FixtureRequest, scale: Scale, record: Callable[..., None]
 ) -> None:
     """Random edit scripts beside each other, with little memory and forced preemptions."""
-    count, rng = scale.pick(24, 400), random.Random(scale.seed)
+    small: Served = request.getfixturevalue(where)
+    count, rng = scale.pick(24 if where == "small" else 10, 400), random.Random(scale.seed)
     preempted = small.llm.report().preemptions
 
     async def one(http: httpx.AsyncClient, seed: int, limit: asyncio.Semaphore) -> None:
@@ -133,6 +146,8 @@ def test_texts_are_those_of_prompts_sent_at_once(
 
     asyncio.run(main())
     until(lambda: small.llm.report().preemptions > preempted, seconds=20)
+    transfer = small.llm.report().transfer
+    assert (transfer is not None and transfer.handed_over > 0) == (where == "pair")
     record(scripts=count, preempted=small.llm.report().preemptions - preempted)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import arriving_traces
 from benchmarks.arriving_traces import TRACES, Event, Query
-from benchmarks.streaming import DEFAULT, NAIVE, NONE, run
+from benchmarks.streaming import DEFAULT, HARDWARE, NAIVE, NONE, SCALE, figures, run, scaled
 
 PUBLISHED = {"append": (9100, 5800, 28_900, 9.9, 0.7007), "update": (13_000, 10_000, 31_000, 4.5, 0.0367)}
 """Tokens (mean, median, 95th percentile), mean seconds of retrieval, median seconds between chunks."""
@@ -61,7 +61,22 @@ def test_lines_that_are_none(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", [NONE, NAIVE, DEFAULT], ids=lambda policy: policy.name)
 def test_replay(policy: object) -> None:
     """A query alone: streamed, what is left at the end is its last chunk."""
-    events = [Event(0.5, [("append", 0, 4000)]), Event(3.0, [("append", 0, 40)])]
+    events = [Event(0.5, [("append", 0, 1000)]), Event(3.0, [("append", 0, 40)])]
     done = run([Query(0.0, 10, 4, events)], 1.0, policy, 1000)  # type: ignore[arg-type]
     (ttft,) = done.ttft
     assert (ttft > 0.1) == (policy is NONE)
+
+
+def test_a_trace_of_ones_own_is_scaled_like_the_machine() -> None:
+    query = Query(0.0, 16, 4, [Event(0.5, [("append", 0, 800)]), Event(1.0, [("remove", 0, 0)])])
+    assert scaled(query).events[0].edits == [("append", 0, 800 * SCALE)]
+    assert scaled(query).query == 16 * SCALE
+
+
+def test_prompts_that_do_not_fit_are_swapped_where_that_is_cheap_and_recomputed_where_not() -> None:
+    queries = TRACES["append"](40, 3, SCALE, delay=10.0)
+    fast, slow = (
+        figures(run(queries, 4.0, DEFAULT, 4000, hardware)) for hardware in (HARDWARE[0], HARDWARE[1])
+    )
+    assert fast["swaps"] > fast["recomputes"]
+    assert slow["recomputes"] > slow["swaps"]

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,16 +117,65 @@ def test_a_partly_kept_block_that_others_hold_is_copied() -> None:
 
 def test_the_tail_is_computed_when_nothing_else_can_run() -> None:
     engine, collected = make_engine(CONFIG), Collected()
-    engine.handle(submit("other", [1] * 20, SamplingParams(temperature=0, max_tokens=4)))
+    engine.handle(submit("other", [1] * 20, SamplingParams(temperature=0, max_tokens=12)))
     engine.handle(opened(list(range(20)), tail=8))
-    collected.take(engine.step())
-    collected.take(engine.step())
+    for _ in range(8):
+        collected.take(engine.step())
+    assert engine.scheduler.of("other")
     assert collected.progress["r"].computed == 12
     steps(engine, collected)
     assert collected.progress["r"].computed == 19
     (progress,) = engine.handle(Edit("r", 0, 1, 12, [70, 71, *range(12, 20)], tail=8))
     assert progress.computed == 12
     engine.handle(Cancel("r"))
+    finish(engine, collected)
+
+
+def computed(engine) -> dict[str, int]:
+    return {sequence.request: sequence.computed[0] for sequence in engine.scheduler.sequences.values()}
+
+
+@pytest.mark.parametrize("order", ["slo", "fcfs"])
+def test_an_arriving_prompt_gets_what_complete_ones_leave(order) -> None:
+    engine, collected = make_engine(msgspec.structs.replace(CONFIG, order=order)), Collected()
+    engine.handle(opened(list(range(40)), "early", arrival=1.0))
+    collected.take(engine.step())
+    begun = computed(engine)["early"]
+    engine.handle(submit("late", [9] * 50, PARAMS, arrival=2.0))
+    while computed(engine)["late"] < 50:
+        collected.take(engine.step())
+        assert computed(engine)["early"] == begun
+    steps(engine, collected)
+    assert computed(engine) == {"early": 39}
+    engine.handle(Cancel("early"))
+    finish(engine, collected)
+
+
+def test_a_complete_prompt_does_not_wait_for_what_an_arriving_one_computes() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(opened(list(range(60)), "early", arrival=1.0))
+    collected.take(engine.step())
+    engine.handle(submit("late", list(range(60)), PARAMS, arrival=2.0))
+    collected.take(engine.step())
+    assert computed(engine)["late"] > 0
+    steps(engine, collected)
+    engine.handle(Cancel("early"))
+    finish(engine, collected)
+
+
+def test_what_lasts_is_computed_before_what_edits_cut() -> None:
+    """Two prompts change: one behind its first eight tokens, the other behind its second."""
+    engine, collected = make_engine(CONFIG), Collected()
+    for name, keep in (("loose", 2), ("firm", 8)):
+        engine.handle(opened(list(range(12)), name))
+        for version in (1, 2, 3):
+            engine.handle(Edit(name, 0, version, keep, [50 + version, 60, 61, 62]))
+    collected.take(engine.step())
+    assert computed(engine)["firm"] == 8
+    assert computed(engine)["loose"] == 2
+    steps(engine, collected)
+    for name in ("loose", "firm"):
+        engine.handle(Cancel(name))
     finish(engine, collected)
 
 
@@ -327,7 +377,7 @@ def play_pretended(rng: random.Random, config: EngineConfig, speculate: bool, sc
 
 @given(
     seed=st.integers(0, 2**32),
-    order=st.sampled_from(("arrival", "fcfs", "lcas", "mcps")),
+    order=st.sampled_from(("slo", "arrival", "fcfs", "lcas", "mcps")),
     eviction=st.sampled_from(("recompute", "swap", "cost")),
     num_blocks=st.sampled_from((24, 26, 40)),
     swap_blocks=st.sampled_from((0, 6, 40, 400)),
@@ -352,7 +402,7 @@ def test_hundreds_of_scripts_with_everything_at_once(scale, record) -> None:
         config = EngineConfig(
             num_blocks=26, block_size=4, max_model_len=96, max_num_seqs=6, max_num_batched_tokens=24,
             max_chunk=10, preempt_every=rng.choice((0, 3)), eviction=rng.choice(("swap", "cost")),
-            swap_blocks=60, order=rng.choice(("arrival", "fcfs", "lcas", "mcps")),
+            swap_blocks=60, order=rng.choice(("slo", "arrival", "fcfs", "lcas", "mcps")),
         )  # fmt: skip
         total += play_pretended(rng, config, speculate=True, scripts=10)
     record(**total)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.policy.order import ORDERS, PATIENCE, Candidate, batch_cap, rank, turns
+from streamserve.policy.order import ORDERS, PATIENCE, STRETCH, Candidate, batch_cap, rank, turns
 from streamserve.policy.slo import NO_NEED, Need
 
 times = st.floats(0, 100)
@@ -41,6 +41,27 @@ def test_orders_of_arriving_prompts() -> None:
     assert rank("lcas", three, 5.0 + PATIENCE) == [1, 2, 0], (
         "who waits with a complete prompt is not forgotten"
     )
+
+
+def test_a_prompt_that_was_streamed_waits_since_it_is_complete() -> None:
+    streamed, plain = Candidate(1.0, asked_at=5.0), Candidate(3.0)
+    for order in ("slo", "fcfs", "stta"):
+        assert rank(order, [streamed, plain], 6.0) == [1, 0]
+    assert rank("arrival", [streamed, plain], 6.0) == [0, 1]
+
+
+def test_of_streamed_prompts_who_needs_little_does_not_wait_for_who_needs_much() -> None:
+    much, little = Candidate(0.0, asked_at=5.0, work=2.0), Candidate(0.0, asked_at=6.0, work=0.1)
+    assert rank("slo", [much, little], 6.0) == [1, 0]
+    late = Candidate(0.0, asked_at=5.0 + STRETCH * 2.0, work=0.1)
+    assert rank("slo", [much, late], late.asked_at) == [0, 1]
+
+
+def test_arriving_prompts_have_their_turns_by_how_long_they_have_lasted() -> None:
+    three = [Candidate(1.0, complete=False), Candidate(2.0, complete=False, steady=3), Candidate(3.0)]
+    for order in ("slo", "fcfs", "stta"):
+        assert turns(order, three, rank(order, three, 4.0), 4.0) == [2, 1, 0]
+    assert turns("slo", three, [0], 4.0) == [0]
 
 
 @given(order=st.sampled_from(ORDERS), candidates=candidates, now=times)

@@ -107,3 +107,17 @@ def test_short_prompts_are_worth_more_than_what_decodes_and_long_ones_less() -> 
 def test_a_fixed_share_is_taken_in_order_whatever_it_is_worth() -> None:
     found = chunks([Prompt(500, 500), Prompt(16, 16)], company(*[NO_NEED] * 16), 1.0, share=0.5)
     assert [chunk.tokens for chunk in found] == [256, 0]
+
+
+def test_with_one_that_was_streamed_prompts_come_in_turn_as_fast_as_targets_allow() -> None:
+    """Beside eight that decode, a long prompt alone would be held back, and a short one overtake it."""
+    long, short = Prompt(900, 900, running=True), Prompt(100, 100, running=True)
+    decoding = company(*[NO_NEED] * 8, budget=256)
+    held = chunks([long, short], decoding, 16.0)
+    assert held[0].tokens < held[1].tokens
+    streamed = chunks([long._replace(streamed=True), short], decoding, 16.0)
+    assert streamed[0].tokens + streamed[1].tokens == 248
+    assert streamed[0].tokens > streamed[1].tokens
+    strict = company(*[Need(0.02, 1.0, 50)] * 8, budget=256)
+    given = chunks([long._replace(streamed=True)], strict, 16.0)
+    assert seconds(8 + given[0].tokens) <= 0.02

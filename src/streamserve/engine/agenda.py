@@ -8,7 +8,16 @@ from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
 from streamserve.policy.admission import Load
-from streamserve.policy.order import CAPPED, EXCLUSIVE, PATIENCE, Candidate, batch_cap, rank, turns
+from streamserve.policy.order import (
+    CAPPED,
+    COMPLETE_FIRST,
+    EXCLUSIVE,
+    PATIENCE,
+    Candidate,
+    batch_cap,
+    rank,
+    turns,
+)
 from streamserve.policy.prefill import Chunk, Company, Prompt, chunks
 from streamserve.policy.triage import Request, admitted
 from streamserve.protocol.config import EngineConfig
@@ -49,17 +58,23 @@ class Pace:
 
 @dataclass(frozen=True)
 class Agenda:
-    """`ranked`: who keeps places and memory, the first to last. `turns`: who is given rows first, of `budget`
-    in all. `chunks` bounds the rows of prompts, by sequence; what is not in it is bounded by nothing else.
-    With `exclusive`, nobody decodes beside a prompt. `idle`: nothing is left to compute but the tails of
-    prompts that are still arriving."""
+    """`ranked`: who keeps places and memory, the first to last. `turns`: of those who have something to
+    compute, who is given rows first, of `budget` in all. `chunks` bounds the rows of prompts, by sequence;
+    what is not in it is bounded by nothing else. With `exclusive`, nobody decodes beside a prompt; with
+    `apart`, nobody computes an arriving prompt beside a complete one. `idle`: nothing is left to compute but
+    the tails of prompts that are still arriving."""
 
     ranked: list[Sequence]
     turns: list[Sequence]
     budget: int
     chunks: dict[int, Chunk]
     exclusive: bool = False
+    apart: bool = False
     idle: bool = False
+
+    def later(self, sequence: Sequence) -> bool:
+        """Whether it only gets what complete prompts leave."""
+        return self.apart and sequence.open
 
 
 def agenda(
@@ -70,19 +85,23 @@ def agenda(
     pace: Pace,
 ) -> Agenda:
     """The agenda of a step that begins `now`."""
-    cost = speculation.step_cost
-    candidates = [_candidate(sequence) for sequence in sequences]
-    order, budget = config.order, config.max_num_batched_tokens
+    cost, order, budget = speculation.step_cost, config.order, config.max_num_batched_tokens
+    apart, token_seconds = order in COMPLETE_FIRST, cost(config.max_chunk, 0) / config.max_chunk
+    todo = [sequence.todo(idle=False) for sequence in sequences]
+    if idle := not any(todo):
+        todo = [sequence.todo(idle) for sequence in sequences]
+    candidates = [
+        _candidate(sequence, token_seconds) if left else _resting(sequence)
+        for sequence, left in zip(sequences, todo, strict=True)
+    ]
     ranking = rank(order, candidates, now)
     ranked = [sequences[i] for i in ranking]
     needs = [candidate.need for candidate in candidates if candidate.decoding]
-    idle = not any(sequence.todo(idle=False) for sequence in sequences)
-    working = [one for one in ranked if one.todo(idle)]
+    working = [sequences[i] for i in turns(order, candidates, [i for i in ranking if todo[i]], now)]
     prompts = [one for one in working if not (one.reserved or one.decoding or one.waits)]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
-    in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
     if order in CAPPED:
-        held = list(accumulate((one.computed[TARGET] for one in in_turn if one.decoding), initial=0))
+        held = list(accumulate((one.computed[TARGET] for one in working if one.decoding), initial=0))
         budget = batch_cap(needs, lambda rows: cost(rows, held[min(rows, len(held) - 1)]), budget)
     wanted: dict[int, Chunk] = {}
     if order == "slo" and prompts:
@@ -94,14 +113,17 @@ def agenda(
             needs, lambda rows: drafting + cost(rows + guesses, kv_tokens),
             budget, config.max_chunk, pace.step,
         )  # fmt: skip
-        given = chunks(
-            [_prompt(one, now, idle) for one in prompts], company, pace.output, config.prefill_share
-        )
-        wanted |= {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
+        for open in (False, True):  # arriving prompts are computed where no complete one is
+            group = [one for one in prompts if one.open == open]
+            given = [_prompt(one, now, idle) for one in group]
+            found = chunks(given, company, pace.output, config.prefill_share)
+            wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
     # Rows for who cannot start would be lost to those it waits for. Should it start after all: one to begin.
     if order == "slo":
         wanted |= {one.id: Chunk(1, 1) for one in working if one.waits and not one.reserved}
-    return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE, idle)
+    if apart:
+        wanted |= {one.id: _steady(one, wanted.get(one.id), config) for one in prompts if one.open}
+    return Agenda(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
 
 
 def _taken_in(
@@ -172,26 +194,48 @@ def workload(
     )
 
 
-def _candidate(sequence: Sequence) -> Candidate:
+def _resting(sequence: Sequence) -> Candidate:
+    """One that has nothing to compute now: what its rank depends on."""
+    return Candidate(
+        arrival=sequence.arrival,
+        priority=sequence.priority,
+        computed=sequence.computed[TARGET],
+        complete=not sequence.open,
+        last_chunk_at=sequence.chunk_at,
+        asked_at=sequence.asked_at,
+    )
+
+
+def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,
         remaining=sequence.pending,
+        work=sequence.pending * token_seconds if sequence.streamed else 0.0,
         computed=sequence.computed[TARGET],
         running=sequence.running,
         decoding=sequence.decoding,
         complete=not sequence.open,
         last_chunk_at=sequence.chunk_at,
+        asked_at=sequence.asked_at,
+        steady=sequence.steady,
         deadline=sequence.deadline,
         need=sequence.need,
     )
 
 
+def _steady(sequence: Sequence, given: Chunk | None, config: EngineConfig) -> Chunk:
+    """Of an arriving prompt's chunk no more than is as likely to last as its first token."""
+    given = given or Chunk(config.max_chunk, 1)
+    most = min(given.tokens, sequence.steady_rows)
+    return Chunk(most, min(most, given.due))
+
+
 def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
     deadline = sequence.deadline
     due_in = None if deadline is None else deadline - now
-    waited = max(0.0, now - sequence.arrival)
+    waited = 0.0 if sequence.open else max(0.0, now - sequence.asked_at)
     found = 0 if sequence.running else sequence.found
     remaining = max(1, sequence.todo(idle) - found)
     length = max(remaining, len(sequence.tokens) - sequence.found)
-    return Prompt(remaining, length, waited, due_in, sequence.running)
+    return Prompt(remaining, length, waited, due_in, sequence.running, sequence.streamed)

@@ -109,12 +109,15 @@ class Scheduler:
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
             self._preempt_lowest(ranked)
         self._idle = agenda.idle
-        decoding = {s.id for s in ranked if s.decoding}
+        decoding = {s.id for s in agenda.turns if s.decoding}
         places = seats = self.config.max_num_seqs
-        coming: set[bytes] = set()
-        if len(decoding) < len(ranked):
-            coming.update(*(self.tables.coming(s) for s in ranked if s.running and self._wanted(s)))
+        coming: tuple[set[bytes], set[bytes]] = set(), set()  # of complete prompts, of arriving ones
+        if len(decoding) < len(agenda.turns):
+            for one in agenda.turns:
+                if one.running:
+                    coming[agenda.later(one)].update(self.tables.coming(one))
         proposals: dict[int, Proposal] = {}
+        busy = False  # with complete prompts
         for sequence in agenda.turns:
             if not budget:
                 break
@@ -126,12 +129,15 @@ class Scheduler:
             wanted = agenda.chunks.get(sequence.id, Chunk(self.config.max_chunk, 1))
             if not wanted.tokens or seats < len(sequence.choices):
                 continue
+            if busy and agenda.later(sequence):
+                continue  # nobody waits for it yet
             cached = None
             sequence.waits = not sequence.running
             if not sequence.running:
                 if not places:
                     continue  # nobody overtakes the first that has to wait
-                if not sequence.reserved and self.tables.next_hash(sequence) in coming:
+                head = None if sequence.reserved else self.tables.next_hash(sequence)
+                if any(head in some for some in coming[: 1 + agenda.later(sequence)]):
                     places -= 1
                     continue  # another is computing what it needs next: it finds that soon
                 if sequence.swapped and not self._known_by_now(sequence):
@@ -139,14 +145,15 @@ class Scheduler:
                     continue
                 cached = self._admit(sequence, ranked, proposals)
                 if cached is None:
-                    places = 0
+                    places *= agenda.later(sequence)
                     continue
                 if sequence.reserved:
                     places *= self._reserve(sequence, ranked, proposals)
                     continue
-                coming |= self.tables.coming(sequence)
+                coming[agenda.later(sequence)].update(self.tables.coming(sequence))
             proposal = self._make_room(sequence, budget, wanted, cached, ranked, proposals)
             if proposal:
+                busy = busy or not (sequence.open or sequence.id in decoding)
                 sequence.waits = False
                 proposals[sequence.id] = proposal
                 budget -= proposal.room

@@ -1,12 +1,17 @@
 """One output choice on its way: its tokens, and how far each KV plane has caught up with them."""
 
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 
 from streamserve.engine.plan import TARGET
 from streamserve.policy.slo import NO_NEED, PAST, Need
 from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
+
+EDITS = 64
+"""How many edits of an arriving prompt are remembered."""
 
 
 @dataclass(eq=False)
@@ -67,6 +72,8 @@ class Sequence:
     """When the latest part of the prompt came."""
     finished_at: float | None = None
     """When a prompt that was open came to its end."""
+    kept: deque[int] = field(default_factory=lambda: deque(maxlen=EDITS))
+    """How many tokens its latest edits kept."""
     survival: float = 1.0
     """The share of an open prompt that is expected to survive its next edit."""
     told_at: float = -1.0
@@ -103,6 +110,23 @@ class Sequence:
             return self.pending
         last = 1 if idle else max(self.tail, 1)
         return max(0, len(self.tokens) - last - self.computed[TARGET])
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its prompt is, or was, sent while it arrives."""
+        return self.open or self.finished_at is not None
+
+    @property
+    def steady(self) -> int:
+        """How many of the latest edits in a row kept the token to compute next: what has lasted will last."""
+        computed = self.computed[TARGET]
+        return sum(1 for _ in takewhile(lambda kept: kept > computed, reversed(self.kept)))
+
+    @property
+    def steady_rows(self) -> int:
+        """How many tokens from there on are as steady, or a little less: up to where an edit cut lately."""
+        computed = self.computed[TARGET]
+        return min((kept for kept in self.kept if kept > computed), default=len(self.tokens)) - computed
 
     @property
     def decoding(self) -> bool:

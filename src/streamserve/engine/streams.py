@@ -119,6 +119,7 @@ class Streams:
         before = sequence.prompt_length - sequence.tail
         sequence.survival = learn_survival(sequence.survival, message.keep, before)
         self.survival = learn_survival(self.survival, message.keep, before)
+        sequence.kept.append(message.keep)
         self.counters.chunks += 1
         # The last token is always computed anew, for its output is wanted.
         last = message.keep + len(message.tokens) - 1

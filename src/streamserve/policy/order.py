@@ -28,23 +28,33 @@ PATIENCE = 10.0
 """A request without a target for its first token, or with one that is missed, goes where one with a target of
 so many seconds would: later than the urgent ones, but not forever."""
 
+STRETCH = 10.0
+"""Likewise, for each second that a prompt that came in pieces still takes to compute: who needs little does
+not wait for who needs much, yet who has waited that much longer goes first."""
+
 
 class Candidate(NamedTuple):
     """What is known of a sequence that could be part of a step. Times are seconds on the engine's clock.
 
-    `remaining` prompt tokens have no KV yet, `computed` tokens have. A `complete` prompt has arrived as a
-    whole, the latest piece of it at `last_chunk_at`. `deadline` is when its first token is wanted, as long as
-    that has not come; from then on `need` is its target for the following ones. `running`: it holds blocks.
+    `remaining` prompt tokens have no KV yet, which takes some `work` seconds if it came in
+    pieces; `computed` tokens have. A `complete` prompt has arrived as a
+    whole, the latest piece of it at `last_chunk_at`, and was asked to be answered at `asked_at` (None: on
+    arrival). Of one that is still arriving, so many of the latest edits in a row kept the token that
+    would be computed next as it is `steady`. `deadline` is when its first token is wanted, as long as that
+    has not come; from then on `need` is its target for the following ones. `running`: it holds blocks.
     """
 
     arrival: float
     priority: int = 0
     remaining: int = 0
+    work: float = 0.0
     computed: int = 0
     running: bool = False
     decoding: bool = False
     complete: bool = True
     last_chunk_at: float = 0.0
+    asked_at: float | None = None
+    steady: int = 0
     deadline: float | None = None
     need: Need = NO_NEED
 
@@ -61,15 +71,28 @@ def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]
 
 
 def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float) -> list[int]:
-    """In which turn the `ranked` ones are given rows of a step. Where none is decoded beside a prompt,
-    prompts have the first turns, else what decodes has; in batches that are capped, neither."""
+    """In which turn those `ranked`, which may be some of the candidates, are given rows of a step. Where none
+    is decoded beside a prompt, prompts have the first turns, else what decodes has; in batches that are
+    capped, neither."""
     if order == "stta":
         left = [time_to_attain(one, now) for one in candidates]
-        return sorted(ranked, key=lambda i: (candidates[i].priority, left[i]))
-    if order in CAPPED:
-        return list(ranked)
-    late = order == EXCLUSIVE
-    return sorted(ranked, key=lambda i: candidates[i].decoding == late)
+        ranked = sorted(ranked, key=lambda i: (candidates[i].priority, not candidates[i].complete, left[i]))
+    elif order not in CAPPED:
+        late = order == EXCLUSIVE
+        ranked = sorted(ranked, key=lambda i: candidates[i].decoding == late)
+    return _steady_first(candidates, ranked) if order in COMPLETE_FIRST else list(ranked)
+
+
+def _steady_first(candidates: Sequence[Candidate], ranked: Sequence[int]) -> list[int]:
+    """Arriving prompts of one priority change places: what will most likely last is computed first."""
+    found = list(ranked)
+    arriving = [place for place, i in enumerate(ranked) if not candidates[i].complete]
+    best = sorted(
+        (ranked[place] for place in arriving), key=lambda i: (candidates[i].priority, -candidates[i].steady)
+    )
+    for place, i in zip(arriving, best, strict=True):
+        found[place] = i
+    return found
 
 
 EXCLUSIVE: Order = "prefill-first"
@@ -99,6 +122,12 @@ def _by_arrival(candidate: Candidate, now: float) -> float:
     return candidate.arrival
 
 
+def _by_asked(candidate: Candidate, now: float) -> float:
+    """Complete prompts since when they are, for that is since when somebody waits."""
+    asked = candidate.asked_at
+    return candidate.arrival if asked is None or not candidate.complete else asked
+
+
 def _by_chunk(candidate: Candidate, now: float) -> float:
     """The latest chunk first. Who has waited longer than PATIENCE with a complete prompt comes before all,
     the oldest first."""
@@ -113,21 +142,26 @@ def _by_computed(candidate: Candidate, now: float) -> float:
 
 def _due(candidate: Candidate, now: float) -> float:
     """When it is due: with a target for its further tokens, when it came."""
+    asked = _by_asked(candidate, now)
     if candidate.need.tpot is not None:
-        return candidate.arrival
+        return asked
     deadline = candidate.deadline
-    return deadline if deadline is not None and deadline > now else candidate.arrival + PATIENCE
+    if deadline is not None and deadline > now:
+        return deadline
+    return asked + PATIENCE + STRETCH * candidate.work
 
 
 def time_to_attain(candidate: Candidate, now: float) -> float:
     """How long until a target is missed. A prompt without one is wanted PATIENCE after it came."""
     if candidate.decoding or candidate.need.tpot is not None:
         return candidate.need.slack(1.0)
-    return (candidate.arrival + PATIENCE if candidate.deadline is None else candidate.deadline) - now
+    return (_by_asked(candidate, now) + PATIENCE if candidate.deadline is None else candidate.deadline) - now
 
 
 _KEYS: dict[Order, Callable[[Candidate, float], float]] = {
     "slo": _due,
+    "fcfs": _by_asked,
+    "stta": _by_asked,
     "lcas": _by_chunk,
     "mcps": _by_computed,
 }

@@ -4,7 +4,8 @@ First what is due: a prompt whose first token is wanted at some time gets as man
 it there in time, and one that nobody set a time for, but that holds memory already, as many as bring it there
 some day.
 Beyond that, prompt tokens compete with what decodes for the time of the step: a token of a prompt is worth
-the output that it leads to, a token that decodes is worth one.
+the output that it leads to, a token that decodes is worth one. Prompts that are sent while they arrive are
+sent so for the sake of their first token: where there is one, all come in turn, as fast as targets allow.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +28,14 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
 class Prompt(NamedTuple):
     """`remaining` of `length` tokens have no KV yet; what others had computed already does not count. It came
     `waited` seconds ago, and its first token is wanted in `due_in` seconds, if a time was set for that.
-    `running`: it holds blocks."""
+    `running`: it holds blocks. `streamed`: it is, or was, sent while it arrives."""
 
     remaining: int
     length: int
     waited: float = 0.0
     due_in: float | None = None
     running: bool = False
+    streamed: bool = False
 
 
 class Chunk(NamedTuple):
@@ -68,6 +70,8 @@ def chunks(
     due = due_tokens(prompts, company)
     rest = [min(prompt.remaining, company.most) - least for prompt, least in zip(prompts, due, strict=True)]
     worth = [_worth(prompt, mean_output) for prompt in prompts]
+    if any(prompt.streamed for prompt in prompts):
+        worth = [1.0] * len(prompts)
     turns = sorted(range(len(prompts)), key=lambda i: -worth[i] if share is None else i)
     ends = list(accumulate((rest[i] for i in turns), initial=0))
     room = (company.budget - rows if share is None else ceil(share * company.budget)) - sum(due)
