@@ -59,6 +59,7 @@ class AsyncLLM:
             max_requests=server.max_requests,
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
+            continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
         )
         self._grammars: GrammarCheck | None = None
         self._shell = FleetShell(fleet, self._worker_config)

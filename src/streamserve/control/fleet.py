@@ -60,7 +60,8 @@ class FleetConfig:
     """`max_requests`: how many may be open at once, running and waiting. `max_waiting_tokens` bounds the
     prompts of those that wait; one request may always wait. A worker that says nothing for `stuck_after`
     seconds counts as stuck. After `max_restarts` losses in `restart_window` seconds it stays down; a request
-    that was there for `max_attempts` losses is not tried again."""
+    that was there for `max_attempts` losses is not tried again. A decode worker that has all but
+    `continue_tokens` of a prompt, and more than the prefill worker, computes the rest itself."""
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)
@@ -70,6 +71,7 @@ class FleetConfig:
     max_restarts: int = 3
     restart_window: float = 300.0
     max_attempts: int = 3
+    continue_tokens: int = 64
 
 
 class Fleet:
@@ -80,7 +82,7 @@ class Fleet:
         self.crew = Crew(config.topology, config.stuck_after, config.max_restarts, config.restart_window)
         self.requests: dict[str, OpenRequest] = {}
         self.tickets = TicketBook()
-        self.placement = Placement(self.crew, config.router)
+        self.placement = Placement(self.crew, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._attempts = count()
 
@@ -340,6 +342,7 @@ class Fleet:
 
     def _end(self, request: OpenRequest, now: float) -> None:
         self._admission.finished(now)
+        self.placement.ended(request)
         self._leave(request)
         del self.requests[request.opened.request]
 

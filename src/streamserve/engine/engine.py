@@ -110,7 +110,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._drafting.behind
 
     def handle(self, message: ToEngine) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
@@ -150,7 +150,7 @@ class Engine:
             agenda(able, self.config, started, self.speculation.step_cost, self.pace)
         )
         trees = self._drafting.trees(proposals)
-        self._drafting.read_along(proposals)
+        read = self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
@@ -159,7 +159,7 @@ class Engine:
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
             events += self.streams.progress(span.sequence, started)
-        self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
+        self.stalled = not (read or plan.spans or plan.swap_out or plan.swap_in or plan.released)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events

@@ -228,6 +228,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "cache-aware"
         ),
     ] = "flowguard"
+    continue_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="the next turn of a chat, of which a decode worker has all but so many tokens, is "
+            "computed there and not moved; 0: never",
+        ),
+    ] = 64
     kv_transport: Annotated[
         KVTransport,
         Meta(description="how KV goes from worker to worker: through shared memory, or by NVIDIA's NIXL"),
