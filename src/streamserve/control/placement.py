@@ -1,6 +1,6 @@
 """The router at work: the places there are now, what each has cached, and why requests went where they did.
 
-OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None)
+OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None, tokens to compute)
                  │ PrefixView: blocks each worker has, as far as the fleet knows
                  └ recent decisions, for GET /v1/router
 """
@@ -70,9 +70,9 @@ class Placement:
         self._router = router
         self._turn = 0
 
-    def choose(self, request: OpenRequest, now: float) -> tuple[str, str | None] | None:
-        """The worker that computes the prompt, and the one that decodes if it is another; None if nobody can
-        take the request now."""
+    def choose(self, request: OpenRequest, now: float) -> tuple[str, str | None, int] | None:
+        """The worker that computes the prompt, the one that decodes if it is another, and how many tokens of
+        the prompt are to be computed; None if nobody can take the request now."""
         candidates = self._candidates()
         if not all(candidates):
             return None
@@ -83,8 +83,9 @@ class Placement:
         back = next((back for _, back in chosen if back and back != front), None)
         if back and self._continues(request, front, back, hashes):
             front, back = back, None
+        known = self.view.cached(front, hashes) * self._crew.workers[front].block_size
         self._learn(front, hashes)
-        return front, back
+        return front, back, max(len(request.opened.prompt) - known, 1)
 
     def ended(self, request: OpenRequest) -> None:
         """A request is over: whoever decoded it has the KV of its outputs too, which the next turn of a chat

@@ -7,6 +7,7 @@ from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
+from streamserve.engine.watch import Watch
 from streamserve.policy.outlook import Candidate
 from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.tree import TokenTree
@@ -28,6 +29,7 @@ class Drafting:
         config: EngineConfig,
         clock: Callable[[], float],
         wait: float,
+        watch: Watch,
     ) -> None:
         self._drafter = drafter
         self._speculation = speculation
@@ -35,6 +37,7 @@ class Drafting:
         self._config = config
         self._clock = clock
         self._wait = wait
+        self._watch = watch
 
     def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
         """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
@@ -65,6 +68,7 @@ class Drafting:
             return {}
         started = self._clock()
         self._drafter.begin(list(asked.values()))
+        self._watch.moment("mid-draft")
         found = self._drafter.collect(started + self._wait)
         trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
         spent = self._clock() - started

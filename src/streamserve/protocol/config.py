@@ -246,6 +246,23 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         | None
     ) = None
+    timeline: (
+        Annotated[
+            str,
+            Meta(description="file for a timeline of steps and requests (chrome://tracing, ui.perfetto.dev)"),
+        ]
+        | None
+    ) = None
+    otlp_traces_endpoint: (
+        Annotated[
+            str,
+            Meta(
+                description="OpenTelemetry collector that gets a trace of every request, for example "
+                "http://localhost:4318/v1/traces"
+            ),
+        ]
+        | None
+    ) = None
     cors_origin: Annotated[
         tuple[str, ...],
         Meta(description="origin whose web pages may call this server (https://app.example); * for all"),
@@ -257,7 +274,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker process reads from its standard input, as msgpack. `worker` is its name, with the
-    number of times it was started; `memory_share` of the free memory is for it."""
+    number of times it was started; `memory_share` of the free memory is for it. With `trace` it tells what it
+    does and when."""
 
     worker: str
     role: Role
@@ -266,5 +284,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_share: float = 1.0
     kv_transport: KVTransport = "shm"
     kv_bytes_per_second: float | None = None
+    trace: bool = False
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
