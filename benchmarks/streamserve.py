@@ -1,23 +1,23 @@
-"""StreamServe's tables 3 to 8 and figures 3 and 4 in virtual time: the live Fleet and Engines on costs that
-were measured on one machine, with recorded drafts of four families of tasks.
+"""StreamServe's tables 3 to 8 and figures 3 and 4 in virtual time: the live Fleet and Engines on costs of
+one machine, with recorded drafts of four families of tasks.
 
-A device is such a machine. On four of them: `streamserve` is two stream pairs behind FlowGuard, `data
-parallel` four independent workers in turn, `tensor parallel` one worker whose steps take a quarter of the
-time, without any loss for the exchange between devices, which flatters it. All speculate by the same policy
-(goodput) unless they say otherwise. Eighty requests a run, always so many at once; prompts are as long as
-the paper's kinds of tasks have them.
+A device is a machine that was measured, or a roofline of four A100 (`--machine`). On four of them:
+`streamserve` is two stream pairs behind FlowGuard, `data parallel` four independent workers in turn, `tensor
+parallel` one worker whose steps take a quarter of the time, without any loss for the exchange between
+devices, which flatters it. All speculate by the same policy (goodput) unless they say otherwise. Eighty
+requests a run, always so many at once; prompts are as long as the paper's kinds of tasks have them.
 
 Throughput has two definitions: as the paper's, the mean over requests of (prompt + generated) / latency; and
 output tokens a second of all, which is what people mean. The interaction of disaggregation and speculation is
 the ratio of what speculation brings to pairs and to unified workers, by the second.
 
-    python -m benchmarks.streamserve --seeds 3
+    python -m benchmarks.streamserve --machine a100 --seeds 3
 """
 
 import argparse
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.report import RESULTS, table, write
-from benchmarks.slo_costs import here
+from benchmarks.slo_costs import Hardware, a100, here
 from streamserve.control.events import Command, Deliver, Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.workers import Topology, pairs, unified
@@ -39,6 +39,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
 
+MACHINES: dict[str, Callable[[], Hardware]] = {"a100": a100, "here": here}
 RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
 REQUESTS = 80
 PROMPTS = {
@@ -119,9 +120,9 @@ def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
     return made
 
 
-def play(system: System, family: str, at_once: int, seed: int) -> dict[str, float]:
+def play(name: str, system: System, family: str, at_once: int, seed: int) -> dict[str, float]:
     """One run's figures."""
-    machine, recorded = here(), recording()
+    machine, recorded = MACHINES[name](), recording()
     fleet = FleetConfig(topology=system.topology, router=ROUTERS[system.router])
     simulation = Closed(
         fleet, system.engine, MODEL, lambda rows, kv: system.share * machine.step(rows, kv),
@@ -164,10 +165,10 @@ def figures(
 
 
 def median(
-    pool: ProcessPoolExecutor, system: System, family: str, at_once: int, seeds: int
+    pool: ProcessPoolExecutor, machine: str, seeds: int, system: System, family: str, at_once: int
 ) -> dict[str, float]:
     """Medians over seeds."""
-    found = list(pool.map(partial(play, system, family, at_once), range(seeds)))
+    found = list(pool.map(partial(play, machine, system, family, at_once), range(seeds)))
     return {key: float(np.median([one[key] for one in found])) for key in found[0]}
 
 
@@ -189,7 +190,7 @@ def show(title: str, found: dict[str, dict[str, float]]) -> None:
     table(f"{title} (virtual time)", columns, rows)
 
 
-def plot(sweep: Sequence[dict[str, Any]]) -> None:
+def plot(sweep: Sequence[dict[str, Any]], machine: str) -> None:
     """Figures 3 and 4: latency percentiles and throughput by requests at once."""
     import matplotlib
 
@@ -208,7 +209,7 @@ def plot(sweep: Sequence[dict[str, Any]]) -> None:
         panel.set(xlabel="requests at once", ylabel=label, xscale="log")
     panels[0].legend(fontsize=8)
     canvas.tight_layout()
-    canvas.savefig(RESULTS / "streamserve.png", dpi=110)
+    canvas.savefig(RESULTS / f"streamserve_{machine}.png", dpi=110)
 
 
 def main() -> None:
@@ -216,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--machine", choices=tuple(MACHINES), default="a100")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=16, help="requests at once, in the tables")
     parser.add_argument("--sweep", type=int, nargs="+", default=[1, 4, 16, 40])
@@ -223,7 +225,7 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {"families": {}, "ablation": {}, "interaction": {}, "sweep": []}
     with ProcessPoolExecutor(args.processes) as pool:
-        run = partial(median, pool, seeds=args.seeds)
+        run = partial(median, pool, args.machine, args.seeds)
         for family in PROMPTS:
             found = {name: run(system, family, args.at_once) for name, system in SYSTEMS.items()}
             ablated = {
@@ -239,9 +241,9 @@ def main() -> None:
             swept = {name: run(system, family, at_once) for name, system in SYSTEMS.items()}
             show(f"{family}, {at_once} at once: figures 3 and 4", swept)
             result["sweep"].append({"at_once": at_once, "family": family, **swept})
-    settings = {**vars(args), "costs": here().note, "requests": REQUESTS, "time": "virtual"}
-    print(write("streamserve", settings, result))
-    plot(result["sweep"])
+    settings = {**vars(args), "costs": MACHINES[args.machine]().note, "requests": REQUESTS, "time": "virtual"}
+    print(write(f"streamserve_{args.machine}", settings, result))
+    plot(result["sweep"], args.machine)
 
 
 if __name__ == "__main__":

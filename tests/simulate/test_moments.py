@@ -119,7 +119,6 @@ def test_a_worker_lost_at_a_moment_costs_time_never_text(
         assert simulation.met == [moment]
         for worker in victims:
             assert simulation.fleet.workers[worker].incarnation == 2
-    assert max(took) > 0
     record(deaths=len(took), streams=16, virtual_seconds_lost=took)
 
 

@@ -228,7 +228,7 @@ class Simulation:
             self._model,
             executor,
             lambda: self.clock.now + executor.seconds,
-            self._drafter(executor) if self._drafter else None,
+            self._drafter(executor) if self._drafter and name not in topology.prefill else None,
             Speculation(self._policy, self._cost),
             transport=self._transport(name, executor) if name in topology.prefill else None,
             cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint)
@@ -334,5 +334,6 @@ class Simulation:
         """A stopped worker does nothing more, and nobody is told; time passes until that is noticed."""
         worker.stopped = True
         if self.workers[name] is worker and worker.incarnation >= 0:
+            self._hear_reports()
             self._handle(Tick())
             self._push(self.clock.now + TICK_SECONDS, partial(self._stop, name, worker))
