@@ -288,7 +288,7 @@ class Fleet:
     def _transfer(self, worker: str, news: TransferNews, now: float) -> Iterator[Command]:
         request = self.requests.get(news.request)
         if isinstance(news, Reserved):
-            yield self.tickets.reserved(worker, news, request)
+            yield from self.tickets.reserved(worker, news, request)
             return
         commands, again = self.tickets.pushed(worker, news, self.requests)
         yield from commands

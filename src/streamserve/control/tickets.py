@@ -31,15 +31,18 @@ class TicketBook:
     def __len__(self) -> int:
         return len(self._open)
 
-    def reserved(self, owner: str, news: Reserved, request: OpenRequest | None) -> Send:
-        """Blocks are held for a ticket: its writer may use it, if anybody still wants it."""
+    def reserved(self, owner: str, news: Reserved, request: OpenRequest | None) -> list[Send]:
+        """Blocks are held for a ticket: its writer may use it, if anybody still wants it. One that is open
+        already is not given out, or back, again."""
         ticket = news.ticket
         wanted = request is not None and request.attempt == news.attempt and request.decode == owner
-        own = (ticket.request, ticket.attempt) == (news.request, news.attempt) and ticket.id not in self._open
+        own = (ticket.request, ticket.attempt) == (news.request, news.attempt)
+        if ticket.id in self._open:
+            return []
         if request is None or not wanted or not own or request.worker is None:
-            return Send(owner, Release(ticket.id))
+            return [Send(owner, Release(ticket.id))]
         self._open[ticket.id] = OpenTicket(ticket, request.worker, owner)
-        return Send(request.worker, Push(ticket))
+        return [Send(request.worker, Push(ticket))]
 
     def pushed(
         self, worker: str, news: Pushed, requests: Mapping[str, OpenRequest]

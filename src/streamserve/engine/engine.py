@@ -379,6 +379,8 @@ class Engine:
         finish: FinishReason | None = sequence.finish_reason(self._eos, self.config.max_model_len)
         if finish:  # nothing was to be generated: only the prompt was asked about
             events.append(Finished(sequence.request, sequence.attempt, sequence.choices[0], finish))
+        elif not sequence.outputs:
+            self._watch.moment("output 0", sequence.request)
         for number, one in enumerate(sampled):
             if finish:
                 break
@@ -389,8 +391,6 @@ class Engine:
             self._generation_tokens += 1
             events.append(_token(sequence, sequence.choices[0], one, finish))
         self.scheduler.tables.register(sequence)
-        if sequence.outputs == len(sampled):
-            self._watch.moment("output 0", sequence.request)
         if finish:
             self._watch.moment("finishing", sequence.request)
         if finish and sequence.open:
