@@ -119,7 +119,7 @@ async def burst(llm: AsyncLLM, name: str, length: int) -> dict[str, float]:
     rng = random.Random(name)
     seen: list[list[float]] = [[] for _ in range(STREAMS)]
     streams = [
-        asyncio.create_task(times(llm, prompt(rng, 16), 1500, f"{name}-s{number}", into))
+        asyncio.create_task(times(llm, prompt(rng, 16), 6000, f"{name}-s{number}", into))
         for number, into in enumerate(seen)
     ]
     while min(map(len, seen)) < 20:  # noqa: ASYNC110
