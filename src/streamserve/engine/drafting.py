@@ -32,7 +32,7 @@ class Drafting:
         watch: Watch,
     ) -> None:
         self._drafter = drafter
-        self._speculation = speculation
+        self.speculation = speculation
         self._scheduler = scheduler
         self._config = config
         self._clock = clock
@@ -51,7 +51,7 @@ class Drafting:
         budget = self._config.max_num_batched_tokens - len(able)
         guessed_for = {proposal.sequence.id for proposal in able}
         needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
-        shapes = self._speculation.shapes(
+        shapes = self.speculation.shapes(
             [_candidate(proposal) for proposal in able],
             rows - len(able),
             kv_tokens,
@@ -73,13 +73,13 @@ class Drafting:
         trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
         spent = self._clock() - started
         catch_up = sum(_length(request) - request.computed for request in asked.values())
-        self._speculation.drafted(shapes, catch_up, spent)
+        self.speculation.drafted(shapes, catch_up, spent)
         for id in trees:
             if self._drafter.plane == DRAFT:
                 self._scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        chosen = self._speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
-        self._speculation.counters.select_seconds += self._clock() - started - spent
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
+        self.speculation.counters.select_seconds += self._clock() - started - spent
         return chosen
 
     @property
@@ -119,7 +119,7 @@ class Drafting:
         started = self._clock()
         self._drafter.begin(asked)
         found = self._drafter.collect(started + self._wait)
-        self._speculation.counters.draft_seconds += self._clock() - started
+        self.speculation.counters.draft_seconds += self._clock() - started
         for request in asked:
             if request.id in found:
                 self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
@@ -127,7 +127,7 @@ class Drafting:
     @property
     def _reads(self) -> bool:
         """Whether there is a draft model that should know prompts."""
-        return self._drafter is not None and self._drafter.plane == DRAFT and self._speculation.guessing
+        return self._drafter is not None and self._drafter.plane == DRAFT and self.speculation.guessing
 
     def _coming(self) -> list[Sequence]:
         """Those whose KV another worker computes, as far as the draft model has not read them."""

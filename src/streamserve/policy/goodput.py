@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamserve.policy.adaserve import MOST_PICKED, Kept, likeliest
 from streamserve.policy.outlook import Drafted, Outlook
 from streamserve.policy.shape import PLAIN, Seconds, Shape, expected_tokens
@@ -26,7 +29,13 @@ SLOWEST = 0.9
 """Requests without guesses, or without a target, keep this share of the speed they would have without
 speculation."""
 
+STEPS = 8
+"""Steps over which a request that is behind its target is to catch up."""
+LEEWAY = 1.0
+"""Tokens by which one that is on target may fall behind, where others get more by it."""
 WIDTHS = (1, 2, 3, 4)
+STRETCH = 16
+"""Numbers of nodes that are looked at closer only if the best of them could be the best of all."""
 MOST_LEVELS = 16
 TARGET_LEVELS = 8
 """The deepest tree for all, and for those that lag behind the others."""
@@ -41,7 +50,7 @@ def shapes(outlook: Outlook) -> list[Shape]:
         lambda shape: outlook.draft([shape] * len(requests)), MOST_LEVELS, outlook.nodes,
     )  # fmt: skip
     plain = outlook.step(len(requests) + outlook.others)
-    needs = with_floor((*(one.need for one in requests), *outlook.bystanders), plain)
+    needs = with_floor([spread(one) for one in (*(one.need for one in requests), *outlook.bystanders)], plain)
     best = [common] * len(requests)
     seconds, worth = _prospect(outlook, needs, best)
     if worth[0] == sum(need.tpot is not None for need in needs):
@@ -95,9 +104,11 @@ def select(drafted: Drafted) -> Kept:
     """Which nodes of each tree to verify: those that targets need, and of the others as many as maximise
     F(k) / (spent + T(k)), F the expected tokens of the k likeliest nodes.
 
-    The step never becomes longer than a request that is on target can stand, nor, where some have neither
-    target nor tree, than leaves them `SLOWEST` of their speed.
+    The step never becomes longer than a request that is on target can stand, give or take `LEEWAY`, nor,
+    where some have neither target nor tree, than leaves them `SLOWEST` of their speed.
     """
+    if drafted.trees and all(need.tpot is None for need in (*drafted.needs, *drafted.bystanders)):
+        return _select_untargeted(drafted)
     order = [list(likeliest(tree)) for tree in drafted.trees]
     ladders = [
         list(accumulate((tree.accept[node] for node in nodes), initial=1.0))
@@ -108,6 +119,49 @@ def select(drafted: Drafted) -> Kept:
     return [sorted([0, *nodes[:count]]) for nodes, count in zip(order, counts, strict=True)]
 
 
+def _select_untargeted(drafted: Drafted) -> Kept:
+    """`select` where nobody has a target: many nodes at once."""
+    sizes = [len(tree) - 1 for tree in drafted.trees]
+    chances = np.concatenate([np.empty(0), *(tree.accept[1:] for tree in drafted.trees)])
+    # Of equals the first: a parent stands before its children, and is as likely at least.
+    order = np.argsort(-chances, kind="stable")[: max(drafted.budget, 0)]
+    expected = len(sizes) + np.concatenate(([0.0], np.cumsum(chances[order])))
+    plain = drafted.step(drafted.plain)
+    limit = plain / SLOWEST if drafted.bystanders else inf
+    count = _best_count(expected, drafted, plain - drafted.step(drafted.decoding), limit)
+    ends = np.cumsum(sizes)
+    taken = np.sort(order[:count])
+    parts = np.split(taken, np.searchsorted(taken, ends[:-1]))
+    return [
+        [0, *(part + (1 + size - end)).tolist()] for part, size, end in zip(parts, sizes, ends, strict=True)
+    ]
+
+
+def _best_count(expected: NDArray[np.float64], drafted: Drafted, paid: float, limit: float) -> int:
+    """The k with the highest `expected[k]` a second; the step with k guesses takes at most `limit` in all."""
+
+    def seconds(guesses: int) -> float:
+        return drafted.spent + drafted.step(drafted.plain + guesses)
+
+    # Steps get longer: a stretch is no better than its last number in the time of its shorter end.
+    firsts = range(0, len(expected), STRETCH)
+    lasts = [min(first + STRETCH, len(expected)) - 1 for first in firsts]
+    bounds = [
+        expected[last] / (min(seconds(first), seconds(last)) - paid)
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+    best, best_rate = 0, expected[0] / (seconds(0) - paid)
+    for stretch in sorted(range(len(bounds)), key=lambda number: -bounds[number]):
+        if bounds[stretch] < best_rate:
+            break
+        for guesses in range(firsts[stretch], lasts[stretch] + 1):
+            took = seconds(guesses)
+            rate = expected[guesses] / (took - paid)
+            if took <= limit and (rate > best_rate or (rate == best_rate and guesses < best)):
+                best, best_rate = guesses, rate
+    return best
+
+
 class _Targets:
     """The targets of one step. `ladders[i][m]` are the expected tokens of request i with its m likeliest
     nodes; bystanders have a ladder of one rung. `met` are those that their nodes keep on target."""
@@ -115,7 +169,7 @@ class _Targets:
     def __init__(self, drafted: Drafted, ladders: Sequence[Sequence[float]]) -> None:
         self.drafted = drafted
         plain = drafted.step(drafted.plain)
-        self.needs = with_floor((*drafted.needs, *drafted.bystanders), plain)
+        self.needs = with_floor([spread(one) for one in (*drafted.needs, *drafted.bystanders)], plain)
         self.ladders: list[Sequence[float]] = [*ladders, *([1.0] for _ in drafted.bystanders)]
         self.met: list[int] = []
         left_out = any(need.tpot is None for need in drafted.bystanders)
@@ -185,8 +239,9 @@ class _Targets:
         return counts
 
     def ceiling(self, counts: Sequence[int]) -> float:
-        """How long the step may take so that whoever is on target stays there."""
-        slacks = (self.needs[i].slack(self.ladders[i][counts[i]]) for i in self.met)
+        """How long the step may take so that whoever is on target stays there, or falls behind by no more
+        than the next steps make up for."""
+        slacks = (self.needs[i].slack(self.ladders[i][counts[i]] + LEEWAY) for i in self.met)
         return min(self.limit, min(slacks, default=inf))
 
 
@@ -216,6 +271,17 @@ def _most_tokens(
     for _, i, _ in rest[:best]:
         counts[i] += 1
     return counts[: len(ladders)]
+
+
+def spread(need: Need) -> Need:
+    """The need of a request that is behind its target, if it is to catch up over `STEPS` steps: who asked for
+    all of it in one would mostly ask for what cannot be."""
+    if need.tpot is None or need.tpot == inf:
+        return need
+    behind = need.decode_seconds - need.decoded * need.tpot
+    if behind <= 0:
+        return need
+    return Need(need.tpot, need.decoded * need.tpot + behind / STEPS, need.decoded)
 
 
 def with_floor(needs: Sequence[Need], plain: float) -> list[Need]:

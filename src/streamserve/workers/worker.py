@@ -19,6 +19,7 @@ from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import Cores, claim
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import Profile, users_profiles
+from streamserve.execution.profile_draft import draft_cost
 from streamserve.execution.profile_floor import floor_of
 from streamserve.execution.profile_measure import first_profile
 from streamserve.policy.cost import SwapCost
@@ -93,7 +94,8 @@ def run(config: WorkerConfig) -> int:
             _settle(cores, loaded)
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
         cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
-        speculation = Speculation(parse_policy(config.model.speculation_policy), cost)
+        draft = draft_cost(loaded) if profile else None
+        speculation = Speculation(parse_policy(config.model.speculation_policy), cost, draft)
         tracer = Tracer(time.monotonic) if config.trace else None
         cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
         engine = Engine(
