@@ -2,13 +2,20 @@
 
 Three traces: requests of a few groups that share a long head (`shared`), prompts of very different lengths
 (`skewed`), and arrivals in bursts (`bursty`). Every router plays the same requests; figures are medians over
-seeds with a bootstrap interval of the ratio to round-robin.
+seeds with bootstrap intervals: of each router's ratio to round-robin, and of what we claim (flowguard against
+round-robin, random and least-loaded; predictive against flowguard on attainment). And the time of a decision,
+which is real time, with the fleet's books around it.
 
     python -m benchmarks.pairs --pairs 2 4 16 --seeds 20
+
+What is played is kept beside what the result file already holds of other traces and numbers of pairs.
 """
 
 import argparse
+import itertools
+import json
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +26,13 @@ import numpy as np
 
 from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import a100
-from streamserve.control.events import Deliver, Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.events import Deliver, Heard, Open
+from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.control.workers import pairs
-from streamserve.policy.routing import ROUTERS, Costs, Predictive, Router
+from streamserve.policy.routing import ROUTERS, Arrival, Costs, Place, Predictive, Router
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import ModelInfo, Token
-from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.messages import PROTOCOL_VERSION, ModelInfo, Ready, Token
+from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
 
 TRACES = ("shared", "skewed", "bursty")
@@ -37,8 +44,11 @@ MODEL = ModelInfo(
     architecture="pretended", parameters=0, vocab_size=1000, max_model_len=4096, eos_token_ids=(),
     weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
 )  # fmt: skip
-TARGETS = (1.0, 0.025)
-"""The targets, in seconds, by which attainment is counted: time to the first token, time per further one."""
+TARGETS = {"shared": (0.25, 0.025), "skewed": (0.25, 0.025), "bursty": (0.75, 0.025)}
+"""The targets of each trace, in seconds, by which attainment is counted: time to the first token, time per
+further one. They are such that some routers miss them now and then."""
+MOST_REQUESTS = 200
+"""Requests of a trace, however many pairs there are."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +86,15 @@ def routers() -> dict[str, Router]:
     return {**ROUTERS, "predictive": Predictive(costs, output=sum(OUTPUT) // 2)}
 
 
-def play(router: Router, count: int, asked: Sequence[Asked]) -> dict[str, float]:
+def play(
+    router: Router, count: int, asked: Sequence[Asked], targets: tuple[float, float]
+) -> dict[str, float]:
     """p95 time to first token, output tokens a second, attainment, and what was sent between workers."""
     fleet = FleetConfig(topology=pairs(count), router=router)
     simulation = Simulation(fleet, ENGINE, MODEL, a100().step, wire_seconds=1e-4)
     for number, one in enumerate(asked):
-        params = SamplingParams(temperature=0, max_tokens=one.output, seed=0)
+        slo = Slo(ttft_ms=1e3 * targets[0], tpot_ms=1e3 * targets[1])
+        params = SamplingParams(temperature=0, max_tokens=one.output, seed=0, slo=slo)
         simulation.at(one.at, Open(f"r{number}", one.prompt, params))
     times: dict[str, list[float]] = {}
     for given in simulation.run():
@@ -91,7 +104,7 @@ def play(router: Router, count: int, asked: Sequence[Asked]) -> dict[str, float]
         )
     first = [times[f"r{number}"][0] - one.at for number, one in enumerate(asked)]
     each = [(t[-1] - t[0]) / max(len(t) - 1, 1) for t in (times[f"r{n}"] for n in range(len(asked)))]
-    met = [ttft <= TARGETS[0] and tpot <= TARGETS[1] for ttft, tpot in zip(first, each, strict=True)]
+    met = [ttft <= targets[0] and tpot <= targets[1] for ttft, tpot in zip(first, each, strict=True)]
     span = max(t[-1] for t in times.values()) - asked[0].at
     reports = [worker.engine.report().transfer for worker in simulation.workers.values()]
     return {
@@ -104,21 +117,84 @@ def play(router: Router, count: int, asked: Sequence[Asked]) -> dict[str, float]
 
 def seed_figures(count: int, kind: str, requests: int, rate: float, seed: int) -> dict[str, dict[str, float]]:
     """Every router on one trace."""
-    asked = trace(kind, requests * count, rate * count, seed)
-    return {name: play(router, count, asked) for name, router in routers().items()}
+    asked = trace(kind, min(requests * count, MOST_REQUESTS), rate * count, seed)
+    return {name: play(router, count, asked, TARGETS[kind]) for name, router in routers().items()}
 
 
-def summary(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]]:
-    """Medians over seeds, and the ratio of p95 TTFT to round-robin's with its 95 % bootstrap interval."""
-    rng = np.random.default_rng(0)
-    summed: dict[str, dict[str, Any]] = {}
-    for name in found[0]:
-        medians = {key: float(np.median([one[name][key] for one in found])) for key in found[0][name]}
-        ratios = np.array([one[name]["ttft_p95"] / one["round-robin"]["ttft_p95"] for one in found])
-        drawn = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
-        low, high = np.percentile(drawn, [2.5, 97.5])
-        summed[name] = {**medians, "ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
-    return summed
+Found = list[dict[str, dict[str, float]]]
+"""For each seed, the figures of every router."""
+
+
+def summary(found: Found) -> dict[str, dict[str, Any]]:
+    """Medians over seeds, and the ratio of p95 TTFT to round-robin's."""
+    return {
+        name: {
+            **{key: float(np.median([one[name][key] for one in found])) for key in found[0][name]},
+            "ratio": ratio(found, name, "round-robin", "ttft_p95"),
+        }
+        for name in found[0]
+    }
+
+
+def claims(found: Found) -> dict[str, dict[str, Any]]:
+    """What is to hold of one trace: ratios of flowguard to others, and how much more of the targets
+    predictive meets than flowguard."""
+    others = ("round-robin", "random", "least-loaded")
+    made: dict[str, dict[str, Any]] = {
+        f"flowguard / {other}": {
+            key: ratio(found, "flowguard", other, key) for key in ("ttft_p95", "tokens_per_second")
+        }
+        for other in others
+    }
+    gain = [one["predictive"]["attainment"] - one["flowguard"]["attainment"] for one in found]
+    made["predictive - flowguard"] = {"attainment": interval(gain, np.mean)}
+    return made
+
+
+def ratio(found: Found, one: str, other: str, key: str) -> dict[str, float]:
+    """The median over seeds of a figure of one router as a ratio to another's."""
+    return interval([seed[one][key] / seed[other][key] for seed in found], np.median)
+
+
+def interval(values: Sequence[float], of: Callable[..., Any]) -> dict[str, float]:
+    """The median or mean `of` the values with its 95 % bootstrap interval."""
+    drawn = of(np.random.default_rng(0).choice(np.array(values), (2000, len(values))), axis=1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return {"value": float(of(values)), "low": float(low), "high": float(high)}
+
+
+def decision_seconds(count: int, times: int = 2000) -> dict[str, dict[str, float]]:
+    """Median and 99th percentile of the real seconds that a router takes over `count` pairs, half of them
+    busy, and `placing` a request of 512 tokens takes with the fleet's books and block names around it."""
+    rng, found = random.Random(0), {}
+    fleet = Fleet(FleetConfig(topology=pairs(count), max_requests=10**6))
+    fleet.start(0.0)
+    for name, worker in fleet.workers.items():
+        ready = Ready(
+            version=PROTOCOL_VERSION, model=MODEL, num_blocks=ENGINE.num_blocks, block_size=ENGINE.block_size,
+            max_num_seqs=ENGINE.max_num_seqs, kv_cache_bytes=0, load_seconds=0.0,
+        )  # fmt: skip
+        fleet.handle(Heard(name, 1, ready), 0.0)
+        worker.prefilling = {f"w{n}": 300 for n in range(rng.randint(0, 6))}
+    places = [
+        Place(fleet.workers[front].load(front, 0.1), fleet.workers[back].load(back, 0.1), rng.randint(0, 500))
+        for front, back in zip(fleet.config.topology.prefill, fleet.config.topology.decode, strict=True)
+    ]
+    for name, router in routers().items():
+        found[name] = _timed(lambda turn, r=router: r(Arrival(512, 0.25, 0.025), places, turn), times)
+    prompts = [[rng.randrange(1000) for _ in range(512)] for _ in range(times)]
+    params = SamplingParams(temperature=0, max_tokens=9, seed=0)
+    found["placing"] = _timed(lambda n: fleet.handle(Open(f"r{n}", prompts[n], params), 0.1), times)
+    return found
+
+
+def _timed(call: Callable[[int], Any], times: int) -> dict[str, float]:
+    taken = []
+    for number in range(times):
+        started = time.perf_counter()
+        call(number)
+        taken.append(time.perf_counter() - started)
+    return {"median": float(np.median(taken)), "p99": float(np.percentile(taken, 99))}
 
 
 def plot(figures: Sequence[dict[str, Any]]) -> None:
@@ -132,7 +208,7 @@ def plot(figures: Sequence[dict[str, Any]]) -> None:
     for panel, kind in zip(panels, TRACES, strict=True):
         of_kind = [one for one in figures if one["trace"] == kind]
         for name in of_kind[0]["routers"] if of_kind else []:
-            shown = [one["routers"][name]["ratio"] for one in of_kind]
+            shown = [one["routers"][name]["ratio"]["value"] for one in of_kind]
             panel.plot([one["pairs"] for one in of_kind], shown, marker="o", label=name)
         panel.set(title=kind, xlabel="stream pairs", xscale="log")
     panels[0].set_ylabel("p95 TTFT / round-robin's")
@@ -141,33 +217,78 @@ def plot(figures: Sequence[dict[str, Any]]) -> None:
     canvas.savefig(RESULTS / "pairs.png", dpi=110)
 
 
+def kept(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Figures of the result file that were played with these settings."""
+    path = RESULTS / "pairs.json"
+    if not path.exists():
+        return []
+    read = json.loads(path.read_text())
+    same = all(read["settings"].get(key) == value for key, value in settings.items())
+    return list(read["figures"]["played"]) if same else []
+
+
+def show(one: dict[str, Any]) -> None:
+    """Print a trace's figures and what is claimed of them."""
+    rows = [
+        [name, f"{f['ttft_p95'] * 1e3:.0f}", _text(f["ratio"]), f"{f['tokens_per_second']:.0f}",
+         f"{f['attainment']:.1%}"]
+        for name, f in one["routers"].items()
+    ]  # fmt: skip
+    columns = ["router", "p95 TTFT, ms", "of round-robin's", "tokens/s", "attainment"]
+    table(f"{one['trace']}, {one['pairs']} pairs (simulated, A100-like)", columns, rows)
+    rows = [[name, key, _text(value)] for name, of in one["claims"].items() for key, value in of.items()]
+    table("", ["", "of", "value"], rows)
+
+
+def _text(found: dict[str, float]) -> str:
+    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+
+
+def _micros(taken: dict[str, float]) -> str:
+    return f"{taken['median'] * 1e6:.0f} ({taken['p99'] * 1e6:.0f})"
+
+
 def main() -> None:
     """Play, print, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, nargs="+", default=[2, 4, 16])
+    parser.add_argument("--pairs", type=int, nargs="*", default=[2, 4, 16])
+    parser.add_argument("--traces", nargs="+", choices=TRACES, default=TRACES)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=40, help="requests a pair")
-    parser.add_argument("--rate", type=float, default=6.0, help="requests a second a pair")
+    parser.add_argument("--requests", type=int, default=25, help="requests a pair")
+    parser.add_argument("--rate", type=float, default=9.0, help="requests a second a pair")
+    parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
-    figures = []
-    with ProcessPoolExecutor(2) as pool:
-        for kind in TRACES:
-            for count in args.pairs:
-                one: Callable[[int], Any] = partial(seed_figures, count, kind, args.requests, args.rate)
-                found = list(pool.map(one, range(args.seeds)))
-                figures.append({"trace": kind, "pairs": count, "routers": summary(found)})
-                rows = [
-                    [name, f"{f['ttft_p95'] * 1e3:.0f}", f"{f['ratio']:.2f} ({f['low']:.2f}-{f['high']:.2f})",
-                     f"{f['tokens_per_second']:.0f}", f"{f['attainment']:.0%}"]
-                    for name, f in figures[-1]["routers"].items()
-                ]  # fmt: skip
-                columns = ["router", "p95 TTFT, ms", "of round-robin's", "tokens/s", "attainment"]
-                table(f"{kind}, {count} pairs (simulated, A100-like)", columns, rows)
-    settings = {**vars(args), "curve": a100().note, "targets": TARGETS, "time": "virtual"}
-    print(write("pairs", settings, figures))
-    plot(figures)
+    settings = {
+        "seeds": args.seeds, "requests": args.requests, "rate": args.rate, "most_requests": MOST_REQUESTS,
+        "targets": {kind: list(targets) for kind, targets in TARGETS.items()},
+        "curve": a100().note, "time": "virtual, but for decisions",
+    }  # fmt: skip
+    with ProcessPoolExecutor(args.processes) as pool:
+        for kind, count in itertools.product(args.traces, args.pairs):
+            one: Callable[[int], Any] = partial(seed_figures, count, kind, args.requests, args.rate)
+            found = list(pool.map(one, range(args.seeds)))
+            new = {"trace": kind, "pairs": count, "routers": summary(found), "claims": claims(found)}
+            show(new)
+            others = [old for old in kept(settings) if (old["trace"], old["pairs"]) != (kind, count)]
+            played = sorted([*others, new], key=lambda p: (TRACES.index(p["trace"]), p["pairs"]))
+            write("pairs", settings, {"played": played, "decision_seconds": {}})
+    decisions = {str(count): decision_seconds(count) for count in (2, 16, 64)}
+    rows = [
+        [
+            name,
+            *(
+                f"{1e6 * decisions[n][name]['median']:.0f} ({1e6 * decisions[n][name]['p99']:.0f})"
+                for n in decisions
+            ),
+        ]
+        for name in decisions["64"]
+    ]
+    table("A decision in µs, median (p99)", ["", *(f"{n} pairs" for n in decisions)], rows)
+    played = kept(settings)
+    print(write("pairs", settings, {"played": played, "decision_seconds": decisions}))
+    plot(played)
 
 
 if __name__ == "__main__":

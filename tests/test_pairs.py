@@ -14,13 +14,16 @@ import msgspec
 import pytest
 
 from streamserve.async_llm import AsyncLLM
+from streamserve.control.events import Send
 from streamserve.control.fleet import Fleet
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.tickets import Push
 from streamserve.settings import SettingsError, resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
+from tests.simulate.test_hostile import TAMPERED
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 ROUNDS = 5
@@ -203,6 +206,31 @@ async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
                     if seen > leave_after:
                         break
             await empty(llm)
+
+
+async def test_tickets_that_were_tampered_with_are_refused_and_the_prompts_computed_again(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One forged, one stale, one twice, one truncated, on their way to the prefill worker."""
+    asked = requests(16, 3)
+    async with serving(checkpoint) as llm:
+        expected = await answers(llm, asked)
+    async with serving(checkpoint, pairs=1) as llm:
+        send = llm._shell._send
+        tampering = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]
+
+        async def tampered(command: Send) -> None:
+            message = command.message
+            if not isinstance(message, Push) or not tampering:
+                await send(command)
+                return
+            for ticket in tampering.pop()(message.ticket):
+                await send(Send(command.worker, Push(ticket)))
+
+        monkeypatch.setattr(llm._shell, "_send", tampered)
+        assert await answers(llm, asked) == expected
+        assert not tampering
+        await empty(llm)
 
 
 async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: Path) -> None:

@@ -16,12 +16,15 @@ from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.shell import FleetShell
+from streamserve.control.telemetry import Telemetry, exporting
+from streamserve.control.timeline import Timeline
+from streamserve.control.trace import Recorder, Sink
 from streamserve.control.view import RouterView, router_view
 from streamserve.control.workers import Topology, role, total
 from streamserve.items import Item, read_items
 from streamserve.open_prompt import OpenPrompt
 from streamserve.policy.routing import parse_router
-from streamserve.protocol.config import ModelConfig, WorkerConfig
+from streamserve.protocol.config import ModelConfig, ServerConfig, WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Ready, Report
@@ -45,7 +48,8 @@ class AsyncLLM:
     """A model served by worker processes, for use in one event loop. Start with `start`, end with `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises CheckpointError if the folder's tokenizer or chat template cannot be read."""
+        """Raises CheckpointError if the folder's tokenizer or chat template cannot be read, OSError if the
+        timeline cannot be written."""
         self.settings = settings
         self.tokenizer = Tokenizer.from_folder(settings.model.path)
         self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
@@ -59,9 +63,10 @@ class AsyncLLM:
             max_requests=server.max_requests,
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
+            continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
         )
         self._grammars: GrammarCheck | None = None
-        self._shell = FleetShell(fleet, self._worker_config)
+        self._shell = FleetShell(fleet, self._worker_config, recorder(server))
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers, and wait until they are ready unless told otherwise."""
@@ -201,6 +206,7 @@ class AsyncLLM:
             memory_share=1 / len(self._shell.fleet.workers),
             kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
+            trace=bool(self.settings.server.timeline or self.settings.server.otlp_traces_endpoint),
             log_level=self.settings.server.log_level,
             log_format=self.settings.server.log_format,
         )
@@ -213,6 +219,16 @@ def worker_model(model: ModelConfig, worker: str, topology: Topology) -> ModelCo
     threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
     draft = "none" if role(worker) == "prefill" else model.draft
     return msgspec.structs.replace(model, threads=threads, draft=draft)
+
+
+def recorder(server: ServerConfig) -> Recorder | None:
+    """Who writes down what happens to requests, if somebody wants to know."""
+    sinks: list[Sink] = []
+    if server.timeline:
+        sinks.append(Timeline(server.timeline))
+    if server.otlp_traces_endpoint:
+        sinks.append(Telemetry(exporting(server.otlp_traces_endpoint)))
+    return Recorder(sinks) if sinks else None
 
 
 def new_request_id() -> str:

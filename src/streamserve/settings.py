@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from streamserve.checkpoints import locate, packaged_draft
+from streamserve.control.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.control.workers import Topology, pools, unified
 from streamserve.policy.routing import parse_router
 from streamserve.policy.speculation import parse_policy
@@ -112,6 +113,8 @@ def resolve(
     located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked.draft, folder))
     _check_policy(checked.speculation_policy)
     _check_topology(server, checked.profile)
+    if server.otlp_traces_endpoint and not telemetry_installed():
+        raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")
     return Settings(name, located, server)
 
 

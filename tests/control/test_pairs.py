@@ -1,5 +1,6 @@
 """Stream pairs in the fleet's books: tickets given, used, refused, and closed whoever dies."""
 
+import pytest
 from msgspec.structs import replace
 
 from streamserve.control.events import Close, Command, Heard, Lost, Open, Refuse, Send
@@ -88,6 +89,47 @@ def test_a_ticket_that_nobody_wants_is_given_back() -> None:
     assert tell(fleet, D, Reserved("r", attempt + 5, stale)) == [Send(D, Release(stale.id))]
     assert tell(fleet, D, Reserved("other", attempt, foreign)) == [Send(D, Release("x"))]
     assert not len(fleet.tickets)
+
+
+def test_only_the_writer_can_say_that_it_writes_no_more() -> None:
+    fleet, attempt = started()
+    mine = ticket(attempt)
+    tell(fleet, D, Reserved("r", attempt, mine))
+    say(fleet, P, Token("r", attempt, 0, 0, 7))
+    assert tell(fleet, D, Pushed("r", attempt, mine.id)) == []
+    assert len(fleet.tickets) == 1
+    assert fleet.workers[P].prefilling == {}
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        lambda attempt, id: Pushed("r", attempt, "forged", "the request is not here"),
+        lambda attempt, id: Pushed("r", attempt - 1, id, "the request is not here"),
+        lambda attempt, id: Pushed("other", attempt, id),
+        lambda attempt, id: Pushed("r", attempt, id, "the ticket's blocks do not fit"),
+    ],
+    ids=["forged", "stale", "foreign", "truncated"],
+)
+def test_news_that_do_not_fit_the_book_make_the_request_start_over(news) -> None:
+    fleet, attempt = started()
+    mine = ticket(attempt)
+    tell(fleet, D, Reserved("r", attempt, mine))
+    say(fleet, P, Token("r", attempt, 0, 0, 7))
+    commands = tell(fleet, P, news(attempt, mine.id))
+    assert not [m for m in sent(commands, D) if isinstance(m, Join)]
+    again = next(m for m in sent(commands, P) if isinstance(m, Submit))
+    assert again.attempt != attempt
+    assert again.outputs == {0: [7]}
+
+
+def test_a_ticket_for_another_request_than_it_says_is_given_back() -> None:
+    fleet, attempt = started()
+    foreign = ticket(attempt, request="other")
+    assert tell(fleet, D, Reserved("r", attempt, foreign)) == [Send(D, Release(foreign.id))]
+    mine = ticket(attempt)
+    tell(fleet, D, Reserved("r", attempt, mine))
+    assert tell(fleet, D, Reserved("r", attempt, mine)) == [], "it is being written to"
 
 
 def test_kv_that_did_not_arrive_is_computed_again() -> None:

@@ -21,7 +21,7 @@ PROMPT = list(range(10))
 GOOD = Ticket("decode/0", "r", 0, (0,), len(PROMPT), 0, [3, 1, 2], CacheAddress("decode", 0, 8, "pretended"))
 
 
-def prefilled(ticket: Ticket) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
+def prefilled(ticket: Ticket, twice: bool = False) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
     """A prefill worker that has computed the prompt and got this ticket: what it wrote, what it told."""
     own, other = (CostExecutor(n, 4, VOCAB, lambda rows, context: 1.0) for n in (CONFIG.num_blocks, 8))
     written: list[tuple[int, int]] = []
@@ -45,6 +45,8 @@ def prefilled(ticket: Ticket) -> tuple[Engine, list[tuple[int, int]], list[Pushe
     engine.handle(submit("r", PROMPT, params, phase="prefill"))
     engine.step()
     engine.handle(Push(ticket))
+    if twice:
+        engine.handle(Push(ticket))
     told = [news for news in engine.exchange.news() if isinstance(news, Pushed)]
     return engine, written, told
 
@@ -93,3 +95,12 @@ def test_the_same_ticket_twice_is_served_once() -> None:
     assert isinstance(again, Pushed)
     assert "not here" in again.error
     assert len(written) == len(GOOD.blocks)
+
+
+def test_the_same_ticket_again_while_it_is_served_is_not_heard() -> None:
+    """Else its receiver would be told that nobody writes, while somebody does."""
+    engine, written, told = prefilled(GOOD, twice=True)
+    assert [(one.ticket, one.error) for one in told] == [(GOOD.id, "")]
+    assert len(written) == len(GOOD.blocks)
+    engine.step()
+    assert_engine_empty(engine)

@@ -60,7 +60,8 @@ class FleetConfig:
     """`max_requests`: how many may be open at once, running and waiting. `max_waiting_tokens` bounds the
     prompts of those that wait; one request may always wait. A worker that says nothing for `stuck_after`
     seconds counts as stuck. After `max_restarts` losses in `restart_window` seconds it stays down; a request
-    that was there for `max_attempts` losses is not tried again."""
+    that was there for `max_attempts` losses is not tried again. A decode worker that has all but
+    `continue_tokens` of a prompt, and more than the prefill worker, computes the rest itself."""
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)
@@ -70,6 +71,7 @@ class FleetConfig:
     max_restarts: int = 3
     restart_window: float = 300.0
     max_attempts: int = 3
+    continue_tokens: int = 64
 
 
 class Fleet:
@@ -80,7 +82,7 @@ class Fleet:
         self.crew = Crew(config.topology, config.stuck_after, config.max_restarts, config.restart_window)
         self.requests: dict[str, OpenRequest] = {}
         self.tickets = TicketBook()
-        self.placement = Placement(self.crew, config.router)
+        self.placement = Placement(self.crew, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._attempts = count()
 
@@ -182,14 +184,14 @@ class Fleet:
         place = self.placement.choose(request, now)
         if place is None:
             return
-        front, decode = place
+        front, decode, tokens = place
         # What ends with its first token, or is answered while it changes, is not worth a move.
         params, early = request.opened.params, request.opened.answer_early
         whole = decode is None or params.max_tokens in (0, 1) or early
         request.worker, request.decode = front, None if whole else decode
         request.handing = set() if whole else set(request.open_choices)
         request.awaits = None
-        self.workers[front].prefilling[request.opened.request] = len(request.opened.prompt)
+        self.workers[front].prefilling[request.opened.request] = tokens
         yield Send(front, request.submit("both" if whole else "prefill"))
 
     def _close(self, event: Close, now: float) -> Iterator[Command]:
@@ -267,8 +269,10 @@ class Fleet:
         """What the fleet's own books take from a request's news."""
         if any(isinstance(event, Admitted) for event in fresh):
             self._admission.begun(now, len(request.opened.prompt))
-        if request.decode is None and any(isinstance(event, Token) for event in fresh):
-            self._decodes(request)
+        if request.worker and any(isinstance(event, Token) for event in fresh):
+            self.workers[request.worker].prefilling.pop(request.opened.request, None)
+            if request.decode is None:
+                self._decodes(request)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
             request.planned = True
             yield from self._reserve(request)
@@ -284,24 +288,21 @@ class Fleet:
     def _transfer(self, worker: str, news: TransferNews, now: float) -> Iterator[Command]:
         request = self.requests.get(news.request)
         if isinstance(news, Reserved):
-            yield self.tickets.reserved(worker, news, request)
+            yield from self.tickets.reserved(worker, news, request)
             return
-        commands, again = self.tickets.pushed(worker, news, request)
+        commands, again = self.tickets.pushed(worker, news, self.requests)
         yield from commands
-        if request and again:
-            yield from self._cancel(request)
-            yield from self._retry(request, f"its KV could not be moved: {news.error}", now)
+        if again:
+            yield from self._cancel(again)
+            yield from self._retry(again, f"its KV could not be moved: {news.error}", now)
         elif request and request.decode and not request.handing:
             self._decodes(request)
 
     def _decodes(self, request: OpenRequest) -> None:
         """A request's prompt is computed, and its KV is where it is decoded."""
-        name = request.opened.request
-        if request.worker:
-            self.workers[request.worker].prefilling.pop(name, None)
         place = request.decode or request.worker
         if place:
-            self.workers[place].decoding.add(name)
+            self.workers[place].decoding.add(request.opened.request)
 
     def _lost(self, event: Lost, now: float) -> Iterator[Command]:
         starts = self.crew.lose(event.worker, event.incarnation, event.reason, now)
@@ -340,6 +341,7 @@ class Fleet:
 
     def _end(self, request: OpenRequest, now: float) -> None:
         self._admission.finished(now)
+        self.placement.ended(request)
         self._leave(request)
         del self.requests[request.opened.request]
 

@@ -1,6 +1,6 @@
 """The router at work: the places there are now, what each has cached, and why requests went where they did.
 
-OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None)
+OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None, tokens to compute)
                  │ PrefixView: blocks each worker has, as far as the fleet knows
                  └ recent decisions, for GET /v1/router
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from streamserve.control.crew import Crew
 from streamserve.control.requests import OpenRequest
-from streamserve.control.workers import WorkerState
 from streamserve.policy.prefix import extend_hashes, namespace
 from streamserve.policy.routing import Arrival, Decision, Place, Router, WorkerLoad
 
@@ -60,28 +59,55 @@ class PrefixView:
 
 
 class Placement:
-    """Chooses where requests go, among the workers that are ready and open for them."""
+    """Chooses where requests go, among the workers that are ready and open for them. What continues what a
+    decode worker has, but for at most `continue_tokens` tokens, is computed by that worker itself."""
 
-    def __init__(self, crew: Crew, router: Router) -> None:
+    def __init__(self, crew: Crew, router: Router, continue_tokens: int) -> None:
         self._crew = crew
+        self._continue_tokens = continue_tokens
         self.recent: deque[Explained] = deque(maxlen=REMEMBERED_DECISIONS)
         self.view = PrefixView()
         self._router = router
         self._turn = 0
 
-    def choose(self, request: OpenRequest, now: float) -> tuple[str, str | None] | None:
-        """The worker that computes the prompt, and the one that decodes if it is another; None if nobody can
-        take the request now."""
+    def choose(self, request: OpenRequest, now: float) -> tuple[str, str | None, int] | None:
+        """The worker that computes the prompt, the one that decodes if it is another, and how many tokens of
+        the prompt are to be computed; None if nobody can take the request now."""
         candidates = self._candidates()
         if not all(candidates):
             return None
-        workers = self._crew.workers
-        chosen = [self._route(request, places, now) for places in candidates]
+        hashes = self._hashes(candidates[0][0][0], request.opened.cache_salt, request.opened.prompt)
+        chosen = [self._route(request, places, hashes, now) for places in candidates]
         self._turn += 1
         front = chosen[0][0]
         back = next((back for _, back in chosen if back and back != front), None)
-        self.view.learn(front, self._hashes(request, workers[front]), workers[front].blocks)
-        return front, back
+        if back and self._continues(request, front, back, hashes):
+            front, back = back, None
+        known = self.view.cached(front, hashes) * self._crew.workers[front].block_size
+        self._learn(front, hashes)
+        return front, back, max(len(request.opened.prompt) - known, 1)
+
+    def ended(self, request: OpenRequest) -> None:
+        """A request is over: whoever decoded it has the KV of its outputs too, which the next turn of a chat
+        begins with."""
+        worker = request.decode or request.worker
+        if worker and self._crew.workers[worker].ready:
+            for outputs in request.outputs.values():
+                tokens = request.opened.prompt + outputs[:-1]
+                self._learn(worker, self._hashes(worker, request.opened.cache_salt, tokens))
+
+    def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
+        """Whether a decode worker has more of a prompt than its prefill worker, and nearly all: then to
+        compute the rest there costs less than to compute what the other lacks, and to move it."""
+        known = self.view.cached(back, hashes)
+        left = len(request.opened.prompt) - known * self._crew.workers[back].block_size
+        if left > self._continue_tokens or request.opened.open:
+            return False
+        whole = request.opened.params.prompt_logprobs is not None  # wants all of the prompt computed
+        return not whole and known > self.view.cached(front, hashes)
+
+    def _learn(self, worker: str, hashes: list[bytes]) -> None:
+        self.view.learn(worker, hashes, self._crew.workers[worker].blocks)
 
     def _candidates(self) -> list[list[tuple[str, str]]]:
         """One list of places (prefill worker, decode worker) to choose from; of uneven pools two lists, of
@@ -99,16 +125,15 @@ class Placement:
         ]
 
     def _route(
-        self, request: OpenRequest, candidates: Sequence[tuple[str, str]], now: float
+        self, request: OpenRequest, candidates: Sequence[tuple[str, str]], hashes: list[bytes], now: float
     ) -> tuple[str, str]:
         workers = self._crew.workers
         names = {name for pair in candidates for name in pair}
         loads = {name: workers[name].load(name, now) if name else WorkerLoad("") for name in names}
-        cached = [0] * len(candidates)
-        if candidates[0][0]:
-            worker = workers[candidates[0][0]]
-            hashes = self._hashes(request, worker)
-            cached = [self.view.cached(front, hashes) * worker.block_size for front, _ in candidates]
+        cached = [
+            self.view.cached(front, hashes) * workers[front].block_size if front else 0
+            for front, _ in candidates
+        ]
         places = [
             Place(loads[front], loads[back], count)
             for (front, back), count in zip(candidates, cached, strict=True)
@@ -120,14 +145,14 @@ class Placement:
         self.recent.append(Explained(now, request.opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
 
-    def _hashes(self, request: OpenRequest, worker: WorkerState) -> list[bytes]:
-        """The names of the prompt's full blocks, as the workers' own prefix index has them."""
-        if worker.ready is None:
+    def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:
+        """The names of the full blocks of these tokens, as the workers' own prefix index has them."""
+        state = self._crew.workers[worker]
+        if state.ready is None:
             return []
         hashes: list[bytes] = []
-        prompt = request.opened.prompt
-        root = namespace(worker.ready.model.fingerprint, request.opened.cache_salt)
-        extend_hashes(hashes, root, prompt, worker.block_size, len(prompt))
+        root = namespace(state.ready.model.fingerprint, salt)
+        extend_hashes(hashes, root, tokens, state.block_size, len(tokens))
         return hashes
 
 

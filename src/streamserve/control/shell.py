@@ -37,9 +37,10 @@ from streamserve.control.events import (
     Tick,
 )
 from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.trace import Recorder
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, RequestError, StartError
-from streamserve.protocol.messages import MAX_MESSAGE_BYTES, Event, Stop, decode_from_worker, encode
+from streamserve.protocol.messages import MAX_MESSAGE_BYTES, Event, Stop, Traced, decode_from_worker, encode
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,11 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 class FleetShell:
     """Runs a Fleet in the current event loop. Use as an async context manager, or `start` and `close`."""
 
-    def __init__(self, config: FleetConfig, settings: WorkerSettings) -> None:
+    def __init__(
+        self, config: FleetConfig, settings: WorkerSettings, recorder: Recorder | None = None
+    ) -> None:
         self.fleet = Fleet(config)
+        self._recorder = recorder
         self._settings = settings
         self._clients: dict[str, asyncio.Queue[Deliver | Refuse]] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
@@ -102,6 +106,8 @@ class FleetShell:
         self._socket.close()
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._recorder:
+            await asyncio.to_thread(self._recorder.close)
 
     async def __aenter__(self) -> "FleetShell":
         await self.start()
@@ -172,7 +178,11 @@ class FleetShell:
         await self._handle(Close(request, choice))
 
     async def _handle(self, event: FleetEvent) -> None:
-        await self._do(self.fleet.handle(event, time.monotonic()))
+        now = time.monotonic()
+        commands = self.fleet.handle(event, now)
+        if self._recorder:
+            self._recorder.observe(event, commands, now)
+        await self._do(commands)
 
     async def _do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -235,6 +245,10 @@ class FleetShell:
             except msgspec.DecodeError:
                 logger.exception("worker %s sent what cannot be read: killing it", worker)
                 self._kill(worker)
+                continue
+            if isinstance(message, Traced):
+                if self._recorder:
+                    self._recorder.worked(worker, message.work)
                 continue
             await self._handle(Heard(worker, int(incarnation), message))
             self._changed.set()

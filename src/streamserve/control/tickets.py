@@ -4,7 +4,7 @@ Reserved  ──▶  TicketBook  ──▶  Push to the writer, or Release where
 Pushed                          Join to the owner, or Release where its KV is missing
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from streamserve.control.events import Send
@@ -31,28 +31,43 @@ class TicketBook:
     def __len__(self) -> int:
         return len(self._open)
 
-    def reserved(self, owner: str, news: Reserved, request: OpenRequest | None) -> Send:
-        """Blocks are held for a ticket: its writer may use it, if anybody still wants it."""
+    def reserved(self, owner: str, news: Reserved, request: OpenRequest | None) -> list[Send]:
+        """Blocks are held for a ticket: its writer may use it, if anybody still wants it. One that is open
+        already is not given out, or back, again."""
+        ticket = news.ticket
         wanted = request is not None and request.attempt == news.attempt and request.decode == owner
-        if request is None or not wanted or request.worker is None:
-            return Send(owner, Release(news.ticket.id))
-        self._open[news.ticket.id] = OpenTicket(news.ticket, request.worker, owner)
-        return Send(request.worker, Push(news.ticket))
+        own = (ticket.request, ticket.attempt) == (news.request, news.attempt)
+        if ticket.id in self._open:
+            return []
+        if request is None or not wanted or not own or request.worker is None:
+            return [Send(owner, Release(ticket.id))]
+        self._open[ticket.id] = OpenTicket(ticket, request.worker, owner)
+        return [Send(request.worker, Push(ticket))]
 
-    def pushed(self, worker: str, news: Pushed, request: OpenRequest | None) -> tuple[list[Send], bool]:
+    def pushed(
+        self, worker: str, news: Pushed, requests: Mapping[str, OpenRequest]
+    ) -> tuple[list[Send], OpenRequest | None]:
         """Nobody writes to a ticket any more: its choices decode there, unless their KV is missing. Returns
-        what to send, and whether the request has to start over."""
-        entry = self._open.pop(news.ticket, None)
-        current = request is not None and request.attempt == news.attempt
-        if request is None or not current:
-            return _released(entry), False
+        what to send, and the request that has to start over, if one has. What the book says of a ticket
+        counts, whatever the news does; and only its writer can tell that it writes no more."""
+        entry = self._open.get(news.ticket)
+        if entry and worker != entry.writer:
+            return [], None
+        self._open.pop(news.ticket, None)
+        told = (news.request, news.attempt)
+        name, attempt = (entry.ticket.request, entry.ticket.attempt) if entry else told
+        request = requests.get(name)
+        if request is None or request.attempt != attempt:
+            return _released(entry), None
         going = request.handing & set(entry.ticket.choices) if entry else set()
-        if entry and going and not news.error:
+        if entry and going and told == (name, attempt) and not news.error:
             request.handing -= going
             outputs = {choice: list(request.outputs[choice]) for choice in sorted(going)}
             began = {choice: request.began[choice] for choice in sorted(going)}
-            return [Send(entry.owner, Join(news.request, news.attempt, news.ticket, outputs, began))], False
-        return _released(entry), bool(going) or worker == request.decode
+            return [Send(entry.owner, Join(name, attempt, news.ticket, outputs, began))], None
+        unknown = entry is None and worker == request.worker and bool(request.handing)
+        again = bool(going) or unknown or worker == request.decode
+        return _released(entry), request if again else None
 
     def lose(self, worker: str) -> Iterator[Send]:
         """A worker's process has ended: its tickets are closed, as writer and as owner. Those whose owner

@@ -7,10 +7,14 @@ from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
+from streamserve.engine.watch import Watch
 from streamserve.policy.outlook import Candidate
 from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
+
+BESIDE_DECODING = 64
+"""How many tokens of prompts to come a draft model reads in a step that others wait for."""
 
 
 class Drafting:
@@ -25,6 +29,7 @@ class Drafting:
         config: EngineConfig,
         clock: Callable[[], float],
         wait: float,
+        watch: Watch,
     ) -> None:
         self._drafter = drafter
         self.speculation = speculation
@@ -32,6 +37,7 @@ class Drafting:
         self._config = config
         self._clock = clock
         self._wait = wait
+        self._watch = watch
 
     def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
         """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
@@ -62,6 +68,7 @@ class Drafting:
             return {}
         started = self._clock()
         self._drafter.begin(list(asked.values()))
+        self._watch.moment("mid-draft")
         found = self._drafter.collect(started + self._wait)
         trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
         spent = self._clock() - started
@@ -76,30 +83,60 @@ class Drafting:
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return chosen
 
-    def read_along(self, proposals: list[Proposal]) -> None:
-        """Let a draft model read what the target has computed of prompts, a chunk a step, so that it need not
-        read a whole prompt at once while others wait for their next token."""
-        if self._drafter is None or self._drafter.plane != DRAFT or not self.speculation.guessing:
-            return
-        left, asked = self._config.max_chunk, []
-        for sequence in (proposal.sequence for proposal in proposals):
-            known, end = sequence.computed[DRAFT], sequence.computed[TARGET]
-            end = min(end, known + left)
-            if (
-                sequence.pending > 1
-                and sequence.params.speculation.enabled
-                and max(known, sequence.told) < end
-            ):
+    @property
+    def behind(self) -> bool:
+        """Whether a draft model could read prompts whose KV is being computed elsewhere."""
+        return bool(self._reads and self._coming())
+
+    def read_along(self, proposals: list[Proposal]) -> bool:
+        """Let a draft model read what the target has computed of prompts, and those that another worker
+        computes for the target, a chunk a step: so that it need not read a whole prompt at once while others
+        wait for their next token. Returns whether there was anything to read."""
+        if not self._reads:
+            return False
+        prompts = [(p.sequence, p.sequence.computed[TARGET]) for p in proposals if p.sequence.pending > 1]
+        asked = self._chunks(prompts, self._config.max_chunk)
+        left = self._config.max_chunk - sum(_length(one) - one.computed for one in asked)
+        if any(proposal.sequence.decoding for proposal in proposals):
+            left = min(left, BESIDE_DECODING)
+        asked += self._chunks([(sequence, len(sequence.tokens)) for sequence in self._coming()], left)
+        if asked:
+            self._read(asked)
+        return bool(asked)
+
+    def _chunks(self, ends: list[tuple[Sequence, int]], left: int) -> list[DraftRequest]:
+        """To read each sequence up to its end, `left` tokens of them all."""
+        asked = []
+        for sequence, last in ends:
+            known = sequence.computed[DRAFT]
+            end = min(last, known + left)
+            if self._unread(sequence, end):
                 asked.append(self._ask(sequence, PLAIN, end))
                 left -= end - known
-        if asked:
-            started = self._clock()
-            self._drafter.begin(asked)
-            found = self._drafter.collect(started + self._wait)
-            self.speculation.counters.draft_seconds += self._clock() - started
-            for request in asked:
-                if request.id in found:
-                    self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
+        return asked
+
+    def _read(self, asked: list[DraftRequest]) -> None:
+        assert self._drafter is not None
+        started = self._clock()
+        self._drafter.begin(asked)
+        found = self._drafter.collect(started + self._wait)
+        self.speculation.counters.draft_seconds += self._clock() - started
+        for request in asked:
+            if request.id in found:
+                self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether there is a draft model that should know prompts."""
+        return self._drafter is not None and self._drafter.plane == DRAFT and self.speculation.guessing
+
+    def _coming(self) -> list[Sequence]:
+        """Those whose KV another worker computes, as far as the draft model has not read them."""
+        sequences = self._scheduler.sequences.values()
+        return [s for s in sequences if s.reserved and s.held and self._unread(s, len(s.tokens))]
+
+    def _unread(self, sequence: Sequence, end: int) -> bool:
+        return sequence.params.speculation.enabled and max(sequence.computed[DRAFT], sequence.told) < end
 
     def _minds(self, sequence: Sequence) -> bool:
         """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,

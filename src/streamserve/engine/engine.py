@@ -23,6 +23,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
+from streamserve.engine.watch import Unwatched, Watch
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.policy.prefix import namespace
@@ -60,7 +61,7 @@ class Engine:
     What is handled while a step runs is taken when that step is committed.
 
     With a `transport` it can hand the KV of prompts over to other workers; with `cache`, the address of its
-    own pool, others can hand theirs over to it.
+    own pool, others can hand theirs over to it. `watch` is told of the moments of requests' lives.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Engine:
         transport: Transport | None = None,
         cache: CacheAddress | None = None,
         name: str = "",
+        watch: Watch | None = None,
     ) -> None:
         self.config = config
         self.model = model
@@ -87,7 +89,10 @@ class Engine:
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
-        self._drafting = Drafting(drafter, speculation, self.scheduler, config, clock, draft_wait)
+        self._watch = watch or Unwatched()
+        self._drafting = Drafting(
+            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch
+        )
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
@@ -97,7 +102,7 @@ class Engine:
         pool = self.scheduler.tables.pool
         outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         incoming = Incoming(cache, name, pool, config.block_size) if cache else None
-        self.exchange = Exchange(self.scheduler, outgoing, incoming, self._fork)
+        self.exchange = Exchange(self.scheduler, outgoing, incoming, self._fork, self._watch)
         self._eos = frozenset(model.eos_token_ids)
         self._next_id = 0
         self._prompt_tokens = 0
@@ -119,7 +124,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._drafting.behind
 
     def handle(self, message: ToEngine) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
@@ -157,16 +162,18 @@ class Engine:
             sequence.tick(started)
         proposals = self.scheduler.plan(agenda(able, self.config, started, self.speculation, self.pace))
         trees = self._drafting.trees(proposals)
-        self._drafting.read_along(proposals)
+        read = self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
         result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         self.exchange.issue()
         events = self._admissions(proposals, started)
+        for event in events:
+            self._watch.moment("first chunk", event.request)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._commit(span, outcome)
             events += self.streams.progress(span.sequence, started)
-        self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
+        self.stalled = not (read or plan.spans or plan.swap_out or plan.swap_in or plan.released)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
@@ -208,6 +215,7 @@ class Engine:
     def _submit(self, message: Submit) -> list[Event]:
         if refused := self._refused(message):
             return refused
+        self._watch.moment("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
             self._remove(sequence)  # an earlier attempt: only the latest one lives
         fresh = not any(message.outputs.values())
@@ -233,6 +241,7 @@ class Engine:
         return []
 
     def _edit(self, message: Edit) -> list[Event]:
+        self._watch.moment("edit", message.request)
         events = self.streams.edit(message)
         if message.finish:
             prompts = [
@@ -264,8 +273,13 @@ class Engine:
     def _run(self, plan: StepPlan) -> StepResult:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
         started = self.clock()
+        if plan.swap_out or plan.swap_in:
+            self._watch.moment("swap")
         result = self.executor.run(plan)
         spent = self.clock() - started if result.seconds is None else result.seconds
+        self._watch.moment("verified-before-commit")
+        live = self.scheduler.sequences
+        self._watch.ran([(live[span.sequence].request, span.rows) for span in plan.spans], spent)
         self._target_seconds += spent
         self.scheduler.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0:
@@ -329,6 +343,7 @@ class Engine:
             events.append(_token(sequence, choice, one, finish))
             sequence.tokens.pop()
             self._generation_tokens += 1
+            self._watch.moment("output 0", sequence.request)
             if not finish:
                 going.append(choice)
         if going:
@@ -374,6 +389,8 @@ class Engine:
         finish: FinishReason | None = sequence.finish_reason(self._eos, self.config.max_model_len)
         if finish:  # nothing was to be generated: only the prompt was asked about
             events.append(Finished(sequence.request, sequence.attempt, sequence.choices[0], finish))
+        elif not sequence.outputs:
+            self._watch.moment("output 0", sequence.request)
         for number, one in enumerate(sampled):
             if finish:
                 break
@@ -384,6 +401,8 @@ class Engine:
             self._generation_tokens += 1
             events.append(_token(sequence, sequence.choices[0], one, finish))
         self.scheduler.tables.register(sequence)
+        if finish:
+            self._watch.moment("finishing", sequence.request)
         if finish and sequence.open:
             sequence.ending = _last(events)
         elif finish:

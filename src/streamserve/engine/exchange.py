@@ -6,13 +6,14 @@ from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.transfer import Incoming, Outgoing
+from streamserve.engine.watch import Watch
 from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferNews, TransferReport
 from streamserve.protocol.tickets import Join, Push, Release
 
 
 class Exchange:
     """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `fork` makes a sequence with
-    several choices one for each."""
+    several choices one for each; `watch` is told what happens to KV."""
 
     def __init__(
         self,
@@ -20,11 +21,13 @@ class Exchange:
         outgoing: Outgoing | None,
         incoming: Incoming | None,
         fork: Callable[[Sequence], list[Sequence]],
+        watch: Watch,
     ) -> None:
         self._scheduler = scheduler
         self._outgoing = outgoing
         self._incoming = incoming
         self._fork = fork
+        self._watch = watch
         self._told: list[TransferNews] = []
 
     @property
@@ -54,11 +57,13 @@ class Exchange:
         if self._incoming is not None:
             taken = self._scheduler.take_reserved()
             self._told += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
+            for sequence in taken:
+                self._watch.moment("reserved", sequence.request)
 
     def advance(self, sequence: Sequence) -> None:
         """More of the sequence has KV."""
-        if self._outgoing and sequence.handoff:
-            self._outgoing.advance(sequence)
+        if self._outgoing and sequence.handoff and self._outgoing.advance(sequence):
+            self._watch.moment("mid-layer push", sequence.request)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence is about to go; blocks that others read or write are kept until they do no more."""
@@ -72,6 +77,9 @@ class Exchange:
         if self._outgoing is not None:
             told, over = self._outgoing.poll()
             self._told += told
+            for news in told:
+                if not news.error:
+                    self._watch.moment("last layer landed", news.request)
             for sequence in over:
                 self._scheduler.remove(sequence)
         told_now, self._told = self._told, []
@@ -93,7 +101,8 @@ class Exchange:
             for sequence in self._scheduler.of(ticket.request)
             if sequence.attempt == ticket.attempt and set(sequence.choices) & set(ticket.choices)
         )
-        self._outgoing.grant(ticket, next(wanted, None))
+        if self._outgoing.grant(ticket, next(wanted, None)):
+            self._watch.moment("mid-layer push", ticket.request)
 
     def _join(self, message: Join) -> None:
         """The KV of a prompt has come: its sequence decodes from here on."""

@@ -329,8 +329,8 @@ class Scheduler:
         """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
         if not self.drafting or sequence.pending > 1 or len(sequence.choices) > 1:
             return 0
-        if not sequence.params.speculation.enabled:
-            return 0
+        if not sequence.params.speculation.enabled or sequence.handoff:
+            return 0  # who hands over gives one token of each choice
         wanted = sequence.outputs_left(self.config.max_model_len) - 1
         most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(most, wanted, self.tables.room(sequence) - room))

@@ -81,8 +81,11 @@ class Outgoing:
         """What went out so far."""
         return self._counts
 
-    def grant(self, ticket: Ticket, sequence: Running | None) -> None:
-        """A ticket came; `sequence` is who it is for, None if nobody (any more)."""
+    def grant(self, ticket: Ticket, sequence: Running | None) -> bool:
+        """A ticket came; `sequence` is who it is for, None if nobody (any more). Returns whether anything
+        was sent at once."""
+        if any(ticket.id == served.ticket.id for served in [*self._sending.values(), *self._closing]):
+            return False  # the same again: what is said of the first holds for it
         error = ""
         if sequence is None or sequence.id in self._sending:
             error = "the request is not here"
@@ -97,9 +100,9 @@ class Outgoing:
                 error = str(failure)
         if error or sequence is None:
             self._refused.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
-            return
+            return False
         self._sending[sequence.id] = _Sending(ticket, sequence, ticket.have)
-        self.advance(sequence)
+        return self.advance(sequence)
 
     def _fits(self, ticket: Ticket) -> bool:
         """Whether a ticket's blocks are as many as its tokens need, each once, all in its cache."""
@@ -107,12 +110,12 @@ class Outgoing:
         inside = all(0 <= block < ticket.to.num_blocks for block in ticket.blocks)
         return ticket.have >= 0 and inside and len(set(ticket.blocks)) == len(ticket.blocks) == needed
 
-    def advance(self, sequence: Running) -> None:
+    def advance(self, sequence: Running) -> bool:
         """More of the sequence has KV: whole blocks go out, and at the end what is left. Nothing while its KV
-        is in the host pool: it will be back before more is computed."""
+        is in the host pool: it will be back before more is computed. Returns whether anything was sent."""
         sending = self._sending.get(sequence.id)
         if sending is None or sending.error or not sequence.running:
-            return
+            return False
         ticket, size = sending.ticket, self._block_size
         computed = min(sequence.computed[0], ticket.tokens)
         done = computed == ticket.tokens
@@ -128,6 +131,7 @@ class Outgoing:
             self._pushed_at[job] = self._clock()
             sending.flying[job] = [block for block, _ in copies]
         sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
+        return last > first
 
     def drop(self, sequence: Running) -> None:
         """The sequence goes: nothing more is sent, and its ticket is closed once nothing is under way."""

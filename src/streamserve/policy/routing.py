@@ -62,7 +62,8 @@ class Place:
     @property
     def memory(self) -> float:
         """M: the fuller of the two workers."""
-        return max(self.prefill.memory, self.decode.memory)
+        front, back = self.prefill, self.decode
+        return max(front.blocks_live / front.blocks_total, back.blocks_live / back.blocks_total)
 
     @property
     def silence(self) -> float:
@@ -114,25 +115,29 @@ class FlowGuard:
             raise ValueError("FlowGuard's overload threshold and stale time must be positive")
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        scores = tuple(self.score(arrival, place) if self._eligible(place) else None for place in places)
+        scores = tuple([self._judge(arrival, place) for place in places])
         if any(score is not None for score in scores):
             keys = [
-                (-inf if s is None else s, -p.prefill.queued) for s, p in zip(scores, places, strict=True)
+                (-inf if score is None else score, -place.prefill.queued)
+                for score, place in zip(scores, places, strict=True)
             ]
             return Decision(_best(keys, turn), scores, "highest score")
-        fresh = [p.silence <= self.stale or self.printed for p in places]
+        fresh = [place.silence <= self.stale or self.printed for place in places]
         queues = [(f or not any(fresh), -p.prefill.queued) for f, p in zip(fresh, places, strict=True)]
         return Decision(_best(queues, turn), scores, "all overloaded or stale: shortest queue")
 
     def score(self, arrival: Arrival, place: Place) -> float:
         """S of one place."""
+        a1, a2, a3, a4 = self.weights
         cached = place.prefill.hit_rate if self.printed else _cached_share(arrival, place)
-        parts = (cached, 1 - place.memory, 1 - place.prefill.queue, 1 - place.decode.load)
-        return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+        queue, load = place.prefill.queue, place.decode.load
+        return a1 * cached + a2 * (1 - place.memory) + a3 * (1 - queue) + a4 * (1 - load)
 
-    def _eligible(self, place: Place) -> bool:
-        overloaded = place.memory + 2 * place.prefill.queue > self.overload
-        return place.silence <= self.stale and not overloaded
+    def _judge(self, arrival: Arrival, place: Place) -> float | None:
+        """S, or None for a place that is stale or overloaded."""
+        if place.silence > self.stale or place.memory + 2 * place.prefill.queue > self.overload:
+            return None
+        return self.score(arrival, place)
 
 
 def round_robin(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
@@ -222,7 +227,7 @@ class Predictive:
         held = place.decode.blocks_live * back.block_size + arrival.prompt_tokens
         step = back.decode(place.decode.decoding + 1, held)
         # Who prefills where it decodes lets the others wait: their steps carry some of the queue.
-        shared = front.prefill(place.prefill.queued_tokens) if place.prefill == place.decode else 0.0
+        shared = front.prefill(place.prefill.queued_tokens) if place.prefill is place.decode else 0.0
         return ttft, (step + shared / self.output) / place.decode.speedup
 
     def _fits(self, arrival: Arrival, place: Place) -> bool:

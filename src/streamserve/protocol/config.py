@@ -228,6 +228,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "cache-aware"
         ),
     ] = "flowguard"
+    continue_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="the next turn of a chat, of which a decode worker has all but so many tokens, is "
+            "computed there and not moved; 0: never",
+        ),
+    ] = 64
     kv_transport: Annotated[
         KVTransport,
         Meta(description="how KV goes from worker to worker: through shared memory, or by NVIDIA's NIXL"),
@@ -235,6 +243,23 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_bytes_per_second: (
         Annotated[
             float, Meta(gt=0, description="for measuring: a wire between workers that is as slow as this")
+        ]
+        | None
+    ) = None
+    timeline: (
+        Annotated[
+            str,
+            Meta(description="file for a timeline of steps and requests (chrome://tracing, ui.perfetto.dev)"),
+        ]
+        | None
+    ) = None
+    otlp_traces_endpoint: (
+        Annotated[
+            str,
+            Meta(
+                description="OpenTelemetry collector that gets a trace of every request, for example "
+                "http://localhost:4318/v1/traces"
+            ),
         ]
         | None
     ) = None
@@ -249,7 +274,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker process reads from its standard input, as msgpack. `worker` is its name, with the
-    number of times it was started; `memory_share` of the free memory is for it."""
+    number of times it was started; `memory_share` of the free memory is for it. With `trace` it tells what it
+    does and when."""
 
     worker: str
     role: Role
@@ -258,5 +284,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_share: float = 1.0
     kv_transport: KVTransport = "shm"
     kv_bytes_per_second: float | None = None
+    trace: bool = False
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -1,7 +1,7 @@
 """Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
 control → worker    Submit, Edit, Cancel, Stop; of stream pairs Push, Join, Release (tickets.py)
-worker  → control   Ready, Failed, Events, Transfers, Report
+worker  → control   Ready, Failed, Events, Transfers, Traced, Report
 """
 
 from typing import Literal
@@ -348,9 +348,26 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     transfer: TransferReport | None = None
 
 
+class Work(msgspec.Struct, frozen=True, array_like=True):
+    """Something that a worker did: a moment of a request's life (engine/watch.py) `at` a time of the clock
+    that all processes of a machine share, or a "step" over `rows` that began then."""
+
+    name: str
+    request: str
+    at: float
+    seconds: float = 0.0
+    rows: int = 0
+
+
+class Traced(msgspec.Struct, tag=True, frozen=True):
+    """What a worker did, where that is wanted; it comes before the events that it led to."""
+
+    work: list[Work]
+
+
 ToEngine = Submit | Edit | Cancel | Push | Join | Release
 ToWorker = ToEngine | Stop
-FromWorker = Ready | Failed | Events | Transfers | Report
+FromWorker = Ready | Failed | Events | Transfers | Traced | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -7,7 +7,9 @@ Fleet.handle ── Send ──▶ worker's inbox ── Engine.step, costing wh
 import heapq
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from streamserve.control.events import (
     Close,
@@ -23,11 +25,13 @@ from streamserve.control.events import (
     Rest,
     Send,
     Start,
+    Tick,
 )
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.speculation import Speculation
+from streamserve.engine.watch import Moment, Unwatched
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.policy.speculation import parse_policy
@@ -48,6 +52,7 @@ from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
 
 REPORT_SECONDS = 0.5
+TICK_SECONDS = 0.5
 
 
 class VirtualClock:
@@ -69,6 +74,33 @@ class _Worker:
     incarnation: int
     inbox: list[ToEngine] = field(default_factory=list)
     busy: bool = False
+    stopped: bool = False
+
+
+@dataclass
+class Fate:
+    """When `moment` comes for the `number`-th time at any worker, the `victims` die, or with `stop` are
+    silent from then on. Who reached the moment gets no further in its step."""
+
+    moment: Moment
+    number: int
+    victims: tuple[str, ...]
+    stop: bool = False
+
+
+class _Fallen(Exception):
+    """A worker has met its fate in the midst of what it did."""
+
+
+class _Fates(Unwatched):
+    """Counts one worker's moments, and raises _Fallen where it is not to go on."""
+
+    def __init__(self, simulation: "Simulation", worker: str) -> None:
+        self._simulation = simulation
+        self._worker = worker
+
+    def moment(self, name: Moment, request: str = "") -> None:
+        self._simulation.meet(self._worker, name)
 
 
 @dataclass(frozen=True)
@@ -112,6 +144,9 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._given: list[Given] = []
+        self._fates: list[Fate] = []
+        self.met: list[Moment] = []
+        """The moments at which workers were destined to fall, and did."""
         self._do(self.fleet.start(0.0))
 
     def at(self, time: float, event: Open | Edit | Close | Rest) -> None:
@@ -121,6 +156,26 @@ class Simulation:
     def kill(self, time: float, worker: str) -> None:
         """Let a worker's process die at `time`."""
         self._push(time, lambda: self._die(worker))
+
+    def destine(self, fate: Fate) -> None:
+        """Let workers die or fall silent at a named moment."""
+        self._fates.append(fate)
+
+    def meet(self, worker: str, moment: Moment) -> None:
+        """A worker has come to a moment, which may be some workers' last."""
+        for fate in [fate for fate in self._fates if fate.moment == moment]:
+            fate.number -= 1
+            if fate.number:
+                continue
+            self._fates.remove(fate)
+            self.met.append(moment)
+            fall = self._stop if fate.stop else self._die
+            for victim in fate.victims:
+                if self.workers[victim].incarnation >= 0:
+                    self._push(self.clock.now, partial(fall, victim, self.workers[victim]))
+            if worker in fate.victims:
+                self.workers[worker].stopped = True
+                raise _Fallen
 
     def run(self) -> list[Given]:
         """Play everything to its end."""
@@ -141,7 +196,8 @@ class Simulation:
         """What workers would have told meanwhile: they report at least every half second."""
         for name, worker in self.workers.items():
             known = self.fleet.workers[name]
-            if known.ready and worker.incarnation >= 0 and self.clock.now - known.heard_at >= REPORT_SECONDS:
+            alive = worker.incarnation >= 0 and not worker.stopped
+            if known.ready and alive and self.clock.now - known.heard_at >= REPORT_SECONDS:
                 self._do(self.fleet.handle(self._report(name, worker), self.clock.now))
 
     def _report(self, name: str, worker: _Worker) -> Heard:
@@ -172,7 +228,7 @@ class Simulation:
             self._model,
             executor,
             lambda: self.clock.now + executor.seconds,
-            self._drafter(executor) if self._drafter else None,
+            self._drafter(executor) if self._drafter and name not in topology.prefill else None,
             Speculation(self._policy, self._cost),
             transport=self._transport(name, executor) if name in topology.prefill else None,
             cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint)
@@ -180,6 +236,7 @@ class Simulation:
             else None,
             name=here,
             swap_cost=self._swap_cost,
+            watch=_Fates(self, name),
         )
         self.workers[name] = _Worker(engine, executor, command.incarnation)
         ready = Ready(
@@ -205,7 +262,7 @@ class Simulation:
             worker = self.workers[name]
 
             def arrive() -> None:
-                if self.workers[name] is worker and worker.incarnation >= 0:
+                if self.workers[name] is worker and worker.incarnation >= 0 and not worker.stopped:
                     land()
                     self._step(name, worker)
 
@@ -231,8 +288,11 @@ class Simulation:
 
     def _step(self, name: str, worker: _Worker) -> None:
         """Start a step if the worker is idle and there is something to do."""
-        if worker.busy or self.workers[name] is not worker:
-            return
+        if not worker.busy and not worker.stopped and self.workers[name] is worker:
+            with suppress(_Fallen):
+                self._step_now(name, worker)
+
+    def _step_now(self, name: str, worker: _Worker) -> None:
         inbox, worker.inbox = worker.inbox, []
         worker.executor.seconds = 0.0
         events: list[Event] = []
@@ -254,14 +314,26 @@ class Simulation:
 
     def _step_done(self, name: str, worker: _Worker, events: list[Event]) -> None:
         worker.busy = False
-        if self.workers[name] is worker:
+        if self.workers[name] is worker and not worker.stopped:
             self._handle(Heard(name, worker.incarnation, Events(events)))
-            self._tell_transfers(name, worker)
-            self._handle(self._report(name, worker))
+            with suppress(_Fallen):
+                self._tell_transfers(name, worker)
+            if not worker.stopped:
+                self._handle(self._report(name, worker))
             self._step(name, worker)
 
-    def _die(self, name: str) -> None:
-        """A dead worker's engine is dropped with all that was on its way from it."""
+    def _die(self, name: str, worker: _Worker | None = None) -> None:
+        """A dead worker's engine is dropped with all that was on its way from it; no other than `worker`."""
+        if worker not in (None, self.workers[name]):
+            return
         incarnation = self.workers[name].incarnation
         self.workers[name].incarnation = -1
         self._handle(Lost(name, incarnation, "it was killed"))
+
+    def _stop(self, name: str, worker: _Worker) -> None:
+        """A stopped worker does nothing more, and nobody is told; time passes until that is noticed."""
+        worker.stopped = True
+        if self.workers[name] is worker and worker.incarnation >= 0:
+            self._hear_reports()
+            self._handle(Tick())
+            self._push(self.clock.now + TICK_SECONDS, partial(self._stop, name, worker))

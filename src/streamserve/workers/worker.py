@@ -37,6 +37,7 @@ from streamserve.protocol.messages import (
     FromWorker,
     Ready,
     Stop,
+    Traced,
     Transfers,
     decode_to_worker,
     encode,
@@ -47,6 +48,7 @@ from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.pace import Pace
+from streamserve.workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ def run(config: WorkerConfig) -> int:
         cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
         draft = draft_cost(loaded) if profile else None
         speculation = Speculation(parse_policy(config.model.speculation_policy), cost, draft)
+        tracer = Tracer(time.monotonic) if config.trace else None
         cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
         engine = Engine(
             loaded.engine_config,
@@ -107,6 +110,7 @@ def run(config: WorkerConfig) -> int:
             transport=transport,
             cache=cache,
             name=config.worker,
+            watch=tracer,
         )
         _send(
             socket,
@@ -124,7 +128,7 @@ def run(config: WorkerConfig) -> int:
         )
         _send(socket, engine.report())
         gc.freeze()  # what was loaded stays: collections need not look at it
-        _serve(engine, socket)
+        _serve(engine, socket, tracer)
         if transport:
             transport.close()
         memory.close()
@@ -168,7 +172,7 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
     return socket
 
 
-def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
+def _serve(engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
     reported = time.monotonic()
     pace = Pace(engine.report(), reported)
@@ -189,9 +193,12 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
             wait = 0
         if engine.has_work:
             events += engine.step()
+        news = engine.exchange.news()
+        if tracer and (work := tracer.take()):
+            _send(socket, Traced(work))
         if events:
             _send(socket, Events(events))
-        if news := engine.exchange.news():
+        if news:
             _send(socket, Transfers(news))
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not engine.has_work:

@@ -1,0 +1,250 @@
+"""StreamServe's tables 3 to 8 and figures 3 and 4 in virtual time: the live Fleet and Engines on costs of
+one machine, with recorded drafts of four families of tasks.
+
+A device is a machine that was measured, or a roofline of four A100 (`--machine`). On four of them:
+`streamserve` is two stream pairs behind FlowGuard, `data parallel` four independent workers in turn, `tensor
+parallel` one worker whose steps take a quarter of the time, without any loss for the exchange between
+devices, which flatters it. All speculate by the same policy (goodput) unless they say otherwise. Eighty
+requests a run, always so many at once; prompts are as long as the paper's kinds of tasks have them.
+
+Throughput has two definitions: as the paper's, the mean over requests of (prompt + generated) / latency; and
+output tokens a second of all, which is what people mean. The interaction of disaggregation and speculation is
+the ratio of what speculation brings to pairs and to unified workers, by the second.
+
+    python -m benchmarks.streamserve --machine a100 --seeds 3
+"""
+
+import argparse
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.report import RESULTS, table, write
+from benchmarks.slo_costs import Hardware, a100, here
+from streamserve.control.events import Command, Deliver, Open
+from streamserve.control.fleet import FleetConfig
+from streamserve.control.workers import Topology, pairs, unified
+from streamserve.policy.routing import ROUTERS
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import ModelInfo, Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
+from streamserve.simulate.simulation import Simulation
+
+MACHINES: dict[str, Callable[[], Hardware]] = {"a100": a100, "here": here}
+RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
+REQUESTS = 80
+PROMPTS = {
+    "instructions": (30, 120),
+    "arithmetic": (60, 200),
+    "functions": (100, 300),
+    "articles": (500, 1200),
+}
+"""Shortest and longest prompt of each family, in tokens: ALPACA, GSM8K, HUMANEVAL, SUM."""
+OUTPUTS = (48, 160)
+WIRE_SECONDS = 16 * 49152 / 8e9
+"""Of a block at 8 GB/s, which shared memory was measured at."""
+ENGINE = EngineConfig(
+    num_blocks=3000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_chunk=256
+)
+MODEL = ModelInfo(
+    architecture="pretended", parameters=0, vocab_size=1000, max_model_len=4096, eos_token_ids=(),
+    weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class System:
+    """What serves: `share` of the time of a step that a device takes alone."""
+
+    topology: Topology = field(default_factory=lambda: pairs(2))
+    router: str = "flowguard"
+    policy: str = "goodput"
+    share: float = 1.0
+    engine: EngineConfig = ENGINE
+
+
+WHOLE = msgspec.structs.replace(ENGINE, max_chunk=2048, max_num_batched_tokens=2048)
+SYSTEMS = {
+    "streamserve": System(),
+    "data parallel": System(unified(4), "round-robin"),
+    "tensor parallel": System(unified(1), share=0.25),
+}
+ABLATIONS = {
+    "full": System(),
+    "round-robin": System(router="round-robin"),
+    "no speculation": System(policy="off"),
+    "monolithic": System(unified(4)),
+    "all KV at the end": System(engine=WHOLE),
+    "no FlowGuard (random)": System(router="random"),
+    "fixed speculation (5)": System(policy="fixed:5"),
+    "monolithic, no speculation": System(unified(4), policy="off"),
+}
+
+
+class Closed(Simulation):
+    """So many requests at once: the next one comes when one ends."""
+
+    waiting: list[Open] = []  # noqa: RUF012
+
+    def _do(self, commands: list[Command]) -> None:
+        super()._do(commands)
+        for command in commands:
+            if isinstance(command, Deliver) and command.last and self.waiting:
+                self.at(self.clock.now, self.waiting.pop())
+
+
+def recording() -> Recording:
+    """The drafts that were recorded."""
+    with np.load(RECORDED) as arrays:
+        return unpack({name: arrays[name] for name in arrays.files})
+
+
+def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
+    """Prompts of a family's lengths, whose seeds choose texts of that family."""
+    rng = random.Random(f"{family}/{seed}")
+    texts = [number for number, name in enumerate(recorded.families) if name == family]
+    made = []
+    for number in range(REQUESTS):
+        prompt = [rng.randrange(1000) for _ in range(rng.randint(*PROMPTS[family]))]
+        params = SamplingParams(temperature=0, seed=rng.choice(texts), max_tokens=rng.randint(*OUTPUTS))
+        made.append(Open(f"r{number}", prompt, params))
+    return made
+
+
+def play(name: str, system: System, family: str, at_once: int, seed: int) -> dict[str, float]:
+    """One run's figures."""
+    machine, recorded = MACHINES[name](), recording()
+    fleet = FleetConfig(topology=system.topology, router=ROUTERS[system.router])
+    simulation = Closed(
+        fleet, system.engine, MODEL, lambda rows, kv: system.share * machine.step(rows, kv),
+        wire_seconds=WIRE_SECONDS, policy=system.policy,
+        drafter=None if system.policy == "off"
+        else lambda executor: RecordedDrafter(
+            recorded, executor, lambda rows: system.share * machine.draft(rows)
+        ),
+    )  # fmt: skip
+    asked = requests(family, recorded, seed)
+    simulation.waiting = asked[at_once:][::-1]
+    for one in asked[:at_once]:
+        simulation.at(1.5, one)
+    opened = {one.request: one for one in asked}
+    times: dict[str, list[float]] = {}
+    for given in simulation.run():
+        assert isinstance(given.what, Deliver)
+        tokens = sum(isinstance(event, Token) for event in given.what.events)
+        times.setdefault(given.what.request, []).extend([given.time] * tokens)
+    return figures(opened, times, {e.request: e.time for e in simulation.fleet.placement.recent})
+
+
+def figures(
+    opened: dict[str, Open], times: dict[str, list[float]], began: dict[str, float]
+) -> dict[str, float]:
+    """Of requests that began then and got their tokens at these times."""
+    latency = {name: seen[-1] - began[name] for name, seen in times.items()}
+    tpot = [(seen[-1] - seen[0]) / max(len(seen) - 1, 1) for seen in times.values()]
+    span = max(seen[-1] for seen in times.values()) - min(began.values())
+    both = [(len(opened[name].prompt) + len(seen)) / latency[name] for name, seen in times.items()]
+    shown = {f"p{p}": float(np.percentile(list(latency.values()), p)) for p in (50, 90, 95, 99)}
+    return {
+        "latency": float(np.mean(list(latency.values()))),
+        **shown,
+        "tpot": float(np.mean(tpot)),
+        "ttft": float(np.mean([seen[0] - began[name] for name, seen in times.items()])),
+        "throughput_printed": float(np.mean(both)),
+        "tokens_per_second": sum(map(len, times.values())) / span,
+    }
+
+
+def median(
+    pool: ProcessPoolExecutor, machine: str, seeds: int, system: System, family: str, at_once: int
+) -> dict[str, float]:
+    """Medians over seeds."""
+    found = list(pool.map(partial(play, machine, system, family, at_once), range(seeds)))
+    return {key: float(np.median([one[key] for one in found])) for key in found[0]}
+
+
+def interaction(ablated: dict[str, dict[str, float]]) -> float:
+    """How many times more speculation brings to pairs than to unified workers, in output tokens a second."""
+    speed = {name: one["tokens_per_second"] for name, one in ablated.items()}
+    of_pairs = speed["full"] / speed["no speculation"]
+    return of_pairs / (speed["monolithic"] / speed["monolithic, no speculation"])
+
+
+def show(title: str, found: dict[str, dict[str, float]]) -> None:
+    """Print one table."""
+    columns = ["", "latency, s", "p50", "p95", "p99", "TTFT, s", "TPOT, ms", "tokens/s", "as printed"]
+    rows = [
+        [name, *(f"{f[key]:.2f}" for key in ("latency", "p50", "p95", "p99", "ttft")),
+         f"{1e3 * f['tpot']:.1f}", f"{f['tokens_per_second']:.0f}", f"{f['throughput_printed']:.0f}"]
+        for name, f in found.items()
+    ]  # fmt: skip
+    table(f"{title} (virtual time)", columns, rows)
+
+
+def plot(sweep: Sequence[dict[str, Any]], machine: str) -> None:
+    """Figures 3 and 4: latency percentiles and throughput by requests at once."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    canvas, panels = plt.subplots(1, 3, figsize=(14, 4))
+    shown = (
+        ("p50", "median latency, s"),
+        ("p99", "p99 latency, s"),
+        ("tokens_per_second", "output tokens/s"),
+    )
+    for panel, (key, label) in zip(panels, shown, strict=True):
+        for name in SYSTEMS:
+            panel.plot([one["at_once"] for one in sweep], [one[name][key] for one in sweep], "o-", label=name)
+        panel.set(xlabel="requests at once", ylabel=label, xscale="log")
+    panels[0].legend(fontsize=8)
+    canvas.tight_layout()
+    canvas.savefig(RESULTS / f"streamserve_{machine}.png", dpi=110)
+
+
+def main() -> None:
+    """Play, print, and write the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--machine", choices=tuple(MACHINES), default="a100")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=16, help="requests at once, in the tables")
+    parser.add_argument("--sweep", type=int, nargs="+", default=[1, 4, 16, 40])
+    parser.add_argument("--processes", type=int, default=1)
+    args = parser.parse_args()
+    result: dict[str, Any] = {"families": {}, "ablation": {}, "interaction": {}, "sweep": []}
+    with ProcessPoolExecutor(args.processes) as pool:
+        run = partial(median, pool, args.machine, args.seeds)
+        for family in PROMPTS:
+            found = {name: run(system, family, args.at_once) for name, system in SYSTEMS.items()}
+            ablated = {
+                name: found["streamserve"] if name == "full" else run(system, family, args.at_once)
+                for name, system in ABLATIONS.items()
+            }
+            show(f"{family}: tables 3 to 7", found)
+            show(f"{family}: table 8", ablated)
+            result["families"][family], result["ablation"][family] = found, ablated
+            result["interaction"][family] = interaction(ablated)
+        print("interaction", result["interaction"])
+        for at_once, family in itertools.product(args.sweep, ["functions"]):
+            swept = {name: run(system, family, at_once) for name, system in SYSTEMS.items()}
+            show(f"{family}, {at_once} at once: figures 3 and 4", swept)
+            result["sweep"].append({"at_once": at_once, "family": family, **swept})
+    settings = {**vars(args), "costs": MACHINES[args.machine]().note, "requests": REQUESTS, "time": "virtual"}
+    print(write(f"streamserve_{args.machine}", settings, result))
+    plot(result["sweep"], args.machine)
+
+
+if __name__ == "__main__":
+    main()

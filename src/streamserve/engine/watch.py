@@ -1,0 +1,46 @@
+"""The named moments of a request's life in an engine: for traces, and for tests that end a worker there.
+
+submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ last layer landed
+          ─ (mid-draft ─ verified-before-commit) … ─ finishing;   swap and edit where they happen
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+Moment = Literal[
+    "submitted",
+    "reserved",
+    "first chunk",
+    "mid-layer push",
+    "last layer landed",
+    "output 0",
+    "mid-draft",
+    "verified-before-commit",
+    "swap",
+    "edit",
+    "finishing",
+]
+"""`mid-layer push`: KV is on its way. `mid-draft`: the drafter is at work. `verified-before-commit`: the
+target's step is done, and nothing of it is kept yet."""
+
+
+class Watch(Protocol):
+    """Is told what happens in an engine, when it happens."""
+
+    def moment(self, name: Moment, request: str = "") -> None:
+        """This moment of a request has come; of no one request's where all in a step share it."""
+        ...
+
+    def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
+        """A step over so many rows of these requests took `seconds` until now."""
+        ...
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def moment(self, name: Moment, request: str = "") -> None:
+        """Nothing."""
+
+    def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Nothing."""

@@ -1,0 +1,48 @@
+"""`--timeline`: what the processes of a pair did, in a file; and traces that cannot be sent are refused."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from streamserve import settings
+from streamserve.settings import SettingsError, resolve
+from tests.checkpoints import make_checkpoint
+from tests.test_pairs import answers, requests, serving
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("timeline"))
+
+
+async def test_a_timeline_shows_all_processes_of_a_pair(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    asked = [one for one in requests(8, 1) if (one[1].max_tokens or 0) > 2]
+    async with serving(checkpoint, pairs=1, timeline=str(path)) as llm:
+        await answers(llm, asked)
+    events = json.loads(path.read_text())
+    processes = {event["pid"]: event["args"]["name"] for event in events if event.get("ph") == "M"}
+    assert set(processes.values()) == {"front", "prefill-0", "decode-0"}
+    steps = Counter(processes[event["pid"]] for event in events if event.get("ph") == "X")
+    assert steps["prefill-0"]
+    assert steps["decode-0"]
+    begun = Counter((event["name"], event["id"]) for event in events if event.get("ph") == "b")
+    for number in range(len(asked)):
+        assert begun["request", f"r{number}"] == 1
+    marks = {(processes[e["pid"]], e["name"]) for e in events if e.get("ph") == "n"}
+    assert {("prefill-0", "last layer landed"), ("decode-0", "reserved"), ("decode-0", "finishing")} <= marks
+    shown = [event["ts"] for event in events if "ts" in event]
+    assert max(shown) - min(shown) < 60e6, "all by one clock"
+
+
+def test_traces_that_cannot_be_sent_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "telemetry_installed", lambda: False)
+    with pytest.raises(SettingsError, match=r"streamserve\[otel\]"):
+        resolve(str(checkpoint), {"otlp_traces_endpoint": "http://localhost:4318/v1/traces"})
+
+
+def test_without_a_profile_nothing_is_predicted(checkpoint: Path) -> None:
+    with pytest.raises(SettingsError, match="needs the cost of a step"):
+        resolve(str(checkpoint), {"router": "predictive", "profile": False, "pairs": 2})
