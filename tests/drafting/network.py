@@ -75,8 +75,8 @@ class Network(threading.Thread):
         self.broken = self.lost = self.doubled = self.overtaken = 0
         self._rng = random.Random(seed)
         self._service = address
-        self._stop = threading.Event()
-        self._break = threading.Event()
+        self._over = threading.Event()
+        self._breaking = threading.Event()
         self._context = zmq.Context()
         self._front = self._context.socket(zmq.ROUTER)
         self._front.setsockopt(zmq.LINGER, 0)
@@ -86,23 +86,23 @@ class Network(threading.Thread):
         self._held: list[tuple[float, zmq.Socket, list[bytes]]] = []
 
     def break_connections(self) -> None:
-        self._break.set()
+        self._breaking.set()
 
     def __enter__(self) -> "Network":
         self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stop.set()
+        self._over.set()
         self.join()
         for socket in [self._front, *self._backs.values()]:
             socket.close()
         self._context.term()
 
     def run(self) -> None:
-        while not self._stop.is_set():
-            if self._break.is_set():
-                self._break.clear()
+        while not self._over.is_set():
+            if self._breaking.is_set():
+                self._breaking.clear()
                 self._reconnect()
             for peer, back in list(self._backs.items()):
                 while back.poll(0):

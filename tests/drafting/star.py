@@ -207,7 +207,7 @@ class Star:
 
     def _hear(self, target: Target, number: int, data: bytes) -> None:
         self._to_services(target, target.client.heard(number, decode_to_target(data), self.now))
-        if target.waiting_since is not None and not target.client.awaited():
+        if target.waiting_since is not None and not target.client.awaited(self.now, target.patience):
             self._collect(target)
 
     def _draft(self, number: int) -> None:
@@ -243,7 +243,7 @@ class Star:
         outs += client.begin([request], self.now, target.patience, target.verify, target.verify)
         self._to_services(target, outs)
         target.waiting_since = since = self.now
-        if not client.awaited():
+        if not client.awaited(self.now, target.patience):
             self._collect(target)
             return
         self.after(target.patience, lambda: self._collect(target) if target.waiting_since == since else None)

@@ -5,6 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.drafting.queue import TURNS
 from tests.drafting.talk import Talk
 
 
@@ -27,7 +28,8 @@ def test_busy_targets_get_their_shares(weights):
     turns = 60 * len(weights)
     served = busy(talk, names, turns)
     for name, weight in zip(names, weights, strict=True):
-        assert abs(served[name] - turns * weight / sum(weights)) <= 4
+        ahead = TURNS * max(weights) + 1  # the window is in time by weight
+        assert abs(served[name] - turns * weight / sum(weights)) <= ahead
 
 
 def test_who_was_away_does_not_catch_up():
@@ -36,7 +38,7 @@ def test_who_was_away_does_not_catch_up():
     talk.turn()
     busy(talk, ["a", "b"], 50)
     served = busy(talk, ["late"], 30)
-    assert served["late"] <= 13
+    assert 8 <= served["late"] <= 16, "of what it did not use it brings a few turns"
 
 
 def test_among_equals_the_nearest_deadline_goes_first():

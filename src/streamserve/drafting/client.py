@@ -40,6 +40,8 @@ BETTER = 0.5
 SURE = 3
 """So many looks in a row."""
 LOOK_SECONDS = 0.5
+MOST_TOKENS = 1 << 17
+"""Of one message: longer ones are split between sequences."""
 OVERDUE = 4.0
 """After so many times the usual a request counts as lost."""
 LEAST_OVERDUE = 0.25
@@ -79,9 +81,10 @@ class Client:
         self, identity: Identity, links: int, seed: int, models: Sequence[str] = (), ping: float = 1.0
     ) -> None:
         self._random = random.Random(seed)
-        self.links = [Link(number, identity.name, identity.tokenizer, identity.vocabulary, ping,
-        tuple(models))
-                      for number in range(links)]  # fmt: skip
+        self.links = [
+            Link(number, identity.name, identity.tokenizer, identity.vocabulary, ping, tuple(models))
+            for number in range(links)
+        ]
         for link in self.links:
             link.nonce = self._random.getrandbits(48)
         self.current: Link | None = None
@@ -110,22 +113,29 @@ class Client:
         if link is None or not link.usable(now):
             return []
         deltas = [
-            self._delta(request, one, now) for request, one in told if request.depth and self._free(one, link,
-            now)
-        ]  # fmt: skip
-        if not deltas:
-            return []
-        released, self._released = self._released, []
-        ask = Ask(
-            tag=link.tag,
-            channel=link.channel,
-            deltas=deltas,
-            released=released,
-            need=need,
-            verify=verify,
-            plain=plain,
-        )
-        return [link.send(ask, now)]
+            self._delta(request, one, now)
+            for request, one in told
+            if request.depth and self._free(one, link, now) and link.reads(len(one.tokens) + request.nodes)
+        ]
+        released, self._released = self._released if deltas else [], [] if deltas else self._released
+        asks = [
+            Ask(
+                tag=link.tag,
+                channel=link.channel,
+                deltas=part,
+                released=released if not number else [],
+                need=need,
+                verify=verify if not number else 0.0,
+                plain=plain,
+            )
+            for number, part in enumerate(_parts(deltas))
+        ]
+        return [link.send(ask, now) for ask in asks]
+
+    def unreachable(self, number: int, now: float) -> None:
+        """A message for link `number` could not be sent: nobody is there."""
+        self.links[number].fail(now)
+        self._choose(now)
 
     def heard(self, number: int, message: ToTarget, now: float) -> list[Out]:
         """Take a message of link `number`; returns what it causes at once."""
@@ -146,13 +156,19 @@ class Client:
         self._choose(now)
         return []
 
-    def awaited(self) -> list[int]:
-        """Sequences of the latest `begin` for which nothing of use is there yet, and something may come."""
-        return [
-            id
-            for id, request in self._wanted.items()
-            if request.depth and (told := self._sequences[id]).asked is not None and self._ready(told) is None
-        ]
+    def awaited(self, now: float, patience: float) -> list[int]:
+        """Sequences of the latest `begin` for which nothing of use is there yet, and which were asked for
+        less than `patience` seconds ago: who did not answer by then is not waited for again."""
+        return [id for id in self._wanted if self._awaits(id, now, patience)]
+
+    def _awaits(self, id: int, now: float, patience: float) -> bool:
+        told = self._sequences[id]
+        return (
+            self._wanted[id].depth > 0
+            and told.asked is not None
+            and now - told.asked < patience
+            and self._ready(told) is None
+        )
 
     def usual(self) -> float:
         """Seconds that the current service usually takes to answer."""
@@ -286,6 +302,19 @@ class Client:
 def _needed(params: SamplingParams) -> SamplingParams:
     """What a drafter must know of a request; grammars are not for it, and stop strings nobody's business."""
     return msgspec.structs.replace(params, grammar=None, stop=(), logprobs=None, prompt_logprobs=None, n=1)
+
+
+def _parts(deltas: Sequence[Delta]) -> list[list[Delta]]:
+    """The deltas in messages that are not too long."""
+    parts: list[list[Delta]] = []
+    room = 0
+    for delta in deltas:
+        if not parts or len(delta.tokens) > room:
+            parts.append([])
+            room = MOST_TOKENS
+        parts[-1].append(delta)
+        room -= len(delta.tokens)
+    return parts
 
 
 def _tree(tree: Tree) -> TokenTree | None:

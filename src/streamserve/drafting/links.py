@@ -56,6 +56,7 @@ class Link:
     tag: int = 0
     channel: bytes = b""
     model: str = ""
+    max_model_len: int = 0
     retry_at: float = 0.0
     busy_until: float = 0.0
     pinged: float = float("-inf")
@@ -77,6 +78,16 @@ class Link:
     def usable(self, now: float) -> bool:
         """Whether it may be asked for trees."""
         return self.open and now >= self.busy_until
+
+    def reads(self, length: int) -> bool:
+        """Whether its model can read so many tokens."""
+        return length <= self.max_model_len
+
+    def fail(self, now: float) -> None:
+        """It cannot be reached."""
+        if self.open:
+            self._close(now)
+            self.retry_at = now + RETRY_SECONDS
 
     @property
     def promise(self) -> float:
@@ -176,6 +187,7 @@ class Link:
             return False
         logger.info("draft service %d drafts with model %s", self.number, welcome.model)
         self.tag, self.channel, self.model = welcome.tag, welcome.channel, welcome.model
+        self.max_model_len = welcome.max_model_len
         self.active, self.refusal, self.unanswered = welcome.active, "", None
         self.busy_until, self.sessions = 0.0, self.sessions + 1
         self._gone = []

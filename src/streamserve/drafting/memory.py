@@ -17,23 +17,19 @@ class Memory:
         self.block_size = block_size
         self.evictions = 0
 
-    def fits(self, length: int) -> bool:
-        """Whether the whole pool holds a sequence of so many tokens."""
-        return self._blocks(length) <= self.pool.size
-
     def reserve(self, sequence: DraftedSequence, length: int, others: Iterable[DraftedSequence]) -> bool:
         """Give `sequence` blocks for `length` tokens, evicting idle `others`; false if that is not enough,
         and then nothing changes."""
         missing = self._blocks(length) - len(sequence.blocks)
-        victims = sorted((o for o in others if o.blocks and not o.running), key=lambda one: one.used)
-        victims = [victim for victim in victims if victim is not sequence]
-        if missing > self.pool.free + sum(len(victim.blocks) for victim in victims):
-            return False
-        for victim in victims:
-            if missing <= self.pool.free:
-                break
-            self.release(victim)
-            self.evictions += 1
+        if missing > self.pool.free:
+            idle = [one for one in others if one.blocks and not one.running and one is not sequence]
+            if missing > self.pool.free + sum(len(one.blocks) for one in idle):
+                return False
+            for victim in sorted(idle, key=lambda one: one.used):
+                if missing <= self.pool.free:
+                    break
+                self.release(victim)
+                self.evictions += 1
         sequence.blocks += [self.pool.allocate() for _ in range(missing)]
         return True
 

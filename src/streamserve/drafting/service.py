@@ -337,8 +337,8 @@ class Service:
         return self._ids
 
     def _queue(self, session: Session, now: float) -> None:
-        """Who has been away does not bring the time it did not use."""
-        session.virtual = max(session.virtual, self._virtual)
+        """Who has been away does not bring the time it did not use, a few turns excepted."""
+        session.virtual = max(session.virtual, self._virtual - queue.TURNS * self.figures.turn.value)
         session.asked = now
 
     # The drafting side
@@ -364,7 +364,7 @@ class Service:
         if not requests:
             self._idle_since = now if self._idle_since is None else self._idle_since
             return None
-        self._virtual = max(self._virtual, min(session.virtual for session, _ in members))
+        self._virtual = max(self._virtual, min(session.virtual for session in ordered))
         counters = self.figures.counters
         if self._idle_since is not None:
             counters.idle += now - self._idle_since

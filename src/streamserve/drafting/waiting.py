@@ -10,6 +10,8 @@ FIRST_GAIN = 2.0
 LOOK_EVERY = 16
 """Steps of not waiting, as it would take too long, after which it is seen whether that is still so."""
 LONGEST = 1.0
+FEW, HICCUP = 4, 3.0
+"""From so many values on, one counts as at most so many times the mean: some gaps hold other steps."""
 
 
 @dataclass
@@ -18,6 +20,8 @@ class _Mean:
     count: int = 0
 
     def add(self, value: float) -> None:
+        if self.count >= FEW:
+            value = min(value, HICCUP * self.value)
         self.count += 1
         self.value += max(RATE, 1.0 / self.count) * (value - self.value)
 

@@ -76,9 +76,11 @@ class RemoteDrafter:
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         """The trees that come within the time that it pays to wait, and by `deadline`."""
         self._receive(0)
-        until = min(deadline, time.monotonic() + self.waiting.limit(self.client.usual()))
-        while self.client.awaited() and (left := until - time.monotonic()) > 0:
-            self._receive(left)
+        limit = self.waiting.limit(self.client.usual())
+        until = min(deadline, (now := time.monotonic()) + limit)
+        while now < until and self.client.awaited(now, limit):
+            self._receive(until - now)
+            now = time.monotonic()
         self._given = trees = self.client.take()
         self._collected, self._had_trees = time.monotonic(), bool(trees)
         return trees
@@ -121,8 +123,8 @@ class RemoteDrafter:
         for out in outs:
             try:
                 self._sockets[out.link].send(encode(out.message), zmq.NOBLOCK)
-            except zmq.Again:  # nobody is there: it will be missed, and told again
-                logger.debug("draft service %d cannot be reached", out.link)
+            except zmq.Again:
+                self.client.unreachable(out.link, time.monotonic())
 
     def _connect(self, endpoint: Endpoint, own: KeyPair | None) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
