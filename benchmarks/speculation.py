@@ -35,6 +35,7 @@ from streamserve.engine.speculation import Speculation
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import Kept, Profile
+from streamserve.execution.profile_draft import draft_cost
 from streamserve.execution.profile_measure import first_profile
 from streamserve.policy.speculation import parse_policy
 from streamserve.policy.tree import TokenTree
@@ -116,6 +117,7 @@ class Bench:
         self.loaded: Loaded = load(config)
         self.profile: Profile = first_profile(str(target), self.loaded, Kept(profiles or KEPT / "profiles"))
         self.cost = self.profile.cost.in_tokens(self.profile.kv_token_bytes)
+        self.draft_cost = draft_cost(self.loaded)
         self.speculations: dict[str, Speculation] = {}
         self.engine = Engine(
             self.loaded.engine_config, self.loaded.model_info, self.loaded.executor, time.perf_counter,
@@ -123,7 +125,9 @@ class Bench:
         )  # fmt: skip
 
     def speculation(self, setting: str) -> Speculation:
-        return self.speculations.setdefault(setting, Speculation(parse_policy(setting), self.cost))
+        return self.speculations.setdefault(
+            setting, Speculation(parse_policy(setting), self.cost, self.draft_cost)
+        )
 
     def run(
         self, setting: str, asked: Sequence[list[int]], temperature: float, streams: int, seconds: float

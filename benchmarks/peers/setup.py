@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 def python(peer: Peer, folder: Path) -> Path:
     """The interpreter that runs the peer: ours, or that of its environment in `folder`."""
-    if peer is PEERS[OURS]:
+    if peer.module == PEERS[OURS].module:
         return Path(sys.executable)
     return folder / "environments" / peer.module / "bin" / "python"
 

@@ -111,6 +111,11 @@ class AsyncLLM:
         """The workers now, and why recent requests went where they did."""
         return router_view(self._shell.fleet, self.settings.server.router, time.monotonic())
 
+    async def rest(self, worker: str, draining: bool) -> int:
+        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
+        other half of its pair. Raises RequestError (404) if there is no such worker."""
+        return await self._shell.rest(worker, draining)
+
     def process_id(self, worker: str = "unified-0") -> int:
         """A worker's process."""
         return self._shell.process_id(worker)

@@ -114,7 +114,7 @@ def resolve(
     folder = locate(name)
     located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked, folder))
     _check_policy(checked.speculation_policy)
-    _check_topology(server)
+    _check_topology(server, checked.profile)
     return Settings(name, located, server)
 
 
@@ -169,12 +169,14 @@ def topology(server: ServerConfig) -> Topology:
     return unified(1)
 
 
-def _check_topology(server: ServerConfig) -> None:
+def _check_topology(server: ServerConfig, profile: bool) -> None:
     workers = topology(server)
     if server.kv_transport == "nixl" and not workers.prefill:
         raise SettingsError("kv_transport = 'nixl': without pairs there is no KV to move")
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
+    if server.router == "predictive" and not profile:
+        raise SettingsError("router = 'predictive': it needs the cost of a step, so not without profile")
     try:
         parse_router(server.router)
     except ValueError as error:

@@ -18,6 +18,7 @@ from streamserve.api.generator import Generator, Item
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.control.view import RouterView
+from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Report
 from streamserve.protocol.sampling import SamplingParams
@@ -161,6 +162,7 @@ class ScriptedGenerator:
     condition: ScriptedHealth = field(default_factory=ScriptedHealth)
     latest: Report | None = None
     submitted: list[Submitted] = field(default_factory=list)
+    resting: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
     root: str = "owner/scripted"
     created: int = 1_700_000_000
@@ -210,6 +212,12 @@ class ScriptedGenerator:
 
     def routing(self) -> RouterView:
         return RouterView("flowguard", [], 0, [])
+
+    async def rest(self, worker: str, draining: bool) -> int:
+        if worker != "unified-0":
+            raise RequestError(f"there is no worker {worker!r}", status=404)
+        self.resting.append((worker, draining))
+        return len(self.submitted)
 
     def report(self) -> Report | None:
         return self.latest

@@ -71,3 +71,16 @@ def test_an_operator_takes_a_server_out_of_service_and_back(generator: ScriptedG
         assert server.http.post("/admin/resume", headers=ADMIN).json()["draining"] is False
         assert server.http.get("/health").status_code == 200
         assert server.post("/v1/completions", prompt="hi").status_code == 200
+
+
+def test_an_operator_takes_one_worker_out_of_service_and_back(generator: ScriptedGenerator) -> None:
+    watched = generator.but(resting=[], submitted=[])
+    with scripted(watched, SETTINGS) as server:
+        route = "/admin/workers/unified-0"
+        reply = server.http.post(f"{route}/drain", headers=ADMIN).json()
+        assert reply == {"worker": "unified-0", "draining": True, "open_requests": 0}
+        assert server.http.post(f"{route}/resume", headers=ADMIN).json()["draining"] is False
+        assert watched.resting == [("unified-0", True), ("unified-0", False)]
+        assert server.http.post("/admin/workers/nobody/drain", headers=ADMIN).status_code == 404
+        assert server.http.post(f"{route}/drain").status_code == 401
+        assert len(watched.resting) == 2

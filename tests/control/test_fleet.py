@@ -159,7 +159,7 @@ def test_a_request_that_keeps_killing_its_worker_is_given_up() -> None:
     fleet.handle(Lost(W, 1, "killed"), 1.0)
     fleet.handle(Heard(W, 2, READY), 2.0)
     start, refuse = fleet.handle(Lost(W, 2, "killed"), 3.0)
-    assert start == Start(W, 3)
+    assert start == Start(W, 3, after=0.5)
     assert "lost 2 times" in str(refuse.error)
 
 

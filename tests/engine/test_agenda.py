@@ -35,7 +35,8 @@ class Played:
 
 def play(requests: list[Submit], **settings) -> Played:
     """Every request at its arrival, until all have ended."""
-    config = EngineConfig(num_blocks=512, block_size=4, max_model_len=1024, **settings)
+    settings = {"num_blocks": 512, "block_size": 4, "max_model_len": 1024} | settings
+    config = EngineConfig(**settings)
     executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, seconds)
     now = [0.0]
     speculation = Speculation(parse_policy("off"), seconds)
@@ -119,3 +120,21 @@ def test_a_fixed_share_of_the_step() -> None:
     settings = {"max_num_batched_tokens": 64, "max_chunk": 64}
     assert max(play([decoding, long], prefill_share=0.25, **settings).rows) == 1 + 16
     assert max(play([decoding, long], prefill_share=1.0, **settings).rows) == 64
+
+
+def test_who_waits_for_a_shared_head_takes_no_rows_from_who_computes_it() -> None:
+    head, params = list(range(80)) * 5, SamplingParams(temperature=0, max_tokens=2)
+    first = submit("long", [*head, *range(90, 96)] * 2, params)
+    others = [submit(f"r{n}", [*head, n], params, arrival=0.001) for n in range(20)]
+    played = play([first, *others], max_num_batched_tokens=64, max_chunk=64)
+    needed = seconds(812 + 20, 0)
+    assert max(times[0] for times in played.times.values()) < 1.5 * needed
+
+
+def test_who_waits_for_memory_takes_no_rows_from_who_holds_it() -> None:
+    params = SamplingParams(temperature=0, max_tokens=2)
+    first = submit("long", [number % 90 for number in range(380)], params)
+    others = [submit(f"r{n}", [n, 1, 2] * 10, params, arrival=0.001) for n in range(20)]
+    played = play([first, *others], num_blocks=100, max_num_batched_tokens=64, max_chunk=64)
+    needed = seconds(380 + 20 * 30, 0)
+    assert max(times[0] for times in played.times.values()) < 1.5 * needed

@@ -272,6 +272,18 @@ def test_rejection_keeps_greedy_text_and_accepts_drawn_guesses(
     assert engine.speculation.counters.accepted > 0
 
 
+def test_what_decides_may_be_changed_between_steps(pair: tuple[Path, Path]) -> None:
+    engine, cost = make_engine(pair, Case(policy="off")), lambda rows, kv_tokens: 1.0
+    drafted = []
+    for policy in ("off", "fixed:3", "off"):
+        engine.speculation = Speculation(parse_policy(policy), cost)
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        run(engine, [Submit(policy, 0, [5, 6, 7], params, {0: []}, 0.0)], 1)
+        assert engine.report().speculation == engine.speculation.report()
+        drafted.append(engine.speculation.counters.drafts)
+    assert drafted[0] == drafted[2] == 0 < drafted[1]
+
+
 def test_a_request_may_bound_or_refuse_speculation(pair: tuple[Path, Path]) -> None:
     engine = make_engine(pair, Case(policy="fixed:6"))
     for limits, most in (

@@ -203,3 +203,26 @@ def test_what_cannot_be_compiled(grammars: Grammars, grammar: Grammar, complaint
 def test_without_an_end_of_text_there_are_no_grammars(tokenizer: Tokenizer) -> None:
     with pytest.raises(GrammarError, match="no end-of-text token"):
         Grammars(lambda: vocabulary(tokenizer, 10, ()), ()).begin(ABC, [])
+
+
+@given(seed=st.integers(0, 10_000), grammar=st.sampled_from([ABC, JSON]))
+def test_as_much_of_a_path_is_let_through_as_its_tokens_one_by_one(grammars, seed, grammar):
+    rng = random.Random(seed)
+    path = walk(grammars.begin(grammar, []), rng, 6)
+    at = rng.randint(0, len(path))
+    path[at:at] = rng.choice([[], [rng.randrange(grammars._size)], [EOS[0]]])
+    known = rng.randint(0, min(at, len(path)))
+    if any(token in EOS for token in path[:known]):
+        known = 0
+    matcher = grammars.begin(grammar, path[:known])
+    let = matcher.prefix(path[known:])
+    ends = next((i + 1 for i, token in enumerate(path) if token in EOS), len(path))
+    one_by_one = known
+    while one_by_one < ends:
+        mask = grammars.begin(grammar, path[:one_by_one]).allowed([])
+        assert mask is not None
+        if path[one_by_one] not in tokens_of(mask):
+            break
+        one_by_one += 1
+    assert known + let == one_by_one
+    event("all" if known + let == len(path) else "cut")

@@ -18,6 +18,7 @@ from streamserve.policy.routing import (
     WorkerLoad,
     cache_aware,
     least_loaded,
+    parse_router,
     round_robin,
 )
 
@@ -142,6 +143,42 @@ def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None
 
 
 def test_speculation_that_works_somewhere_draws_requests_there() -> None:
-    fast, slow = place(hit_rate=0.5), place()
-    router = Predictive(COSTS, tokens_per_step=lambda found: 1 + 4 * found.prefill.hit_rate)
-    assert router(Arrival(100), [slow, fast], 0).chosen == 1
+    fast, slow = place(speedup=3.0), place()
+    assert Predictive(COSTS)(Arrival(100), [slow, fast], 0).chosen == 1
+
+
+def test_each_worker_is_priced_by_its_own_cost() -> None:
+    twice = Costs(prefill=lambda tokens: tokens / 500, decode=lambda seqs, kv: 0.02 + 0.002 * seqs)
+    assert Predictive()(Arrival(100), [place(costs=twice), place(costs=COSTS)], 0).chosen == 1
+    assert Predictive(COSTS)(Arrival(100), [place(costs=twice), place()], 0).chosen == 1
+
+
+def test_where_a_cost_is_not_known_flowguard_chooses() -> None:
+    places = [place(costs=COSTS), place(cached=90)]
+    decision = Predictive()(Arrival(100), places, 0)
+    assert decision.chosen == 1
+    assert decision.reason == "a cost is not known: highest score"
+
+
+def test_routers_are_read_by_name_and_flowguard_with_its_weights() -> None:
+    assert parse_router("predictive") == Predictive()
+    assert parse_router("flowguard:0.7,0.1,0.1,0.1") == FlowGuard((0.7, 0.1, 0.1, 0.1))
+    assert parse_router("flowguard:0.7,0.1,0.1,0.1:0.5") == FlowGuard((0.7, 0.1, 0.1, 0.1), overload=0.5)
+    assert parse_router("flowguard-printed:0.7,0.1,0.1,0.1") == FlowGuard((0.7, 0.1, 0.1, 0.1), printed=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("magic", "none of flowguard"),
+        ("random:1", "only flowguard"),
+        ("flowguard:1,2", "four weights"),
+        ("flowguard:a,b,c,d", "numbers"),
+        ("flowguard:0.5,0.5,0.5,0.5", "sum to 1"),
+        ("flowguard:0.4,0.1,0.3,0.2:0", "positive"),
+        ("flowguard:0.4,0.1,0.3,0.2:1:1", "only flowguard"),
+    ],
+)
+def test_a_router_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_router(text)

@@ -8,7 +8,8 @@ Each has
     Engine(checkpoint, converted, threads, kv_bytes, options)
         version                of the engine, for the report
         precision              what it really computes with, as far as it tells
-        generate(prompts, max_tokens, work) -> token ids of every answer, greedy, never ending early
+        generate(prompts, max_tokens, work) -> token ids of every answer, greedy, never ending early unless
+                               `work` says that it `ends`
         close()
     serve(checkpoint, converted, port, threads, kv_bytes, options)    arguments to its Python, for HTTP_PEERS
 

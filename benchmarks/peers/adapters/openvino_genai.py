@@ -26,7 +26,7 @@ def convert(checkpoint: Path, to: Path) -> None:
 
 class Engine:
     """KV in u8, its default, in bf16, or in f32, which AVX2 takes instead; arithmetic in bf16, its default
-    where the processor has that."""
+    where the processor has that. The converted model `draft`, if there is one, makes `guesses`."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -40,20 +40,27 @@ class Engine:
         scheduler.cache_size = kv_bytes // GIB
         scheduler.enable_prefix_caching = True
         scheduler.max_num_batched_tokens = options.get("step", 512)
-        properties = {
+        plain = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": ov.Type.bf16,
             "KV_CACHE_PRECISION": getattr(ov.Type, options["kv"]),
         }
+        properties = dict(plain)
+        self._guesses = options.get("guesses", 0)
+        if self._guesses:
+            properties["draft_model"] = genai.draft_model(options["draft"], "CPU")
         self._pipeline = genai.ContinuousBatchingPipeline(converted, scheduler, "CPU", properties)
-        self.precision = f"{_arithmetic(properties)}, KV in {options['kv']}"
+        self.precision = f"{_arithmetic(plain)}, KV in {options['kv']}"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Token ids of all answers."""
         import numpy as np
 
         settings = self._genai.GenerationConfig()
-        settings.max_new_tokens, settings.ignore_eos, settings.do_sample = max_tokens, True, False
+        settings.max_new_tokens, settings.do_sample = max_tokens, False
+        settings.ignore_eos = not work.get("ends")
+        if self._guesses:
+            settings.num_assistant_tokens = self._guesses
         given = [self._ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         results = self._pipeline.generate(given, [settings] * len(prompts))
         return [list(result.m_generation_ids[0]) for result in results]

@@ -26,12 +26,12 @@ class Engine:
 
         self.version = __version__
         self._params = SamplingParams
-        self._llm = LLM(checkpoint, threads=threads, kv_cache_bytes=kv_bytes, stuck_after=STOPPED)
+        self._llm = LLM(checkpoint, threads=threads, kv_cache_bytes=kv_bytes, stuck_after=STOPPED, **options)
         self.precision = f"{self._llm.model.dtype} weights and KV, float32 sums"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Token ids of all answers."""
-        params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=not work.get("ends"))
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 

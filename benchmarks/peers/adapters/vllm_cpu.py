@@ -38,7 +38,8 @@ class Engine:
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Token ids of all answers."""
-        params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        never_ends = not work.get("ends")
+        params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=never_ends)
         given = [{"prompt_token_ids": prompt} for prompt in prompts]
         return [
             list(output.outputs[0].token_ids) for output in self._llm.generate(given, params, use_tqdm=False)

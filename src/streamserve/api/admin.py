@@ -1,9 +1,10 @@
-"""Admin routes: taking a server out of service and back, without ending it."""
+"""Admin routes: taking a server, or one of its workers, out of service and back, without ending it."""
 
 import msgspec
 from fastapi import APIRouter, Response
 
 from streamserve.api.drain import Drain
+from streamserve.api.generator import Generator
 from streamserve.api.openapi import described
 
 
@@ -14,12 +15,26 @@ class DrainReply(msgspec.Struct, frozen=True):
     open_requests: int
 
 
-def admin_routes(drain: Drain) -> APIRouter:
+class WorkerDrainReply(msgspec.Struct, frozen=True):
+    """Whether a worker gets no new requests, and how many are open at it, or at the other half of its
+    pair."""
+
+    worker: str
+    draining: bool
+    open_requests: int
+
+
+def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
     """The routes. Authentication is `auth.Authentication`'s matter."""
     router = APIRouter()
 
     def state() -> Response:
         body = msgspec.json.encode(DrainReply(drain.draining, drain.open))
+        return Response(body, media_type="application/json")
+
+    async def rest(worker: str, draining: bool) -> Response:
+        open_requests = await llm.rest(worker, draining)
+        body = msgspec.json.encode(WorkerDrainReply(worker, draining, open_requests))
         return Response(body, media_type="application/json")
 
     @router.post(
@@ -35,5 +50,22 @@ def admin_routes(drain: Drain) -> APIRouter:
         """Take requests again."""
         drain.end()
         return state()
+
+    @router.post(
+        "/admin/workers/{worker}/drain",
+        openapi_extra=described("Give a worker no new requests", reply=WorkerDrainReply, errors=(404,)),
+    )
+    async def begin_worker(worker: str) -> Response:
+        """Give a worker, and with it its pair, no new requests; open ones go on. May be asked again, to see
+        how many are left."""
+        return await rest(worker, draining=True)
+
+    @router.post(
+        "/admin/workers/{worker}/resume",
+        openapi_extra=described("Give a worker requests again", reply=WorkerDrainReply, errors=(404,)),
+    )
+    async def end_worker(worker: str) -> Response:
+        """Give a worker requests again."""
+        return await rest(worker, draining=False)
 
     return router

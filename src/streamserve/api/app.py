@@ -53,7 +53,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     app.include_router(model_routes(llm))
     app.include_router(router_routes(llm))
     app.include_router(health_routes(door))
-    app.include_router(admin_routes(door.drain))
+    app.include_router(admin_routes(door.drain, llm))
     app.include_router(page_routes())
     app.include_router(docs_routes(app.openapi))
     app.include_router(unserved_routes())

@@ -103,3 +103,7 @@ class Generator(Protocol):
 
     def routing(self) -> RouterView:
         """The workers now, and why recent requests went where they did."""
+
+    async def rest(self, worker: str, draining: bool) -> int:
+        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
+        other half of its pair. Raises RequestError (404) if there is no such worker."""

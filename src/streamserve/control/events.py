@@ -47,6 +47,14 @@ class Close:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """An operator wants a worker to get no new requests (`draining`), or to get them again."""
+
+    worker: str
+    draining: bool
+
+
+@dataclass(frozen=True)
 class Heard:
     """A worker's process sent a message. `incarnation` counts the times it was started."""
 
@@ -96,10 +104,11 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a worker's process for the `incarnation`-th time."""
+    """Start a worker's process for the `incarnation`-th time, in `after` seconds."""
 
     worker: str
     incarnation: int
+    after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,5 +118,5 @@ class Kill:
     worker: str
 
 
-FleetEvent = Open | Edit | Close | Heard | Lost | Tick
+FleetEvent = Open | Edit | Close | Rest | Heard | Lost | Tick
 Command = Send | Deliver | Refuse | Start | Kill

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from streamserve.control.admission import Admission
+from streamserve.control.crew import Crew
 from streamserve.control.events import (
     Close,
     Command,
@@ -20,18 +22,16 @@ from streamserve.control.events import (
     Edit,
     FleetEvent,
     Heard,
-    Kill,
     Lost,
     Open,
     Refuse,
+    Rest,
     Send,
-    Start,
     Tick,
 )
 from streamserve.control.placement import Placement
-from streamserve.control.rate import Rate
 from streamserve.control.requests import GapError, OpenRequest
-from streamserve.control.tickets import OpenTicket, TicketBook
+from streamserve.control.tickets import TicketBook
 from streamserve.control.workers import Topology, WorkerState
 from streamserve.policy.routing import FlowGuard, Router
 from streamserve.protocol import messages
@@ -42,7 +42,6 @@ from streamserve.protocol.messages import (
     Event,
     Events,
     Failed,
-    Pushed,
     Ready,
     Report,
     Reserved,
@@ -51,13 +50,9 @@ from streamserve.protocol.messages import (
     Transfers,
     Withdrawn,
 )
-from streamserve.protocol.tickets import Join, Push, Release, kv_fingerprint
 
-KILL_AFTER = 4
-"""A worker that has been silent this many times as long as counts as stuck is killed."""
-
-RETRY_AFTER = (1.0, 60.0)
-"""The shortest and the longest time, in seconds, after which a refused client is told to come again."""
+UNPLACED_RETRY_AFTER = 5.0
+"""Seconds after which a client is told to come again while there is no place for its request."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +77,21 @@ class Fleet:
 
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
-        self.workers = {name: WorkerState() for name in config.topology.names}
+        self.crew = Crew(config.topology, config.stuck_after, config.max_restarts, config.restart_window)
         self.requests: dict[str, OpenRequest] = {}
         self.tickets = TicketBook()
-        self.placement = Placement(config.topology, config.router)
+        self.placement = Placement(self.crew, config.router)
+        self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._attempts = count()
-        self._finished = Rate()
-        self._begun_tokens = Rate()
+
+    @property
+    def workers(self) -> dict[str, WorkerState]:
+        """What is known of each worker."""
+        return self.crew.workers
 
     def start(self, now: float) -> list[Command]:
         """The commands that bring up the workers."""
-        for worker in self.workers.values():
-            worker.heard_at = now
-        return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
+        return [*self.crew.start(now)]
 
     def handle(self, event: FleetEvent, now: float) -> list[Command]:
         """Take one event; returns what is to be done about it, in order."""
@@ -105,54 +102,38 @@ class Fleet:
                 return list(self._edit(event, now))
             case Close():
                 return list(self._close(event, now))
+            case Rest():
+                return list(self._rest(event, now))
             case Heard():
                 return list(self._heard(event, now))
             case Lost():
                 return list(self._lost(event, now))
             case Tick():
-                return list(self._tick(now))
+                return list(self.crew.tick(now))
 
     def health(self) -> tuple[bool, str]:
         """Whether requests are being served, and if not, why."""
-        well = {name: worker for name, worker in self.workers.items() if worker.ready and not worker.stuck}
-        if self.config.topology.complete(well):
-            return True, "ready"
-        for name, worker in self.workers.items():
-            if worker.failure:
-                return False, f"worker {name} is down: {worker.failure.error}"
-            if worker.ready is None:
-                return False, f"worker {name} is loading its model"
-            if worker.stuck:
-                return False, f"worker {name} has said nothing for {self.config.stuck_after:g} seconds"
-        return True, "ready"
+        return self.crew.health()
+
+    def open_at(self, worker: str) -> int:
+        """How many requests hold something at a worker, or at the other half of its pair."""
+        names = self.config.topology.partners(worker)
+        return sum(bool(names & request.workers) for request in self.requests.values())
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
         """Why an edit cannot be taken; `handle` ignores it then, and nothing changes."""
         request = self.requests.get(event.request)
         if request is None:
             return RequestError(f"there is no request {event.request}", status=404)
-        opened = request.opened
-        if not opened.open:
-            return RequestError(f"the prompt of {event.request} is finished", status=409)
-        if event.version <= opened.version:
-            message = f"version {event.version} is not newer than {opened.version}, the current one"
-            return RequestError(message, status=409)
-        if not 0 <= event.keep <= len(opened.prompt):
-            message = f"keep is {event.keep}, but the prompt has {len(opened.prompt)} tokens"
-            return RequestError(message, status=400)
-        if not 0 <= event.tail <= event.keep + len(event.tokens):
-            return RequestError(f"tail is {event.tail}, more than the prompt's tokens", status=400)
-        if event.params is not None and event.params.n != opened.params.n:
-            return RequestError("the number of choices (n) cannot change", status=400)
-        return None
+        return request.edit_refusal(event)
 
     def _open(self, event: Open, now: float) -> Iterator[Command]:
         if event.request in self.requests:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
             return
-        full = self._full(event, now)
-        if full:
-            yield Refuse(event.request, full)
+        refusal = self._admission.refusal(event, self.requests.values(), now) or self._closed()
+        if refusal:
+            yield Refuse(event.request, refusal)
             return
         choices = range(event.params.n)
         request = OpenRequest(event, now, next(self._attempts))
@@ -193,30 +174,12 @@ class Fleet:
                 withdrawn = Withdrawn(event.request, request.attempt, event.version)
                 yield Deliver(event.request, [withdrawn], last=False)
 
-    def _full(self, event: Open, now: float) -> RequestError | None:
-        """Why a request must come later, if it must, and when: once those that wait now have had their turn,
-        at the rate at which requests end or prompts begin."""
-        limit = self.config.max_requests
-        if len(self.requests) >= limit:
-            waiting = sum(not request.admitted for request in self.requests.values())
-            message = f"{len(self.requests)} requests are open, which is the limit (max_requests)"
-            return _later(message, self._finished.seconds_for(now, waiting + 1))
-        limit = self.config.max_waiting_tokens
-        tokens = sum(len(r.opened.prompt) for r in self.requests.values() if not r.admitted)
-        if tokens and tokens + len(event.prompt) > limit:
-            message = (
-                f"the prompt has {len(event.prompt)} tokens, and {tokens} tokens are waiting already; "
-                f"the limit is {limit} (max_waiting_tokens)"
-            )
-            return _later(message, self._begun_tokens.seconds_for(now, tokens))
-        return None
-
     def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Give a request to where the router says; with no place for it now it waits for one."""
-        if not self.config.topology.complete(self._alive()):
-            yield self._refuse(request, RequestError(self.health()[1], status=503, retry_after=5.0))
+        if not self._served:
+            yield self._refuse(request, self._unserved(self.health()[1]))
             return
-        place = self.placement.choose(request, self.workers, now)
+        place = self.placement.choose(request, now)
         if place is None:
             return
         front, decode = place
@@ -244,41 +207,35 @@ class Fleet:
             self._end(request, now)
 
     def _heard(self, event: Heard, now: float) -> Iterator[Command]:
-        worker = self.workers[event.worker]
-        if event.incarnation != worker.incarnation or worker.failure:
+        worker = self.crew.hear(event.worker, event.incarnation, now)
+        if worker is None:
             return
-        worker.heard_at, worker.stuck = now, False
         match event.message:
             case Ready():
-                worker.ready = event.message
-                worker.failure = self._misfit(event.worker, event.message)
-                if worker.failure:
-                    worker.ready = None
+                if self.crew.join(event.worker, event.message):
+                    yield from self._place_waiting(now)
+                else:
                     yield from self._fail_all(now)
-                    return
-                for request in list(self.requests.values()):
-                    if request.worker is None:
-                        yield from self._place(request, now)
             case Failed():
                 worker.failure = event.message
                 yield from self._fail_all(now)
             case Report():
-                worker.report = event.message
+                worker.reported(event.message)
             case Events():
                 yield from self._deliver(event.message.events, now)
             case Transfers():
                 for news in event.message.news:
                     yield from self._transfer(event.worker, news, now)
 
-    def _misfit(self, name: str, ready: Ready) -> Failed | None:
-        """Why a worker cannot exchange KV with the others, if it cannot."""
-        for other, worker in self.workers.items():
-            if other == name or worker.ready is None:
-                continue
-            own, theirs = _kv_format(ready), _kv_format(worker.ready)
-            if own != theirs:
-                return Failed(f"its KV is of {own}, that of worker {other} of {theirs}", 1)
-        return None
+    def _rest(self, event: Rest, now: float) -> Iterator[Command]:
+        """What waits for a worker that is to rest goes elsewhere; what is there goes on."""
+        self.workers[event.worker].draining = event.draining
+        yield from self._place_waiting(now)
+
+    def _place_waiting(self, now: float) -> Iterator[Command]:
+        for request in list(self.requests.values()):
+            if request.worker is None:
+                yield from self._place(request, now)
 
     def _deliver(self, events: list[Event], now: float) -> Iterator[Command]:
         """Pass on what is new of each request, in one piece each."""
@@ -309,7 +266,7 @@ class Fleet:
     ) -> Iterator[Command]:
         """What the fleet's own books take from a request's news."""
         if any(isinstance(event, Admitted) for event in fresh):
-            self._begun_tokens.add(now, len(request.opened.prompt))
+            self._admission.begun(now, len(request.opened.prompt))
         if request.decode is None and any(isinstance(event, Token) for event in fresh):
             self._decodes(request)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
@@ -325,42 +282,17 @@ class Fleet:
             yield Send(request.decode, request.submit("decode"))
 
     def _transfer(self, worker: str, news: TransferNews, now: float) -> Iterator[Command]:
-        match news:
-            case Reserved():
-                yield from self._reserved(worker, news)
-            case Pushed():
-                yield from self._pushed(worker, news, now)
-
-    def _reserved(self, owner: str, news: Reserved) -> Iterator[Command]:
-        """Blocks are held for a ticket: its writer may use it, if anybody still wants it."""
         request = self.requests.get(news.request)
-        current = request is not None and request.attempt == news.attempt and request.decode == owner
-        if request is None or not current or request.worker is None:
-            yield Send(owner, Release(news.ticket.id))
+        if isinstance(news, Reserved):
+            yield self.tickets.reserved(worker, news, request)
             return
-        self.tickets.add(OpenTicket(news.ticket, request.worker, owner))
-        yield Send(request.worker, Push(news.ticket))
-
-    def _pushed(self, worker: str, news: Pushed, now: float) -> Iterator[Command]:
-        """Nobody writes to a ticket any more: its choices decode there, or the request starts over if their
-        KV is missing."""
-        entry = self.tickets.close(news.ticket)
-        request = self.requests.get(news.request)
-        current = request is not None and request.attempt == news.attempt
-        going = request.handing & set(entry.ticket.choices) if request and current and entry else set()
-        if entry and going and not news.error and request:
-            request.handing -= going
-            outputs = {choice: list(request.outputs[choice]) for choice in sorted(going)}
-            began = {choice: request.began[choice] for choice in sorted(going)}
-            yield Send(entry.owner, Join(news.request, news.attempt, news.ticket, outputs, began))
-            if not request.handing:
-                self._decodes(request)
-            return
-        if entry:
-            yield Send(entry.owner, Release(news.ticket))
-        if request and current and (going or worker == request.decode):
+        commands, again = self.tickets.pushed(worker, news, request)
+        yield from commands
+        if request and again:
             yield from self._cancel(request)
             yield from self._retry(request, f"its KV could not be moved: {news.error}", now)
+        elif request and request.decode and not request.handing:
+            self._decodes(request)
 
     def _decodes(self, request: OpenRequest) -> None:
         """A request's prompt is computed, and its KV is where it is decoded."""
@@ -372,21 +304,12 @@ class Fleet:
             self.workers[place].decoding.add(name)
 
     def _lost(self, event: Lost, now: float) -> Iterator[Command]:
-        worker = self.workers[event.worker]
-        if event.incarnation != worker.incarnation or worker.failure:
+        starts = self.crew.lose(event.worker, event.incarnation, event.reason, now)
+        if starts is None:
             return
-        never_ready = worker.incarnation == 1 and worker.ready is None
+        yield from starts
         self.placement.view.forget(event.worker)
-        worker.ready = worker.report = None
-        worker.losses = [t for t in worker.losses if now - t < self.config.restart_window] + [now]
-        if never_ready or len(worker.losses) > self.config.max_restarts:
-            worker.failure = Failed(event.reason, 1)
-        else:
-            worker.incarnation += 1
-            worker.heard_at = now
-            yield Start(event.worker, worker.incarnation)
-        for entry in self.tickets.lose(event.worker):
-            yield Send(entry.owner, Release(entry.ticket.id))
+        yield from self.tickets.lose(event.worker)
         for request in list(self.requests.values()):
             if request.depends_on(event.worker):
                 yield from self._cancel(request, gone=event.worker)
@@ -416,17 +339,26 @@ class Fleet:
             self.workers[name].decoding.discard(request.opened.request)
 
     def _end(self, request: OpenRequest, now: float) -> None:
-        self._finished.add(now)
+        self._admission.finished(now)
         self._leave(request)
         del self.requests[request.opened.request]
 
-    def _alive(self) -> set[str]:
-        """The workers that serve, or will when they have started."""
-        return {name for name, worker in self.workers.items() if not worker.failure}
+    @property
+    def _served(self) -> bool:
+        """Whether there is a place for requests, or will be when workers have started."""
+        return self.config.topology.complete(self.crew.serving())
+
+    def _closed(self) -> RequestError | None:
+        """Why no new request is taken, while those that are open go on."""
+        why = self.crew.closed()
+        return self._unserved(why) if why else None
+
+    def _unserved(self, why: str) -> RequestError:
+        return RequestError(why, status=503, retry_after=UNPLACED_RETRY_AFTER)
 
     def _fail_all(self, now: float) -> Iterator[Command]:
         """With no place left, nobody waits in vain."""
-        if not self.config.topology.complete(self._alive()):
+        if not self._served:
             for request in list(self.requests.values()):
                 yield from self._place(request, now)
 
@@ -434,22 +366,3 @@ class Fleet:
         self._leave(request)
         del self.requests[request.opened.request]
         return Refuse(request.opened.request, error)
-
-    def _tick(self, now: float) -> Iterator[Command]:
-        for name, worker in self.workers.items():
-            silence = now - worker.heard_at
-            worker.stuck = worker.ready is not None and silence > self.config.stuck_after
-            if worker.stuck and silence > KILL_AFTER * self.config.stuck_after:
-                worker.heard_at = now
-                yield Kill(name)
-
-
-def _kv_format(ready: Ready) -> str:
-    return kv_fingerprint(ready.model.fingerprint, ready.block_size)
-
-
-def _later(message: str, seconds: float | None) -> RequestError:
-    """A refusal of what may be served in `seconds`, if that is known."""
-    low, high = RETRY_AFTER
-    retry_after = low if seconds is None else min(max(seconds, low), high)
-    return RequestError(message, status=429, retry_after=retry_after)

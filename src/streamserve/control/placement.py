@@ -9,8 +9,9 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from streamserve.control.crew import Crew
 from streamserve.control.requests import OpenRequest
-from streamserve.control.workers import Topology, WorkerState
+from streamserve.control.workers import WorkerState
 from streamserve.policy.prefix import extend_hashes, namespace
 from streamserve.policy.routing import Arrival, Decision, Place, Router, WorkerLoad
 
@@ -59,39 +60,34 @@ class PrefixView:
 
 
 class Placement:
-    """Chooses where requests go, among the workers that are ready."""
+    """Chooses where requests go, among the workers that are ready and open for them."""
 
-    def __init__(self, topology: Topology, router: Router) -> None:
-        self.topology = topology
+    def __init__(self, crew: Crew, router: Router) -> None:
+        self._crew = crew
         self.recent: deque[Explained] = deque(maxlen=REMEMBERED_DECISIONS)
         self.view = PrefixView()
         self._router = router
         self._turn = 0
 
-    def ready(self, workers: Mapping[str, WorkerState]) -> bool:
-        """Whether there is a place at all."""
-        return all(self._candidates(workers))
-
-    def choose(
-        self, request: OpenRequest, workers: Mapping[str, WorkerState], now: float
-    ) -> tuple[str, str | None] | None:
+    def choose(self, request: OpenRequest, now: float) -> tuple[str, str | None] | None:
         """The worker that computes the prompt, and the one that decodes if it is another; None if nobody can
         take the request now."""
-        candidates = self._candidates(workers)
+        candidates = self._candidates()
         if not all(candidates):
             return None
-        chosen = [self._route(request, places, workers, now) for places in candidates]
+        workers = self._crew.workers
+        chosen = [self._route(request, places, now) for places in candidates]
         self._turn += 1
         front = chosen[0][0]
         back = next((back for _, back in chosen if back and back != front), None)
         self.view.learn(front, self._hashes(request, workers[front]), workers[front].blocks)
         return front, back
 
-    def _candidates(self, workers: Mapping[str, WorkerState]) -> list[list[tuple[str, str]]]:
+    def _candidates(self) -> list[list[tuple[str, str]]]:
         """One list of places (prefill worker, decode worker) to choose from; of uneven pools two lists, of
         one half each."""
-        topology = self.topology
-        ready = {name for name in topology.names if workers[name].ready}
+        topology = self._crew.topology
+        ready = {name for name in self._crew.open() if self._crew.workers[name].ready}
         if topology.unified:
             return [[(name, name) for name in topology.unified if name in ready]]
         if topology.paired:
@@ -103,12 +99,9 @@ class Placement:
         ]
 
     def _route(
-        self,
-        request: OpenRequest,
-        candidates: Sequence[tuple[str, str]],
-        workers: Mapping[str, WorkerState],
-        now: float,
+        self, request: OpenRequest, candidates: Sequence[tuple[str, str]], now: float
     ) -> tuple[str, str]:
+        workers = self._crew.workers
         names = {name for pair in candidates for name in pair}
         loads = {name: workers[name].load(name, now) if name else WorkerLoad("") for name in names}
         cached = [0] * len(candidates)
@@ -120,8 +113,9 @@ class Placement:
             Place(loads[front], loads[back], count)
             for (front, back), count in zip(candidates, cached, strict=True)
         ]
-        tokens = len(request.opened.prompt)
-        decision = self._router(Arrival(tokens), places, self._turn)
+        tokens, slo = len(request.opened.prompt), request.opened.params.slo
+        arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
+        decision = self._router(arrival, places, self._turn)
         named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
         self.recent.append(Explained(now, request.opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
@@ -135,3 +129,7 @@ class Placement:
         root = namespace(worker.ready.model.fingerprint, request.opened.cache_salt)
         extend_hashes(hashes, root, prompt, worker.block_size, len(prompt))
         return hashes
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -5,7 +5,8 @@ Exactly the next index of the current attempt is taken; repeats are dropped, a g
 
 from dataclasses import dataclass, field
 
-from streamserve.control.events import Open
+from streamserve.control.events import Edit, Open
+from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
     Event,
@@ -72,6 +73,23 @@ class OpenRequest:
         self.planned = self.reserving = False
         self.handing = set()
         self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items()}
+
+    def edit_refusal(self, event: Edit) -> RequestError | None:
+        """Why an edit cannot be taken."""
+        opened = self.opened
+        if not opened.open:
+            return RequestError(f"the prompt of {event.request} is finished", status=409)
+        if event.version <= opened.version:
+            message = f"version {event.version} is not newer than {opened.version}, the current one"
+            return RequestError(message, status=409)
+        if not 0 <= event.keep <= len(opened.prompt):
+            message = f"keep is {event.keep}, but the prompt has {len(opened.prompt)} tokens"
+            return RequestError(message, status=400)
+        if not 0 <= event.tail <= event.keep + len(event.tokens):
+            return RequestError(f"tail is {event.tail}, more than the prompt's tokens", status=400)
+        if event.params is not None and event.params.n != opened.params.n:
+            return RequestError("the number of choices (n) cannot change", status=400)
+        return None
 
     def submit(self, phase: Phase) -> Submit:
         """The message that gives this attempt to a worker: behind what the client had when it began."""

@@ -31,6 +31,7 @@ from streamserve.control.events import (
     Lost,
     Open,
     Refuse,
+    Rest,
     Send,
     Start,
     Tick,
@@ -157,6 +158,15 @@ class FleetShell:
             raise error
         await self._handle(edit)
 
+    async def rest(self, worker: str, draining: bool) -> int:
+        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
+        other half of its pair. Raises RequestError if there is no such worker."""
+        if worker not in self.fleet.workers:
+            names = ", ".join(self.fleet.workers)
+            raise RequestError(f"there is no worker {worker!r}; there are {names}", status=404)
+        await self._handle(Rest(worker, draining))
+        return self.fleet.open_at(worker)
+
     async def cancel(self, request: str, choice: int | None = None) -> None:
         """Stop a request, or one choice of it; harmless if it is over."""
         await self._handle(Close(request, choice))
@@ -173,7 +183,7 @@ class FleetShell:
                     if command.request in self._clients:
                         self._clients[command.request].put_nowait(command)
                 case Start():
-                    await self._launch(command)
+                    await self._launch(command) if not command.after else self._spawn(self._wait(command))
                 case Kill():
                     logger.error("worker %s has been silent for too long: killing it", command.worker)
                     self._kill(command.worker)
@@ -184,6 +194,11 @@ class FleetShell:
         # A worker that is gone cannot be reached; its loss is being reported.
         with contextlib.suppress(zmq.ZMQError):
             await self._socket.send_multipart([identity, encode(command.message)])
+
+    async def _wait(self, command: Start) -> None:
+        await asyncio.sleep(command.after)
+        if not self._closing:
+            await self._launch(command)
 
     async def _launch(self, command: Start) -> None:
         config = self._settings(command.worker, command.incarnation, self._endpoint)

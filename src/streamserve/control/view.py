@@ -7,10 +7,12 @@ from streamserve.control.placement import Explained
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker. `starts` counts the times its process was started; `silence` is in seconds."""
+    """A worker. `starts` counts the times its process was started; `silence` is in seconds. A `draining` one
+    gets no new requests."""
 
     name: str
     ready: bool
+    draining: bool
     starts: int
     queued: int
     queued_tokens: int
@@ -57,6 +59,7 @@ def router_view(fleet: Fleet, router: str, now: float) -> RouterView:
             WorkerView(
                 name=name,
                 ready=worker.ready is not None and not worker.stuck,
+                draining=worker.draining,
                 starts=worker.incarnation,
                 queued=load.queued,
                 queued_tokens=load.queued_tokens,

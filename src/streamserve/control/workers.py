@@ -8,25 +8,45 @@ from typing import Any
 
 import msgspec
 
-from streamserve.policy.routing import WorkerLoad
+from streamserve.policy.cost import StepCost, further_pairs
+from streamserve.policy.routing import Costs, WorkerLoad
 from streamserve.protocol.config import Role
-from streamserve.protocol.messages import Failed, Ready, Report
+from streamserve.protocol.messages import CostCurve, Failed, Ready, Report
+
+RECENT = 0.2
+"""Share of the latest report in what speculation brings."""
 
 
 @dataclass
 class WorkerState:
     """A worker as far as it has been heard of, and the requests that are there: `prefilling` ones wait or
-    have their prompt computed, `decoding` ones get their tokens."""
+    have their prompt computed, `decoding` ones get their tokens. A `draining` one is to get no new ones."""
 
     incarnation: int = 1
     ready: Ready | None = None
     report: Report | None = None
     heard_at: float = 0.0
     stuck: bool = False
+    draining: bool = False
     losses: list[float] = field(default_factory=list)
     failure: Failed | None = None
     prefilling: dict[str, int] = field(default_factory=dict)
     decoding: set[str] = field(default_factory=set)
+    costs: Costs | None = None
+    speedup: float = 1.0
+
+    def join(self, ready: Ready) -> None:
+        """It has loaded its model."""
+        self.ready = ready
+        self.costs = costs_of(ready.cost, ready.block_size) if ready.cost else None
+        self.speedup = 1.0
+
+    def reported(self, report: Report) -> None:
+        """It told its state; speculation is judged by what came since the last time."""
+        lately = _speedup(self.report, report) if self.report else None
+        if lately is not None:
+            self.speedup += RECENT * (lately - self.speedup)
+        self.report = report
 
     @property
     def blocks(self) -> int:
@@ -50,7 +70,36 @@ class WorkerState:
             blocks_total=max(self.blocks, 1),
             hit_rate=report.prefix_hits / report.prefix_queries if report and report.prefix_queries else 0.0,
             silence=now - self.heard_at,
+            costs=self.costs,
+            speedup=self.speedup,
         )
+
+
+def costs_of(curve: CostCurve, block_size: int) -> Costs:
+    """What a worker's steps cost, by its own curve."""
+    step = StepCost(
+        curve.tokens, curve.kv_bytes, curve.seconds, curve.pair_seconds, curve.token_seconds,
+        curve.byte_seconds,
+    )  # fmt: skip
+    return Costs(
+        prefill=lambda tokens: step(tokens, 0, further_pairs(tokens, 0)),
+        decode=step.in_tokens(curve.kv_token_bytes),
+        block_size=block_size,
+    )
+
+
+def _speedup(before: Report, now: Report) -> float | None:
+    """How much sooner tokens came between two reports than by plain steps: more a step, less what guessing
+    took. None if nothing was guessed, or not with a drafter."""
+    if not (before.speculation and now.speculation and before.step_parts and now.step_parts):
+        return None
+    tokens = now.generation_tokens - before.generation_tokens
+    plain = tokens - (now.speculation.accepted - before.speculation.accepted)
+    target = now.step_parts.target - before.step_parts.target
+    draft = now.step_parts.draft - before.step_parts.draft
+    if plain <= 0 or target <= 0:
+        return None
+    return tokens / plain * target / (target + draft)
 
 
 def total(reports: Iterable[Report]) -> Report | None:
@@ -97,6 +146,11 @@ class Topology:
         if self.paired:
             return any(a in some and b in some for a, b in zip(self.prefill, self.decode, strict=True))
         return any(name in some for name in self.prefill) and any(name in some for name in self.decode)
+
+    def partners(self, worker: str) -> set[str]:
+        """The worker, and in stream pairs its other half."""
+        pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
+        return next((set(pair) for pair in pairs if worker in pair), {worker})
 
     @property
     def paired(self) -> bool:

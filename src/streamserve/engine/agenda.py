@@ -66,7 +66,7 @@ def agenda(
     needs = [candidate.need for candidate in candidates if candidate.decoding]
     idle = not any(sequence.todo(idle=False) for sequence in sequences)
     working = [one for one in ranked if one.todo(idle)]
-    prompts = [one for one in working if not (one.reserved or one.decoding)]
+    prompts = [one for one in working if not (one.reserved or one.decoding or one.waits)]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
     if order in CAPPED:
         budget = batch_cap(needs, lambda rows: cost(rows, kv_tokens), budget)
@@ -77,6 +77,9 @@ def agenda(
             [_prompt(one, now, idle) for one in prompts], company, pace.output, config.prefill_share
         )
         wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
+    # Rows for who cannot start would be lost to those it waits for. Should it start after all: one to begin.
+    if order == "slo":
+        wanted |= {one.id: Chunk(1, 1) for one in working if one.waits and not one.reserved}
     in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
     return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE, idle)
 

@@ -27,7 +27,7 @@ class Drafting:
         wait: float,
     ) -> None:
         self._drafter = drafter
-        self._speculation = speculation
+        self.speculation = speculation
         self._scheduler = scheduler
         self._config = config
         self._clock = clock
@@ -45,7 +45,7 @@ class Drafting:
         budget = self._config.max_num_batched_tokens - len(able)
         guessed_for = {proposal.sequence.id for proposal in able}
         needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
-        shapes = self._speculation.shapes(
+        shapes = self.speculation.shapes(
             [_candidate(proposal) for proposal in able],
             rows - len(able),
             kv_tokens,
@@ -66,19 +66,19 @@ class Drafting:
         trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
         spent = self._clock() - started
         catch_up = sum(_unread(request, self._drafter.plane) for request in asked.values())
-        self._speculation.drafted(shapes, catch_up, spent)
+        self.speculation.drafted(shapes, catch_up, spent)
         for id in trees:
             if self._drafter.plane == DRAFT:
                 self._scheduler.sequences[id].computed[DRAFT] = _length(asked[id])
         sampled = {id: not request.params.greedy for id, request in asked.items()}
-        chosen = self._speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
-        self._speculation.counters.select_seconds += self._clock() - started - spent
+        chosen = self.speculation.choose(trees, sampled, rows, needs, kv_tokens, spent, budget)
+        self.speculation.counters.select_seconds += self._clock() - started - spent
         return chosen
 
     def read_along(self, proposals: list[Proposal]) -> None:
         """Let a draft model read what the target has computed of prompts, a chunk a step, so that it need not
         read a whole prompt at once while others wait for their next token."""
-        if self._drafter is None or self._drafter.plane != DRAFT or not self._speculation.guessing:
+        if self._drafter is None or self._drafter.plane != DRAFT or not self.speculation.guessing:
             return
         left, asked = self._config.max_chunk, []
         for sequence in (proposal.sequence for proposal in proposals):
@@ -95,7 +95,7 @@ class Drafting:
             started = self._clock()
             self._drafter.begin(asked)
             found = self._drafter.collect(started + self._wait)
-            self._speculation.counters.draft_seconds += self._clock() - started
+            self.speculation.counters.draft_seconds += self._clock() - started
             for request in asked:
                 if request.id in found:
                     self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)

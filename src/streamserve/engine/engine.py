@@ -83,11 +83,11 @@ class Engine:
         self.executor = executor
         self.clock = clock
         self.drafter = drafter
-        self.speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
+        speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
-        costs = Costs(self.speculation.step_cost, swap_cost, config.max_chunk)
+        costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
-        self._drafting = Drafting(drafter, self.speculation, self.scheduler, config, clock, draft_wait)
+        self._drafting = Drafting(drafter, speculation, self.scheduler, config, clock, draft_wait)
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
@@ -107,6 +107,15 @@ class Engine:
         self._target_seconds = 0.0
         self._floor = floor
         self._floor_seconds = 0.0
+
+    @property
+    def speculation(self) -> Speculation:
+        """What decides about guesses, and learned from them. It may be changed between steps."""
+        return self._drafting.speculation
+
+    @speculation.setter
+    def speculation(self, speculation: Speculation) -> None:
+        self._drafting.speculation = speculation
 
     @property
     def has_work(self) -> bool:

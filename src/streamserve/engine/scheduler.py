@@ -125,6 +125,7 @@ class Scheduler:
             if not wanted.tokens or seats < len(sequence.choices):
                 continue
             cached = None
+            sequence.waits = not sequence.running
             if not sequence.running:
                 if not places:
                     continue  # nobody overtakes the first that has to wait
@@ -144,6 +145,7 @@ class Scheduler:
                 coming |= self.tables.coming(sequence)
             proposal = self._make_room(sequence, budget, wanted, cached, ranked, proposals)
             if proposal:
+                sequence.waits = False
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
                 seats -= len(sequence.choices)

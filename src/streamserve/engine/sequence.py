@@ -76,6 +76,9 @@ class Sequence:
     """Whether another worker computes its KV: it only needs blocks until that has come."""
     held: bool = False
     """Whether it holds blocks that others read or write, and takes no part in steps."""
+    waits: bool = False
+    """Whether it could not start when it last had its turn: for lack of memory or places, or because another
+    is computing what it needs next."""
 
     @property
     def running(self) -> bool:

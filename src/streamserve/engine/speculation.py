@@ -51,14 +51,20 @@ class Counters:
 
 class Speculation:
     """The state of one engine's speculation. `prior` is the cost of a step in seconds by rows and KV tokens,
-    from a profile or a guess; only ratios matter until steps were timed."""
+    from a profile or a guess; only ratios matter until steps were timed. `draft` is that of a level of trees
+    by rows; without it an eighth of a step is assumed."""
 
-    def __init__(self, policy: SpeculationPolicy, prior: Callable[[int, int], float]) -> None:
+    def __init__(
+        self,
+        policy: SpeculationPolicy,
+        prior: Callable[[int, int], float],
+        draft: Callable[[float], float] | None = None,
+    ) -> None:
         self.policy = policy
         self.counters = Counters()
         self.acceptance = Acceptance()
         self.step_cost = RefinedCost(prior)
-        self._pass_cost = RefinedCost(lambda rows, kv: self.step_cost(rows, kv) / 8)
+        self._pass_cost = RefinedCost(lambda rows, kv: draft(rows) if draft else self.step_cost(rows, kv) / 8)
         self._tried = [20.0] * len(WIDTHS)
         self._hits = [20.0 * share for share in FIRST_HITS]
         self._plain_steps = 0
@@ -110,6 +116,9 @@ class Speculation:
 
     def _draft_cost(self, shapes: Sequence[Shape]) -> float:
         """What drafting trees of these shapes takes: a pass a level, over the nodes of that level."""
+        first = shapes[0] if shapes else PLAIN
+        if all(shape is first for shape in shapes):
+            return first.depth * self._pass_cost(len(shapes) * first.width, 0)
         widths = sorted((shape.depth, shape.width) for shape in shapes if shape.depth)
         seconds, done, rows = 0.0, 0, sum(width for _, width in widths)
         for depth, width in widths:

@@ -101,6 +101,15 @@ class Matcher:
             return ends
         return mask | ends if self._matcher.is_accepting() else mask & ~ends
 
+    def prefix(self, path: Sequence[int]) -> int:
+        """How many tokens of `path` may follow the committed ones, none behind the end of the text."""
+        if self.error:
+            return 0
+        text = self._text(path)
+        self._move_to(text)
+        taken = len(self._path)
+        return taken + (taken == len(text) < len(path) and self._matcher.is_accepting())
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Move on by `tokens`: they will not be taken back. The end of the text moves nothing."""
         if not self.error and not self._move_to(self._text(tokens)):

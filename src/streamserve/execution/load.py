@@ -14,6 +14,7 @@ from streamserve.engine.plan import DRAFT, TARGET, Drafter
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.drafters.choice import DraftChoice, choose_draft
+from streamserve.execution.drafters.guesses import best_guesses
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.executor import TorchExecutor
@@ -26,7 +27,7 @@ from streamserve.execution.native.attention import MOST_QUERIES, NativeAttention
 from streamserve.execution.native.library import Team, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
-from streamserve.execution.native.sampling import NativeChooser
+from streamserve.execution.native.sampling import NativeChooser, NativeGuesser
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weights import (
@@ -125,19 +126,31 @@ def _load_drafter(
     grammars: Grammars | None,
 ) -> ModelDrafter | NGramDrafter | None:
     """Who guesses for `model`: with KV beside the target's `cache`, on it, or without any."""
-    if draft.kind == "ngram":
-        return NGramDrafter()
     eos = model.spec.eos_token_ids
+    if draft.kind == "ngram":
+        return NGramDrafter(eos, grammars)
+    guesser = NativeGuesser(team) if team else best_guesses
     if draft.kind == "self":
         first = replace(model.spec, num_layers=draft.layers, windows=model.spec.windows[: draft.layers])
         early = Model(first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head)
         early = NativeModel.of(early, team) if team else early
-        return ModelDrafter(early, cache, attention_on(cache, first, team), TARGET, drawing, eos, grammars)
+        attention = attention_on(cache, first, team)
+        return ModelDrafter(early, cache, attention, TARGET, drawing, eos, grammars, guesser)
     if draft.spec:
         small = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, team)
         own = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype)
-        return ModelDrafter(small, own, attention_on(own, draft.spec, team), DRAFT, drawing, eos, grammars)
+        attention = attention_on(own, draft.spec, team)
+        return ModelDrafter(small, own, attention, DRAFT, drawing, eos, grammars, guesser)
     return None
+
+
+def drafter_on(loaded: Loaded) -> ModelDrafter:
+    """A drafter by itself, as a draft service has: on the loaded model, with KV in its pool."""
+    team, spec = loaded.team, loaded.model.spec
+    attention = attention_on(loaded.cache, spec, team)
+    guesser = NativeGuesser(team) if team else best_guesses
+    eos = spec.eos_token_ids
+    return ModelDrafter(loaded.model, loaded.cache, attention, TARGET, eos_token_ids=eos, guesser=guesser)
 
 
 def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> Team | None:

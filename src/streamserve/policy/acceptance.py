@@ -58,7 +58,7 @@ class Acceptance:
             self.tested[kind, place] += 1
             self.accepted[kind, place] += node in reached
         self._stale += 1
-        if self._stale >= 8:
+        if self._stale >= 32:
             self._monotone, self._stale = self._fit(), 0
 
     def _fit(self) -> Table:

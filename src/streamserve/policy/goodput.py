@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamserve.policy.adaserve import MOST_PICKED, Kept, likeliest
 from streamserve.policy.outlook import Drafted, Outlook
 from streamserve.policy.shape import PLAIN, Seconds, Shape, expected_tokens
@@ -27,6 +30,8 @@ SLOWEST = 0.9
 speculation."""
 
 WIDTHS = (1, 2, 3, 4)
+STRETCH = 16
+"""Numbers of nodes that are looked at closer only if the best of them could be the best of all."""
 MOST_LEVELS = 16
 TARGET_LEVELS = 8
 """The deepest tree for all, and for those that lag behind the others."""
@@ -98,6 +103,8 @@ def select(drafted: Drafted) -> Kept:
     The step never becomes longer than a request that is on target can stand, nor, where some have neither
     target nor tree, than leaves them `SLOWEST` of their speed.
     """
+    if drafted.trees and all(need.tpot is None for need in (*drafted.needs, *drafted.bystanders)):
+        return _select_untargeted(drafted)
     order = [list(likeliest(tree)) for tree in drafted.trees]
     ladders = [
         list(accumulate((tree.accept[node] for node in nodes), initial=1.0))
@@ -106,6 +113,49 @@ def select(drafted: Drafted) -> Kept:
     targets = _Targets(drafted, ladders)
     counts = _most_tokens(drafted, ladders, targets.help_others(targets.meet()), targets)
     return [sorted([0, *nodes[:count]]) for nodes, count in zip(order, counts, strict=True)]
+
+
+def _select_untargeted(drafted: Drafted) -> Kept:
+    """`select` where nobody has a target: many nodes at once."""
+    sizes = [len(tree) - 1 for tree in drafted.trees]
+    chances = np.concatenate([np.empty(0), *(tree.accept[1:] for tree in drafted.trees)])
+    # Of equals the first: a parent stands before its children, and is as likely at least.
+    order = np.argsort(-chances, kind="stable")[: max(drafted.budget, 0)]
+    expected = len(sizes) + np.concatenate(([0.0], np.cumsum(chances[order])))
+    plain = drafted.step(drafted.plain)
+    limit = plain / SLOWEST if drafted.bystanders else inf
+    count = _best_count(expected, drafted, plain - drafted.step(drafted.decoding), limit)
+    ends = np.cumsum(sizes)
+    taken = np.sort(order[:count])
+    parts = np.split(taken, np.searchsorted(taken, ends[:-1]))
+    return [
+        [0, *(part + (1 + size - end)).tolist()] for part, size, end in zip(parts, sizes, ends, strict=True)
+    ]
+
+
+def _best_count(expected: NDArray[np.float64], drafted: Drafted, paid: float, limit: float) -> int:
+    """The k with the highest `expected[k]` a second; the step with k guesses takes at most `limit` in all."""
+
+    def seconds(guesses: int) -> float:
+        return drafted.spent + drafted.step(drafted.plain + guesses)
+
+    # Steps get longer: a stretch is no better than its last number in the time of its shorter end.
+    firsts = range(0, len(expected), STRETCH)
+    lasts = [min(first + STRETCH, len(expected)) - 1 for first in firsts]
+    bounds = [
+        expected[last] / (min(seconds(first), seconds(last)) - paid)
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+    best, best_rate = 0, expected[0] / (seconds(0) - paid)
+    for stretch in sorted(range(len(bounds)), key=lambda number: -bounds[number]):
+        if bounds[stretch] < best_rate:
+            break
+        for guesses in range(firsts[stretch], lasts[stretch] + 1):
+            took = seconds(guesses)
+            rate = expected[guesses] / (took - paid)
+            if took <= limit and (rate > best_rate or (rate == best_rate and guesses < best)):
+                best, best_rate = guesses, rate
+    return best
 
 
 class _Targets:

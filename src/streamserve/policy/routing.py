@@ -9,7 +9,7 @@ from call to call (`turn`, how many requests were routed before) is given to the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 
@@ -20,7 +20,8 @@ import numpy as np
 class WorkerLoad:
     """A worker as its last report and the fleet's own books show it. `queued` requests (of `queued_tokens`
     prompt tokens) wait or are being prefilled, `decoding` sequences decode; `blocks_live` of `blocks_total`
-    KV blocks are held by live requests. `silence`: seconds since the last report."""
+    KV blocks are held by live requests. `silence`: seconds since the last report. `costs`: what its steps
+    cost, if that is known; `speedup`: how much sooner than by plain steps tokens come there now."""
 
     worker: str
     queued: int = 0
@@ -31,6 +32,8 @@ class WorkerLoad:
     blocks_total: int = 1
     hit_rate: float = 0.0
     silence: float = 0.0
+    costs: "Costs | None" = None
+    speedup: float = 1.0
 
     @property
     def queue(self) -> float:
@@ -180,23 +183,27 @@ class Predictive:
     """Ours: the place where the fewest targets break, and among those where the request is served soonest.
 
     TTFT = the prefill of all that is queued there and of what is not cached, plus `transfer` seconds a
-    token moved; TPOT = a decode step of those that decode with this one more, over
-    `tokens_per_step(place)`, what speculation brings there now. A place whose KV is too full for the prompt
-    counts as breaking a target. `output` is how many tokens a request is expected to get; `stale` as
-    FlowGuard's.
+    token moved; TPOT = a decode step of those that decode with this one more, over what speculation brings
+    there now. Each place is priced by what its own workers' steps cost, or by `costs` where they have not
+    said; where nothing is known `fallback` chooses. A place whose KV is too full for the prompt counts as
+    breaking a target. `output` is how many tokens a request is expected to get; `stale` as FlowGuard's.
     """
 
-    costs: Costs
+    costs: Costs | None = None
     output: int = 128
     transfer: float = 0.0
     stale: float = 1.5
-    tokens_per_step: Callable[[Place], float] = field(default=lambda place: 1.0)
+    fallback: Router = FlowGuard()
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+        predicted = [self.predict(arrival, place) for place in places]
         fresh = [place.silence <= self.stale for place in places]
         keys = []
-        for place, heard in zip(places, fresh, strict=True):
-            ttft, tpot = self.predict(arrival, place)
+        for place, heard, times in zip(places, fresh, predicted, strict=True):
+            if times is None:
+                decision = self.fallback(arrival, places, turn)
+                return replace(decision, reason=f"a cost is not known: {decision.reason}")
+            ttft, tpot = times
             broken = (
                 _breaks(ttft, arrival.ttft) + _breaks(tpot, arrival.tpot) + (not self._fits(arrival, place))
             )
@@ -204,19 +211,24 @@ class Predictive:
         scores = tuple(key[2] if key[0] else None for key in keys)
         return Decision(_best(keys, turn), scores, "fewest targets broken, then soonest done")
 
-    def predict(self, arrival: Arrival, place: Place) -> tuple[float, float]:
-        """Seconds to the first token and for each further one, if the request went there."""
+    def predict(self, arrival: Arrival, place: Place) -> tuple[float, float] | None:
+        """Seconds to the first token and for each further one, if the request went there; None where steps
+        have no known cost."""
+        front, back = place.prefill.costs or self.costs, place.decode.costs or self.costs
+        if front is None or back is None:
+            return None
         own = max(arrival.prompt_tokens - place.cached, 1)
-        ttft = self.costs.prefill(place.prefill.queued_tokens + own) + self.transfer * own
-        held = place.decode.blocks_live * self.costs.block_size + arrival.prompt_tokens
-        step = self.costs.decode(place.decode.decoding + 1, held)
+        ttft = front.prefill(place.prefill.queued_tokens + own) + self.transfer * own
+        held = place.decode.blocks_live * back.block_size + arrival.prompt_tokens
+        step = back.decode(place.decode.decoding + 1, held)
         # Who prefills where it decodes lets the others wait: their steps carry some of the queue.
-        shared = self.costs.prefill(place.prefill.queued_tokens) if place.prefill == place.decode else 0.0
-        return ttft, (step + shared / self.output) / max(self.tokens_per_step(place), 1.0)
+        shared = front.prefill(place.prefill.queued_tokens) if place.prefill == place.decode else 0.0
+        return ttft, (step + shared / self.output) / place.decode.speedup
 
     def _fits(self, arrival: Arrival, place: Place) -> bool:
+        costs = place.decode.costs or self.costs
         free = place.decode.blocks_total - place.decode.blocks_live
-        return arrival.prompt_tokens + self.output <= free * self.costs.block_size
+        return arrival.prompt_tokens + self.output <= free * (costs.block_size if costs else 1)
 
 
 ROUTERS: Mapping[str, Router] = MappingProxyType(
@@ -227,16 +239,31 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
         "random": RandomChoice(),
         "least-loaded": least_loaded,
         "cache-aware": cache_aware,
+        "predictive": Predictive(),
     }
 )
-"""The routers that need no cost curves, by name."""
+"""The routers by name."""
 
 
-def parse_router(name: str) -> Router:
-    """The router of that name. Raises ValueError for anything else."""
+def parse_router(text: str) -> Router:
+    """The router of that name; FlowGuard's weights and threshold may follow as in
+    "flowguard:0.4,0.1,0.3,0.2:0.85". Raises ValueError for anything else."""
+    name, *given = text.split(":")
     if name not in ROUTERS:
         raise ValueError(f"the router {name!r} is none of {', '.join(ROUTERS)}")
-    return ROUTERS[name]
+    router = ROUTERS[name]
+    if not given:
+        return router
+    if not isinstance(router, FlowGuard) or len(given) > 2:
+        raise ValueError(f"{text!r}: only flowguard takes weights and a threshold, as 0.4,0.1,0.3,0.2:0.85")
+    try:
+        weights = tuple(map(float, given[0].split(",")))
+        overload = float(given[1]) if len(given) > 1 else router.overload
+    except ValueError:
+        raise ValueError(f"{text!r}: weights and threshold must be numbers") from None
+    if len(weights) != 4:
+        raise ValueError(f"{text!r}: FlowGuard has four weights, not {len(weights)}")
+    return replace(router, weights=weights, overload=overload)
 
 
 def _breaks(value: float, target: float | None) -> int:

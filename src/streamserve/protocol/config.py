@@ -227,8 +227,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     router: Annotated[
         str,
         Meta(
-            description="who chooses a request's place: flowguard, flowguard-printed, round-robin, random, "
-            "least-loaded or cache-aware"
+            description="who chooses a request's place: flowguard (flowguard:0.4,0.1,0.3,0.2:0.85 with other "
+            "weights and threshold), flowguard-printed, predictive, round-robin, random, least-loaded or "
+            "cache-aware"
         ),
     ] = "flowguard"
     kv_transport: Annotated[

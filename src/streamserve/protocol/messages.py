@@ -185,8 +185,21 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
+class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step costs there, as measured: the fields of policy/cost.StepCost. The KV of a token has
+    `kv_token_bytes`."""
+
+    kv_token_bytes: int
+    tokens: tuple[int, ...]
+    kv_bytes: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    pair_seconds: float
+    token_seconds: float
+    byte_seconds: float
+
+
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The worker has loaded its model and takes requests."""
+    """The worker has loaded its model and takes requests. `cost`: where the model has been measured."""
 
     version: int
     model: ModelInfo
@@ -196,6 +209,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     kv_cache_bytes: int
     load_seconds: float
     cache: CacheAddress | None = None
+    cost: CostCurve | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

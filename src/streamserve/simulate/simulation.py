@@ -20,6 +20,7 @@ from streamserve.control.events import (
     Lost,
     Open,
     Refuse,
+    Rest,
     Send,
     Start,
 )
@@ -113,8 +114,8 @@ class Simulation:
         self._given: list[Given] = []
         self._do(self.fleet.start(0.0))
 
-    def at(self, time: float, event: Open | Edit | Close) -> None:
-        """Let a client do something at `time`."""
+    def at(self, time: float, event: Open | Edit | Close | Rest) -> None:
+        """Let a client or an operator do something at `time`."""
         self._push(time, lambda: self._handle(event))
 
     def kill(self, time: float, worker: str) -> None:
@@ -190,7 +191,7 @@ class Simulation:
             kv_cache_bytes=0,
             load_seconds=self._start_seconds,
         )
-        self._say(command.worker, command.incarnation, ready, self._start_seconds)
+        self._say(command.worker, command.incarnation, ready, command.after + self._start_seconds)
 
     def _transport(self, name: str, executor: CostExecutor) -> SimulatedTransport:
         """Writes into the pools of the workers that live when a push lands, and wakes its own worker then."""

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 
 import msgspec
@@ -18,6 +19,7 @@ from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import claim
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import Profile, users_profiles
+from streamserve.execution.profile_draft import draft_cost
 from streamserve.execution.profile_floor import floor_of
 from streamserve.execution.profile_measure import first_profile
 from streamserve.policy.cost import SwapCost
@@ -28,6 +30,7 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
+    CostCurve,
     Event,
     Events,
     Failed,
@@ -92,7 +95,8 @@ def run(config: WorkerConfig) -> int:
             settle(cores, loaded)
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
         cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
-        speculation = Speculation(parse_policy(config.model.speculation_policy), cost)
+        draft = draft_cost(loaded) if profile else None
+        speculation = Speculation(parse_policy(config.model.speculation_policy), cost, draft)
         cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
         engine = Engine(
             loaded.engine_config,
@@ -118,6 +122,7 @@ def run(config: WorkerConfig) -> int:
                 kv_cache_bytes=loaded.kv_cache_bytes,
                 load_seconds=time.monotonic() - started,
                 cache=cache,
+                cost=_curve(profile) if profile else None,
             ),
         )
         _send(socket, engine.report())
@@ -130,6 +135,11 @@ def run(config: WorkerConfig) -> int:
         memory.close()
         loaded.executor.close()
     return 0
+
+
+def _curve(profile: Profile) -> CostCurve:
+    """The measured cost of a step, for who must choose between workers."""
+    return CostCurve(kv_token_bytes=profile.kv_token_bytes, **asdict(profile.cost))
 
 
 def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:

@@ -6,6 +6,7 @@ own probability says almost nothing there; the feature is the gap to the best ot
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,6 +28,20 @@ FIRST_DRAW, LATER_DRAW = 0.7, 0.3
 
 Guess = tuple[int, float]
 """A token and its feature in (0, 1)."""
+
+
+class Guesser(Protocol):
+    """Guesses as `best_guesses` does."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        choices: Sequence[int],
+        outputs: Sequence[int],
+        count: int,
+        adjusted: Mapping[int, Scores] = NOTHING,
+    ) -> list[list[Guess]]: ...
 
 
 def best_guesses(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from streamserve.engine.plan import DraftRequest, Span
 from streamserve.execution.attention import AttentionBackend
-from streamserve.execution.drafters.guesses import Guess, best_guesses, drawn_guesses
-from streamserve.execution.drafters.path_state import PathState, has_path_state
+from streamserve.execution.drafters.guesses import Guess, Guesser, best_guesses, drawn_guesses
+from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
@@ -101,14 +101,14 @@ class ModelDrafter:
         drawing: bool = False,
         eos_token_ids: Sequence[int] = (),
         grammars: Grammars | None = None,
+        guesser: Guesser = best_guesses,
     ) -> None:
         """`drawing`: guesses of sampled requests are drawn at random, for verification by rejection.
         `eos_token_ids` are the target's; without `grammars` requests that have one are guessed for freely."""
         self.plane = plane
         self._drawing = drawing
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._grammars = grammars
-        self._states: dict[int, PathState] = {}
+        self._states = PathStates(eos_token_ids, grammars)
+        self._guesser = guesser
         self._model = model
         self.cache = cache
         self._attention = attention
@@ -137,23 +137,13 @@ class ModelDrafter:
     def release(self, ids: Sequence[int]) -> None:
         for id in ids:
             self._tokens.pop(id, None)
-            self._states.pop(id, None)
+            self._states.forget(id)
 
     def _start(self, request: DraftRequest) -> _Growing:
         tokens = self._tokens.setdefault(request.id, [])
         del tokens[request.keep :]
         tokens += request.new_tokens
-        return _Growing(request, len(tokens), [tokens[-1]], self._state(request, tokens))
-
-    def _state(self, request: DraftRequest, tokens: list[int]) -> PathState | None:
-        if not request.depth or not has_path_state(request.params):
-            return None
-        state = self._states.get(request.id)
-        if state is None:
-            state = PathState(request, tokens, self._eos_token_ids, self._grammars)
-            self._states[request.id] = state
-        state.commit(tokens[len(tokens) - request.output :])
-        return state
+        return _Growing(request, len(tokens), [tokens[-1]], self._states.of(request, tokens))
 
     def _read(self, trees: Sequence[_Growing]) -> Tensor:
         """Read all committed tokens that have no KV here yet; the hidden states of each sequence's last."""
@@ -201,7 +191,7 @@ class ModelDrafter:
         outputs = [tree.request.output + tree.depth for tree, _ in rows]
         width = max(tree.request.width for tree in trees)
         adjusted, ended = _adjust(rows, logits)
-        guesses = best_guesses(logits, params, choices, outputs, width, adjusted)
+        guesses = self._guesser(logits, params, choices, outputs, width, adjusted)
         if self._drawing:
             drawn = [row for row, one in enumerate(params) if not one.greedy]
             draws = drawn_guesses(

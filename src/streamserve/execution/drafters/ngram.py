@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamserve.engine.plan import DraftRequest
+from streamserve.execution.drafters.path_state import PathStates
+from streamserve.execution.grammar import Grammars
 from streamserve.policy.tree import TokenTree
 
 LONGEST, SHORTEST = 4, 2
@@ -35,11 +37,13 @@ class _History:
 
 
 class NGramDrafter:
-    """Prompt lookup decoding (engine.plan.Drafter): chains copied from the request's own text."""
+    """Prompt lookup decoding (engine.plan.Drafter): chains copied from the request's own text, as far as its
+    grammar, if it has one, allows them."""
 
     plane = None
 
-    def __init__(self) -> None:
+    def __init__(self, eos_token_ids: Sequence[int] = (), grammars: Grammars | None = None) -> None:
+        self._states = PathStates(eos_token_ids, grammars)
         self._histories: dict[int, _History] = {}
         self._requests: Sequence[DraftRequest] = ()
 
@@ -59,6 +63,8 @@ class NGramDrafter:
             history = self._histories[request.id]
             place, size = history.find()
             guesses = history.tokens[place : place + min(request.depth, request.nodes)] if size else []
+            if guesses and (state := self._states.of(request, history.tokens)):
+                guesses = guesses[: state.prefix(guesses)]
             if guesses:
                 trees[request.id] = _chain(history.tokens[-1], guesses, (size + 1) / (LONGEST + 2))
         self._requests = ()
@@ -67,6 +73,7 @@ class NGramDrafter:
     def release(self, ids: Sequence[int]) -> None:
         for id in ids:
             self._histories.pop(id, None)
+            self._states.forget(id)
 
 
 def _chain(root: int, guesses: Sequence[int], score: float) -> TokenTree:

@@ -53,6 +53,12 @@ class PathState:
         if self._matcher and new:
             self._matcher.commit(new)
 
+    def prefix(self, path: Sequence[int]) -> int:
+        """How many guesses of `path` the grammar and the list of allowed tokens let through."""
+        listed = self._params.allowed_token_ids
+        known = next((i for i, token in enumerate(path) if listed and token not in listed), len(path))
+        return self._matcher.prefix(path[:known]) if self._matcher else known
+
     def adjusted(self, logits: Tensor, path: Sequence[int]) -> Scores | None:
         """The `logits` [vocabulary] behind the outputs and the guesses `path` with all that comes before the
         temperature applied; None where the grammar has no more to say."""
@@ -67,3 +73,27 @@ class PathState:
         row = Row(0, self._params, self._choice, self._prompt, [*self._outputs, *path], allowed)
         adjust(scores, row, self._eos)
         return scores
+
+
+class PathStates:
+    """The states of those sequences that have one."""
+
+    def __init__(self, eos_token_ids: Sequence[int], grammars: Grammars | None) -> None:
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
+        self._states: dict[int, PathState] = {}
+
+    def of(self, request: DraftRequest, tokens: Sequence[int]) -> PathState | None:
+        """The state behind all committed `tokens`, for a request that asks for guesses."""
+        if not request.depth or not has_path_state(request.params):
+            return None
+        state = self._states.get(request.id)
+        if state is None:
+            state = PathState(request, tokens, self._eos_token_ids, self._grammars)
+            self._states[request.id] = state
+        state.commit(tokens[len(tokens) - request.output :])
+        return state
+
+    def forget(self, id: int) -> None:
+        """Sequence `id` is no more."""
+        self._states.pop(id, None)

@@ -141,6 +141,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(StepStruct), POINTER(CacheLayerStruct), c_void_p, c_int, c_int, c_int, c_void_p],
     ),
     "ss_sample": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_void_p]),
+    "ss_guess": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_int, c_void_p, c_void_p]),
     "ss_large_pages": (None, [c_void_p, c_size_t]),
     "ss_read": (c_uint64, [c_void_p, c_void_p, c_size_t]),
 }

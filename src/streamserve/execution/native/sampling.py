@@ -1,14 +1,16 @@
-"""Choosing tokens with the kernels: all rows of a step in one call."""
+"""Choosing tokens, and guesses, with the kernels: all rows of a step in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from streamserve.execution.drafters.guesses import NOTHING, Guess
 from streamserve.execution.native.library import Team
 from streamserve.execution.sampling import Row, Scores, seed_of
+from streamserve.protocol.sampling import SamplingParams
 
 _DRAW = Struct("PQdddiiII")
 """cpp/sampling.h: Draw."""
@@ -24,9 +26,11 @@ class NativeChooser:
         self._team = team
 
     def __call__(self, logits: Tensor, rows: Sequence[Row], adjusted: Sequence[Scores | None]) -> list[int]:
-        if logits.dtype != torch.float32 or not logits.is_contiguous():
-            raise ValueError(f"logits must be contiguous float32, not {logits.dtype}")
-        draws = b"".join(map(_draw, rows, adjusted))
+        _check(logits)
+        draws = b"".join(
+            _draw(row.logits, row.params, row.choice, len(row.outputs), scores)
+            for row, scores in zip(rows, adjusted, strict=True)
+        )
         tokens = np.empty(len(rows), dtype=np.int32)
         self._team.library.ss_sample(
             self._team.pool, logits.data_ptr(), logits.shape[1], draws, len(rows), tokens.ctypes.data
@@ -35,16 +39,56 @@ class NativeChooser:
         return chosen
 
 
-def _draw(row: Row, scores: Scores | None) -> bytes:
-    params = row.params
+class NativeGuesser:
+    """execution.drafters.guesses.Guesser on the kernels, for float32 logits."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+
+    def __call__(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        choices: Sequence[int],
+        outputs: Sequence[int],
+        count: int,
+        adjusted: Mapping[int, Scores] = NOTHING,
+    ) -> list[list[Guess]]:
+        _check(logits)
+        rows, vocabulary = logits.shape
+        looked = max(count, 2)  # a gap is to the best other one
+        draws = b"".join(
+            _draw(row, params[row], choices[row], outputs[row], adjusted.get(row)) for row in range(rows)
+        )
+        tokens = np.empty((rows, looked), dtype=np.int32)
+        scores = np.empty((rows, looked))
+        self._team.library.ss_guess(
+            self._team.pool, logits.data_ptr(), vocabulary, draws, rows, looked,
+            tokens.ctypes.data, scores.ctypes.data,
+        )  # fmt: skip
+        greedy = np.fromiter((one.greedy for one in params), bool, rows)[:, None]
+        others = scores[:, [1, *[0] * (looked - 1)]]
+        features = np.where(greedy, np.exp(scores), 1.0 / (1.0 + np.exp(np.minimum(others - scores, 700.0))))
+        return [
+            [guess for guess in zip(a, b, strict=True) if guess[0] >= 0]
+            for a, b in zip(tokens[:, :count].tolist(), features[:, :count].tolist(), strict=True)
+        ]
+
+
+def _check(logits: Tensor) -> None:
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        raise ValueError(f"logits must be contiguous float32, not {logits.dtype}")
+
+
+def _draw(row: int, params: SamplingParams, choice: int, output: int, scores: Scores | None) -> bytes:
     return _DRAW.pack(
         0 if scores is None else scores.ctypes.data,
         0 if params.greedy else seed_of(params),
         params.temperature,
         params.top_p,
         np.log(params.min_p) if params.min_p > 0.0 else -np.inf,
-        row.logits,
+        row,
         min(max(params.top_k, 0), 2**31 - 1),
-        row.choice & 0xFFFFFFFF,
-        len(row.outputs) & 0xFFFFFFFF,
+        choice & 0xFFFFFFFF,
+        output & 0xFFFFFFFF,
     )

@@ -42,7 +42,7 @@ Rows lay_out(Pool& pool, const Linear& linear, const void* x, size_t stride, int
                 }
             }
         }
-    });
+    }, light(linear.path, rows, size_t(linear.k_padded)));
     return to;
 }
 
@@ -67,7 +67,7 @@ void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, 
         for (int i; (i = pool.claim()) < count;) {
             unpack(*linear, int(rows[i]), static_cast<char*>(to) + size_t(i) * size);
         }
-    });
+    }, light(linear->path, count, size_t(linear->k)));
 }
 
 // out [rows, n] = x [rows, k] Wᵀ + b, of the weight's type, or float32 if `wide`.
@@ -80,7 +80,7 @@ void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, 
         amx_begin();
         multiply(pool, thread, *linear, in, rows, finish);
         amx_end();
-    });
+    }, light(linear->path, rows, size_t(linear->n_padded) * size_t(linear->k_padded)));
 }
 
 void ss_layers(void* pool, const Model* model, const Step* step, const Cache* cache, void* hidden, int first,
@@ -100,6 +100,11 @@ void ss_attend(void* pool, const Step* step, const CacheLayer* cache, const void
 
 void ss_sample(void* pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens) {
     sample(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, tokens);
+}
+
+void ss_guess(void* pool, const float* logits, int vocabulary, const Draw* draws, int count, int best,
+              int32_t* tokens, double* scores) {
+    guess(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, best, tokens, scores);
 }
 
 // Memory that is about to be filled and read in large pieces: fewer, larger pages where the system has them.

@@ -144,6 +144,11 @@ void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int r
     }
 }
 
+bool light(int path, int rows, size_t weights) {
+    constexpr size_t MOST_WEIGHTS = 1 << 20, MOST_PRODUCTS = 1 << 22;
+    return weights <= MOST_WEIGHTS && weights * size_t(rows) <= (path == AMX ? 8 : 1) * MOST_PRODUCTS;
+}
+
 bool path_works(int path, int type) {
     switch (path) {
         case PORTABLE: return true;

@@ -70,6 +70,10 @@ void multiply_float32(Pool& pool, int thread, const Linear& linear, const Rows& 
 void multiply_blocks(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
                      const Finish& finish);
 
+// Whether a product of so many rows and weights is done before a second thread would be there: they fit in
+// one core's L2 cache, and multiplying takes some ten microseconds.
+bool light(int path, int rows, size_t weights);
+
 // What this build can do on this processor.
 bool path_works(int path, int type);
 

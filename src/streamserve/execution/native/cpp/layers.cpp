@@ -142,16 +142,26 @@ class Runner {
     float* parts_ = nullptr;
 };
 
+size_t weights_of(const Layer& layer) {
+    size_t weights = 0;
+    for (const Linear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) {
+        weights += size_t(linear->n_padded) * size_t(linear->k_padded);
+    }
+    return weights;
+}
+
 template <class V, class T>
 void run(Pool& pool, const Model& model, const Step& step, const Cache& cache, void* hidden, int first,
          int last) {
     Runner<V, T> runner(pool, model, step, cache, static_cast<T*>(hidden));
     runner.prepare(first, last);
+    size_t weights = 0;
+    for (int layer = first; layer < last; layer++) weights += weights_of(model.layers[layer]);
     pool.run([&](int thread) {
         amx_begin();
         for (int layer = first; layer < last; layer++) runner.layer(thread, layer);
         amx_end();
-    });
+    }, light(model.path, step.rows, weights));
 }
 
 // Calls f with a vector and a number of the path's and the type's kinds.
@@ -187,7 +197,7 @@ void norm_rows(Pool& pool, const void* from, const void* weight, int rows, int s
         const T* numbers = static_cast<const T*>(from);
         pool.run([&](int) {
             norm_to<decltype(vector), T>(pool, numbers, weight, rows, size, epsilon, plain);
-        });
+        }, light(path, rows, size_t(size)));
     });
 }
 

@@ -53,7 +53,7 @@ char* Buffer::get(size_t bytes) {
     return data_;
 }
 
-Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), scratch_(size_t(threads)) {
+Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), active_(threads), scratch_(size_t(threads)) {
     for (int thread = 1; thread < threads; thread++) {
         workers_.emplace_back([this, thread] { work(thread); });
         if (cpus) pin(workers_.back(), cpus[thread - 1]);
@@ -66,11 +66,12 @@ Pool::~Pool() {
     for (std::thread& worker : workers_) worker.join();
 }
 
-void Pool::start(Call call, void* context) {
+void Pool::start(Call call, void* context, int active) {
     call_ = call;
     context_ = context;
+    active_ = active;
     next_.store(0, std::memory_order_relaxed);
-    if (threads_ > 1) announce(jobs_);
+    if (active > 1) announce(jobs_);
     call(context, 0);
     barrier();
 }
@@ -85,12 +86,13 @@ void Pool::work(int thread) {
 }
 
 void Pool::barrier() {
-    if (threads_ == 1) {
+    if (active_ == 1) {
         next_.store(0, std::memory_order_relaxed);
         return;
     }
     uint32_t before = passed_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) {
+    int active = active_;  // whoever arrives last may let the next job begin, with another number
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < active) {
         wait_while(passed_, before);
         return;
     }

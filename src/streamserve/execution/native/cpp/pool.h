@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <new>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace streamserve {
@@ -43,10 +44,12 @@ class Pool {
 
     int threads() const { return threads_; }
 
-    // Every thread calls job(thread); returns when all have.
+    // Every thread calls job(thread); returns when all have. A job that is done before others could be woken
+    // is better left to the caller `alone`.
     template <class Job>
-    void run(Job&& job) {
-        start([](void* context, int thread) { (*static_cast<Job*>(context))(thread); }, &job);
+    void run(Job&& job, bool alone = false) {
+        start([](void* context, int thread) { (*static_cast<std::remove_reference_t<Job>*>(context))(thread); },
+              &job, alone ? 1 : threads_);
     }
 
     // Inside a job: wait for all threads. Claims start at 0 again behind it.
@@ -65,12 +68,12 @@ class Pool {
     using Call = void (*)(void*, int);
     static constexpr int SHARED = 16;
 
-    void start(Call call, void* context);
+    void start(Call call, void* context, int active);
     void work(int thread);
     void wait_while(std::atomic<uint32_t>& word, uint32_t value);
     void announce(std::atomic<uint32_t>& word);
 
-    int threads_;
+    int threads_, active_;  // active: those that carry out this job
     std::vector<std::thread> workers_;
     std::vector<Buffer> scratch_;
     Buffer shared_[SHARED];

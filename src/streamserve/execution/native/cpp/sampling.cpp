@@ -6,6 +6,8 @@
 #include <functional>
 #include <limits>
 
+#include "noise.h"
+
 namespace streamserve {
 
 namespace {
@@ -13,7 +15,6 @@ namespace {
 // execution/noise.py: no noise is outside of these.
 constexpr double LOWEST = -3.63, HIGHEST = 36.74;
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
-constexpr int LANES = 32;  // tokens whose random numbers are made together
 constexpr int GROUP = 64;
 
 template <class T>
@@ -56,38 +57,6 @@ inline double exponential(double x) {
     std::memcpy(&scale, &bits, 8);
     return x > -700.0 ? sum * scale : 0.0;
 }
-
-// The words of Philox4x32-10 (execution/noise.py) that a token's noise is made of: w1·2³² + w0.
-void random_words(const Draw& draw, const int32_t* ids, int count, uint64_t* words) {
-    constexpr uint64_t LOW = 0xffffffff;
-    uint64_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
-    for (int lane = 0; lane < LANES; lane++) {
-        c0[lane] = draw.choice;
-        c1[lane] = draw.index;
-        c2[lane] = uint32_t(ids[lane < count ? lane : 0]);
-        c3[lane] = 0;
-    }
-    uint64_t k0 = draw.seed & LOW, k1 = draw.seed >> 32;
-    for (int round = 0; round < 10; round++) {
-        for (int lane = 0; lane < LANES; lane++) {
-            uint64_t p0 = (c0[lane] & LOW) * 0xD2511F53u, p1 = (c2[lane] & LOW) * 0xCD9E8D57u;
-            c0[lane] = (p1 >> 32) ^ c1[lane] ^ k0;
-            c1[lane] = p1 & LOW;
-            c2[lane] = (p0 >> 32) ^ c3[lane] ^ k1;
-            c3[lane] = p0 & LOW;
-        }
-        k0 = (k0 + 0x9E3779B9u) & LOW;
-        k1 = (k1 + 0xBB67AE85u) & LOW;
-    }
-    for (int lane = 0; lane < LANES; lane++) words[lane] = c1[lane] << 32 | c0[lane];
-}
-
-inline double uniform(uint64_t words) {
-    double u = (double(int64_t(words >> 11)) + 0.5) * 0x1p-53;
-    return u < 1.0 - 0x1p-53 ? u : 1.0 - 0x1p-53;
-}
-
-double gumbel(uint64_t words) { return -std::log(-std::log(uniform(words))); }
 
 // Not below the noise, without a logarithm: -log(-log u) ≤ -log(1 - u), and the logarithm to base 2 of
 // m·2ᵉ is at least e + m - 1. A little more makes up for rounding.

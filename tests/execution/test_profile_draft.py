@@ -1,0 +1,44 @@
+"""What drafting takes is known before anybody is served, and measuring it leaves nothing behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamserve.engine.speculation import Speculation
+from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.execution.load import load
+from streamserve.execution.profile_draft import draft_cost
+from streamserve.policy.speculation import parse_policy
+from streamserve.protocol.config import ModelConfig
+
+
+@pytest.mark.parametrize("draft", ["model", "self:1"])
+def test_the_cost_of_a_level_is_measured(shared_checkpoint: Callable[..., Path], draft: str) -> None:
+    folder = str(shared_checkpoint())
+    small = folder if draft == "model" else draft
+    loaded = load(ModelConfig(path=folder, draft=small, threads=1, num_blocks=12, max_model_len=50))
+    cost = draft_cost(loaded)
+    assert cost is not None
+    assert cost.tokens == (1, 8), "no more rows than there are blocks"
+    assert 0 < cost(1) <= cost(8)
+    assert isinstance(loaded.drafter, ModelDrafter)
+    assert not loaded.drafter._tokens
+
+
+@pytest.mark.parametrize("draft", ["ngram", "none"])
+def test_who_has_no_model_costs_nothing_to_speak_of(
+    shared_checkpoint: Callable[..., Path], draft: str
+) -> None:
+    folder = str(shared_checkpoint())
+    loaded = load(ModelConfig(path=folder, draft=draft, threads=1, num_blocks=12, max_model_len=50))
+    assert draft_cost(loaded) is None
+
+
+def test_a_measured_cost_is_the_first_idea_of_drafting() -> None:
+    def step(rows: int, kv_tokens: int) -> float:
+        return 1.0
+
+    policy = parse_policy("goodput")
+    assert Speculation(policy, step, lambda rows: 0.25 * rows)._pass_cost(2, 0) == 0.5
+    assert Speculation(policy, step)._pass_cost(2, 0) == 1 / 8
