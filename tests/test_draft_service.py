@@ -66,10 +66,10 @@ def requests(count: int, seed: int) -> list[Request]:
 
 
 def here(target: str, draft: str, asked: list[Request]) -> tuple[list[list[int]], int]:
-    """The texts by an engine in this process with a draft model of its own, and how many guesses it accepted."""
+    """The texts by an engine in this process with a draft model of its own, and its accepted guesses."""
     case = Case(draft="model" if draft != "none" else "none", policy="fixed:3")
     engine = make_engine((Path(target), Path(draft)), case)
-    submits = [Submit(str(n), 0, prompt, params, {0: []}, 0.0) for n, (prompt, params) in enumerate(asked)]
+    submits = [Submit(str(n), 0, *request, {0: []}, 0.0) for n, request in enumerate(asked)]
     texts = [[token.token for token in tokens] for tokens in run(engine, submits, 2).values()]
     engine.executor.close()
     return texts, engine.speculation.counters.accepted
@@ -105,11 +105,13 @@ async def all_answers(llms: list[AsyncLLM], asked: list[Request], name: str) -> 
 
 
 async def until_accepted(llms: list[AsyncLLM], asked: list[Request], texts: list, name: str) -> None:
-    """Ask until every target had guesses accepted in one go; the texts are always the same."""
+    """Ask until every target has had guesses accepted; the texts are always the same."""
     deadline = time.monotonic() + 60
+    accepted = [0] * len(llms)
     for turn in range(1000):
-        again, accepted = await all_answers(llms, asked, f"{name}-{turn}")
+        again, more = await all_answers(llms, asked, f"{name}-{turn}")
         assert again == [texts] * len(llms)
+        accepted = [a + b for a, b in zip(accepted, more, strict=True)]
         if all(accepted):
             return
         assert time.monotonic() < deadline, accepted

@@ -133,6 +133,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     draft_key: (
         Annotated[str, Meta(description="file with the key that draft services know this server by")] | None
     ) = None
+    draft_model: Annotated[
+        tuple[str, ...],
+        Meta(description="fingerprint of a draft model that services may draft with; by default any"),
+    ] = ()
     speculation_mode: Annotated[
         SpeculationMode,
         Meta(

@@ -20,11 +20,10 @@ import zmq
 from streamserve.drafting.admission import Limits
 from streamserve.drafting.explain import report
 from streamserve.drafting.service import Identity, Out, Service, ServiceConfig
-from streamserve.engine.plan import TARGET
 from streamserve.execution.cores import claim
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.execution.drafters.model import ModelDrafter
-from streamserve.execution.load import Loaded, attention_on, load
+from streamserve.execution.load import Loaded, drafter_on, load
 from streamserve.protocol.config import DraftingConfig, WorkerConfig
 from streamserve.protocol.drafting import DraftReady, decode_to_service, encode, encode_report
 from streamserve.protocol.errors import CheckpointError
@@ -61,10 +60,7 @@ def run(config: WorkerConfig) -> int:
             address=gate.address, model=info, kv_cache_bytes=loaded.kv_cache_bytes,
             num_blocks=loaded.engine_config.num_blocks, load_seconds=time.monotonic() - started,
         )))  # fmt: skip
-        drafter = ModelDrafter(
-            loaded.model, loaded.cache, attention_on(loaded.cache, loaded.model.spec, loaded.team), TARGET,
-            eos_token_ids=info.eos_token_ids,
-        )  # fmt: skip
+        drafter = drafter_on(loaded)
         station = Station(service, gate, parent, context)
         station.start()  # before this thread goes to its core: others stay where they are
         try:

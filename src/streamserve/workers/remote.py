@@ -37,7 +37,7 @@ def remote_drafter(config: WorkerConfig, vocab_size: int) -> "RemoteDrafter | No
     tokenizer, vocabulary = fingerprints(Path(model.path), vocab_size)
     own = read_key_pair(model.draft_key) if model.draft_key else None
     identity = Identity(tokenizer, vocabulary, config.worker)
-    return RemoteDrafter(identity, parse_endpoints(model.draft), own, secrets.randbits(32))
+    return RemoteDrafter(identity, parse_endpoints(model.draft), own, secrets.randbits(32), model.draft_model)
 
 
 class RemoteDrafter:
