@@ -122,7 +122,7 @@ async def test_text_is_the_same_whatever_becomes_of_the_service(
     pair: tuple[str, str], scale: Scale, record: Callable[..., None]
 ) -> None:
     target, draft = pair
-    asked = requests(scale.pick(4, 16), scale.seed)
+    asked = requests(scale.pick(3, 16), scale.seed)
     texts, accepted = here(target, "none", asked)
     assert accepted == 0
     beside, accepted = here(target, draft, asked)
@@ -133,7 +133,7 @@ async def test_text_is_the_same_whatever_becomes_of_the_service(
         network = stack.enter_context(Network(service.address, scale.seed))
         async with targets(target, TARGETS, network.address) as llms:
             await until_accepted(llms, asked, texts, "first")
-            for turn in range(scale.pick(2, 20)):
+            for turn in range(scale.pick(1, 20)):
                 network.break_connections()
                 again, _ = await all_answers(llms, asked, f"broken-{turn}")
                 assert again == [texts] * TARGETS
@@ -156,7 +156,7 @@ async def test_sessions_move_when_their_service_dies(pair: tuple[str, str]) -> N
     asked = requests(2, 1)
     texts, _ = here(target, "none", asked)
     with drafting(draft, "--threads", "1") as first, drafting(draft, "--threads", "1") as second:
-        async with targets(target, 2, f"{first.address},{second.address}") as llms:
+        async with targets(target, 1, f"{first.address},{second.address}") as llms:
             await until_accepted(llms, asked, texts, "both")
             first.kill()
             await until_accepted(llms, asked, texts, "one")

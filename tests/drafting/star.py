@@ -9,7 +9,8 @@ from hashlib import blake2b
 
 from streamserve.drafting.client import Client
 from streamserve.drafting.client import Identity as TargetIdentity
-from streamserve.drafting.service import Batch, Identity, Service, ServiceConfig
+from streamserve.drafting.parts import Batch, Identity, ServiceConfig
+from streamserve.drafting.service import Service
 from streamserve.engine.plan import DraftRequest
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode

@@ -2,7 +2,8 @@
 
 import itertools
 
-from streamserve.drafting.service import Out, Service, ServiceConfig
+from streamserve.drafting.parts import Out, ServiceConfig
+from streamserve.drafting.service import Service
 from streamserve.protocol.drafting import DRAFT_VERSION, Ask, Delta, Drafts, Hello, Welcome
 from streamserve.protocol.sampling import SamplingParams
 from tests.drafting.star import IDENTITY, PretendedDrafter

@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.drafting.service import ServiceConfig
+from streamserve.drafting.parts import ServiceConfig
 from tests.drafting.star import Network, Star
 
 networks = st.builds(

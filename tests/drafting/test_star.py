@@ -5,7 +5,7 @@ import random
 import pytest
 
 from streamserve.drafting.admission import Limits
-from streamserve.drafting.service import ServiceConfig
+from streamserve.drafting.parts import ServiceConfig
 from streamserve.policy.star import Star as Model
 from tests.drafting.star import Network, Star
 
@@ -13,11 +13,10 @@ S, Z, SECONDS = 0.01, 0.04, 20.0
 OPEN = Limits(by_model=False)
 
 
-def cost(batch) -> float:
-    return S * max(1.0, 0.9 + 0.1 * len(batch.requests))
+def star_of(targets: int, max_batch: int = 1, limits: Limits = OPEN, draft: float = S, **fields) -> Star:
+    def cost(batch) -> float:
+        return draft * max(1.0, 0.9 + 0.1 * len(batch.requests))
 
-
-def star_of(targets: int, max_batch: int = 1, limits: Limits = OPEN, **fields) -> Star:
     config = ServiceConfig(num_blocks=4000, max_batch=max_batch, max_batch_seconds=1.0, limits=limits)
     star = Star(
         random.Random(1), config, targets, 1, Network(delay=0.0), cost,
@@ -59,9 +58,9 @@ def test_batches_lift_the_limit():
 
 
 def test_beyond_n_max_targets_are_told_busy_and_the_others_still_gain():
-    """d·t_s is so dear here that only some of the targets gain."""
+    """Drafting is so dear here that only some of the targets gain."""
     limits = Limits(active_for=0.5, retry=0.2)
-    star = star_of(8, 1, limits, depth=2)
+    star = star_of(8, 1, limits, draft=0.02, depth=2)
     star.run(10.0)
     service = star.services[0]
     most = service.most()

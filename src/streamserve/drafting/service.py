@@ -10,20 +10,20 @@ Every method is told the time. They may be called from several threads if one lo
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from streamserve.drafting import queue
-from streamserve.drafting.admission import Admission, Limits
+from streamserve.drafting.admission import Admission
 from streamserve.drafting.audit import Audit
+from streamserve.drafting.checks import misfit, wrong
 from streamserve.drafting.figures import Figures
 from streamserve.drafting.memory import Memory
+from streamserve.drafting.parts import Batch, Identity, Out, ServiceConfig
 from streamserve.drafting.sessions import DraftedSequence, Session, accepted_guesses
 from streamserve.engine.plan import DraftRequest
 from streamserve.policy.refine import RefinedCost
 from streamserve.policy.star import Star
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.drafting import (
-    DRAFT_VERSION,
     MAX_NAME,
     Ask,
     Busy,
@@ -43,61 +43,11 @@ from streamserve.protocol.drafting import (
     Unknown,
     Welcome,
 )
-from streamserve.protocol.sampling import check_sampling
 
 logger = logging.getLogger(__name__)
 
 FEW_TOKENS = 32
 """A batch that first read more tokens than this says nothing about the cost of guessing."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What the service drafts with: fingerprints, size of the vocabulary, and how far the model reads."""
-
-    model: str
-    tokenizer: str
-    vocabulary: str
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class ServiceConfig:
-    """`num_blocks` of `block_size` tokens hold KV. At most `max_batch` targets are drafted for in one pass,
-    as long as that takes no more than `max_batch_seconds`; prompts are read in pieces of `max_read` tokens. A
-    session ends `lease` seconds after its last message. `shares` are weights by the target's name, 1 for
-    the others."""
-
-    num_blocks: int
-    block_size: int = 16
-    max_batch: int = 16
-    max_batch_seconds: float = 0.05
-    max_read: int = 256
-    lease: float = 30.0
-    shares: Mapping[str, float] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-
-
-@dataclass(frozen=True)
-class Out:
-    """A message to a target."""
-
-    peer: bytes
-    message: ToTarget
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What the drafter does next: forget `released`, draft for `requests`. `members` are the sequences that
-    these are for, by target; it was begun at `started`."""
-
-    requests: list[DraftRequest]
-    released: list[int]
-    members: list[tuple[Session, list[DraftedSequence]]]
-    waited: dict[int, float]
-    started: float
 
 
 class Service:
@@ -168,9 +118,9 @@ class Service:
         return [one for one in self.sessions.values() if self.admission.active(one, now)]
 
     def _hello(self, peer: bytes, hello: Hello, now: float, key: str, name: str) -> ToTarget:
-        if refusal := self._misfit(hello):
+        if refusal := misfit(hello, self.identity):
             return self.refuse(peer, *refusal, now, hello.nonce)[0].message
-        if self._full(len(self.sessions), now):
+        if len(self.sessions) >= self.config.limits.max_sessions or len(self.active(now)) >= self.most():
             self.audit.busy(hello.name, now)
             return Busy(hello.nonce, 0, self.config.limits.retry)
         called = name or hello.name[:MAX_NAME]
@@ -200,16 +150,6 @@ class Service:
             active=len(self.active(now)),
         )
 
-    def _misfit(self, hello: Hello) -> tuple[Reason, str] | None:
-        own = self.identity
-        if hello.version != DRAFT_VERSION:
-            return "version", f"protocol {hello.version} is not spoken here, {DRAFT_VERSION} is"
-        if hello.vocabulary != own.vocabulary:
-            return "vocabulary", "the draft model has another vocabulary"
-        if hello.tokenizer != own.tokenizer:
-            return "tokenizer", "the draft model cuts text into tokens otherwise"
-        return None
-
     def _pong(self, tag: int, sent: float, now: float) -> Pong:
         return Pong(tag, sent, self.backlog(), self.figures.turn.value, len(self.active(now)))
 
@@ -233,8 +173,12 @@ class Service:
         """N_max by now."""
         return self.admission.most(self.figures, self.capacity())
 
-    def _full(self, sessions: int, now: float) -> bool:
-        return sessions >= self.config.limits.max_sessions or len(self.active(now)) >= self.most()
+    def _admitted(self, session: Session, now: float) -> bool:
+        """Whether it is among the N_max targets: who is new comes last, then who was the last to come."""
+        new = not self.admission.active(session, now)
+        place = session.opened, session.tag
+        before = [one for one in self.active(now) if new or (one.opened, one.tag) < place]
+        return len(before) < self.most()
 
     def _ask(self, session: Session, ask: Ask, now: float) -> list[ToTarget]:
         if not self.admission.allows(session, ask, now):
@@ -242,7 +186,7 @@ class Service:
         self._forget(session, ask.released)
         if not ask.deltas:
             return []
-        if not self.admission.active(session, now) and self._full(0, now):
+        if not self._admitted(session, now):
             self.audit.busy(session.name, now)
             return [Busy(0, session.tag, self.config.limits.retry)]
         session.asks += 1
@@ -251,7 +195,7 @@ class Service:
             session.away_since = None
         lost, again = [], []
         for delta in ask.deltas:
-            if refusal := self._wrong(session, delta):
+            if refusal := wrong(delta, session, self.identity, self.config.limits):
                 return [out.message for out in self.refuse(session.peer, "size", refusal, now)]
             if not self._take(session, delta, now):
                 lost.append(delta.sequence)
@@ -267,40 +211,6 @@ class Service:
         if session.asked is not None:
             session.deadline = None if ask.need is None else now + ask.need
         return answers
-
-    def _wrong(self, session: Session, delta: Delta) -> str:
-        """What is wrong with a delta that no honest target would send."""
-        limits, vocabulary = self.config.limits, self.identity.vocab_size
-        if not (0 <= delta.depth <= limits.max_depth and 0 <= delta.nodes <= limits.max_nodes):
-            return f"trees may have {limits.max_depth} levels and {limits.max_nodes} nodes"
-        if not (0 <= delta.width <= limits.max_nodes and len(delta.expansion) <= limits.max_depth):
-            return f"trees may be {limits.max_nodes} wide"
-        if delta.expansion and not delta.depth <= len(delta.expansion):
-            return "an expansion says how many children the nodes of each level get"
-        if any(not 0 < each <= limits.max_nodes for each in delta.expansion):
-            return "an expansion counts children"
-        if delta.hidden:
-            return "hidden states are not taken in this version"
-        if min(delta.keep, delta.output, delta.number, delta.choice, delta.epoch) < 0 or not delta.tokens:
-            return "a delta brings tokens"
-        if max(delta.output, delta.choice, delta.number, delta.epoch) >= 1 << 62:
-            return "a number is too large"
-        if min(delta.tokens) < 0 or max(delta.tokens) >= vocabulary:
-            return f"the vocabulary has {vocabulary} tokens"
-        if delta.keep + len(delta.tokens) > limits.max_tokens or delta.output > delta.keep + len(
-            delta.tokens
-        ):
-            return f"sequences may have {limits.max_tokens} tokens, outputs among them"
-        if delta.sequence not in session.sequences and len(session.sequences) >= limits.max_sequences:
-            return f"a target may have {limits.max_sequences} sequences"
-        if delta.params is not None:
-            if delta.params.grammar is not None or (delta.params.seed is None and not delta.params.greedy):
-                return "drafting needs a seed, and knows no grammars"
-            try:
-                check_sampling(delta.params, vocabulary, self.identity.eos_token_ids)
-            except ValueError as error:
-                return str(error)
-        return ""
 
     def _take(self, session: Session, delta: Delta, now: float) -> bool:
         """Go on by a delta; false if what it builds on is not known."""

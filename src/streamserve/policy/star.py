@@ -8,6 +8,8 @@ the progress the token that every round yields; drafting for b targets in one pa
 from dataclasses import dataclass
 from math import ceil
 
+HAIR = 1e-6
+"""What means of equal numbers may differ by."""
 MOST_TARGETS = 1024
 """Where counting targets ends."""
 
@@ -44,7 +46,7 @@ class Star:
     def full(self) -> int:
         """N_full = ⌈Z/S⌉ + 1, the fewest targets that keep the service busy; for batches b times ⌈Z/S_b⌉,
         and one more."""
-        return min(self.batch * ceil(self.back / self.turn) + 1, MOST_TARGETS)
+        return min(self.batch * ceil(self.back / self.turn - HAIR) + 1, MOST_TARGETS)
 
     def most(self, progress: float, plain: float) -> int:
         """N_max: most targets for which each, with `progress` tokens a round, still beats a step of its own
@@ -52,7 +54,7 @@ class Star:
         allowed = progress * plain
         if self.round(1) > allowed:
             return 1
-        return min(self.batch * int(allowed / self.turn + 1e-9), MOST_TARGETS)
+        return min(self.batch * int(allowed / self.turn + HAIR), MOST_TARGETS)
 
 
 def progress(beta: float, depth: int) -> float:

@@ -19,7 +19,8 @@ import zmq
 
 from streamserve.drafting.admission import Limits
 from streamserve.drafting.explain import report
-from streamserve.drafting.service import Identity, Out, Service, ServiceConfig
+from streamserve.drafting.parts import Identity, Out, ServiceConfig
+from streamserve.drafting.service import Service
 from streamserve.execution.cores import claim
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.execution.drafters.model import ModelDrafter
