@@ -7,12 +7,15 @@ what `streamserve.simulate` plays in virtual time.
 """
 
 import argparse
+import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from benchmarks.speculation import TASKS, prompts
+from benchmarks.speculation import FAMILIES, TASKS
 from streamserve import embedded
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest
@@ -31,7 +34,35 @@ SHAPES = {
     "1": Shape(16, 1), "2": Shape(10, 2), "3": Shape(8, 3), "4": Shape(8, 4), "specinfer": SPECINFER
 }  # fmt: skip
 SHORTEST, LONGEST = 16, 64
+TEXTS, SEED, SPLIT = 24, 1, "heldout"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LONGEST)
+
+
+def prompts(family: str, count: int, seed: int, split: Any) -> list[list[int]]:
+    """Token ids of the first question of `count` chats."""
+    tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
+    rng, found = random.Random(seed), []
+    while len(found) < count:
+        messages, _, _ = FAMILIES[family](rng, split).replies()[0]
+        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+        found.append(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
+    return found
+
+
+def questions(loaded: Loaded, recording: Recording) -> tuple[list[list[int]], list[int]]:
+    """The prompts of the recorded texts, and how long these are; a model with the packaged one's opinions
+    says which they were. Raises ValueError if it is of other opinions now."""
+    found, lengths = [], []
+    for family in TASKS:
+        asked = prompts(family, TEXTS, SEED, SPLIT)
+        pairs = zip(asked, texts(loaded, asked), strict=True)
+        kept = [(prompt, len(answer)) for prompt, answer in pairs if len(answer) >= SHORTEST]
+        found += [prompt for prompt, _ in kept]
+        lengths += [length for _, length in kept]
+    starts = np.diff(recording.starts).tolist()
+    if len(starts) != len(lengths):
+        raise ValueError(f"{len(starts)} texts were recorded, and there are {len(lengths)} now")
+    return found, [min(length, recorded + 1) for length, recorded in zip(lengths, starts, strict=True)]
 
 
 def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
@@ -91,11 +122,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--texts", type=int, default=24, help="prompts a family")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--split", choices=("train", "heldout"), default="heldout", help="wordings of the tasks"
-    )
+    parser.add_argument("--texts", type=int, default=TEXTS, help="prompts a family")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--split", choices=("train", "heldout"), default=SPLIT, help="wordings of the tasks")
     args = parser.parse_args()
     target, draft = embedded.path("embedded"), embedded.path("embedded").parent / "draft"
     loaded = load(ModelConfig(path=str(target), draft=str(draft), num_blocks=2048, max_model_len=1024))

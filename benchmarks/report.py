@@ -29,11 +29,12 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """The checked-out commit, with a + if tracked files differ from it."""
-    head = _git("rev-parse", "--short=12", "HEAD")
-    return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    head = git("rev-parse", "--short=12", "HEAD")
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
+    """What git prints, of the checkout that this runs in."""
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

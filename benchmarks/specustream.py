@@ -1,16 +1,17 @@
 """Fixed depths against SpecuStream, printed and mended, and goodput: StreamServe's table 9 over concurrency.
 
-One engine and one set of weights, live; what benchmarks.speculation does, with these policies.
+Live, as benchmarks.speculation measures: one engine, a closed loop of streams, settings in turns.
 
-    python -m benchmarks.specustream --concurrency 1 8 32
+    python -m benchmarks.specustream --streams 1 8 32
 """
 
 import argparse
-import tempfile
-from pathlib import Path
+import random
+from collections import defaultdict
+from typing import Any
 
-from benchmarks.report import write
-from benchmarks.speculation import SHAPE, Bench, measure, show
+from benchmarks.report import table, write
+from benchmarks.speculation import KEPT, PROMPTS, SHAPE, Bench, Window, budget, prompts
 from streamserve import embedded
 from streamserve.execution.inflate import inflate
 
@@ -20,26 +21,59 @@ SETTINGS = (
 )  # fmt: skip
 
 
+def measure(bench: Bench, family: str, streams: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second of each setting, and in each turn: what is compared was measured in the same turn."""
+    asked = prompts(family, args.split, args.seed)
+    bench.run("off", asked, 0.0, min(streams, PROMPTS), 0.0)  # prompts into the cache
+    windows: dict[str, list[Window]] = defaultdict(list)
+    for turn in range(-1, args.turns):  # the first turn is for what they learn
+        order = list(args.settings)
+        random.Random(f"{family}-{streams}-{turn}").shuffle(order)
+        for setting in order:
+            window = bench.run(setting, asked, 0.0, streams, args.window)
+            if turn >= 0:
+                windows[setting].append(window)
+    return {
+        "family": family,
+        "streams": streams,
+        "tokens_per_second": {
+            name: sum(one.tokens for one in found) / sum(one.seconds for one in found)
+            for name, found in windows.items()
+        },
+        "by_turn": {name: [one.tokens / one.seconds for one in found] for name, found in windows.items()},
+        "tokens_per_step": {
+            name: sum(one.tokens for one in found) / sum(one.steps for one in found)
+            for name, found in windows.items()
+        },
+    }
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--families", nargs="+", default=["functions", "articles"])
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
-    parser.add_argument("--requests", type=int, default=4, help="prompts a run, at least twice the streams")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--window", type=float, default=1.5, help="seconds of a setting in a turn")
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="of the tasks")
+    parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="wordings of tasks")
+    parser.add_argument("--name", default="specustream", help="of the result file")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        target = Path(scratch) / "target"
+    target = KEPT / "target"
+    if not target.exists():
         inflate(embedded.path("embedded"), target, SHAPE)
-        records = measure(Bench(target, "auto", args.settings), args)
-    show(records, args.settings)
-    write("specustream", vars(args), records)
+    bench = Bench(target)
+    records = [measure(bench, family, streams, args) for streams in args.streams for family in args.families]
+    rows = [
+        [f"{record['family']}, {record['streams']}"]
+        + [f"{record['tokens_per_second'][setting]:.0f}" for setting in args.settings]
+        for record in records
+    ]
+    table(f"tokens a second; B = {budget(bench):g}", ["family, streams", *args.settings], rows)
+    write(args.name, {**vars(args), "B": budget(bench)}, records)
 
 
 if __name__ == "__main__":

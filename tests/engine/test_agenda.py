@@ -91,6 +91,36 @@ def test_a_prompt_without_a_target_moves_on_beside_strict_ones() -> None:
     assert played.times["patient"][0] < played.times["s0"][-1]
 
 
+def test_of_more_than_can_be_kept_on_target_some_are_and_the_rest_is_served_later() -> None:
+    """Two machines' work at once: in turn of arrival nobody would be on target."""
+    crowd = [ask(f"c{i:02}", 8, 40, arrival=0.01 * i, tpot_ms=12.0, ttft_ms=200.0) for i in range(40)]
+
+    def attained(played: Played) -> int:
+        waits = {one.request: played.times[one.request][0] - one.arrival for one in crowd}
+        return sum(played.tpot(name) <= 0.012 and wait <= 0.2 for name, wait in waits.items())
+
+    slo, blind = play(crowd), play(crowd, order="chunked")
+    assert attained(blind) == 0
+    assert attained(slo) >= 12
+    assert all(len(times) == 40 for times in slo.times.values()), "nobody is left out"
+
+
+def test_prompts_without_targets_do_not_wait_for_each_other() -> None:
+    crowd = [ask(f"c{i:02}", 8, 40) for i in range(40)]
+    slo, chunked = play(crowd), play(crowd, order="chunked")
+    first = [max(times[0] for times in played.times.values()) for played in (slo, chunked)]
+    assert first[0] <= first[1] + 0.1
+
+
+def test_who_cannot_meet_its_targets_any_more_holds_nobody_up() -> None:
+    """A target that this machine never meets, beside those that it does."""
+    hopeless = ask("hopeless", 8, 100, tpot_ms=1.0)
+    others = [ask(f"o{i}", 8, 40, arrival=0.1, tpot_ms=20.0, ttft_ms=300.0) for i in range(4)]
+    played = play([hopeless, *others])
+    assert all(played.times[one.request][0] <= 0.1 + 0.3 for one in others)
+    assert all(played.tpot(one.request) <= 0.02 for one in others)
+
+
 def test_prefill_first_decodes_nothing_beside_a_prompt() -> None:
     short, long = ask("short", 8, 40), ask("long", 600, 2, arrival=0.1)
     settings = {"max_num_batched_tokens": 64, "max_chunk": 64}

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.policy.goodput import SLOWEST, best_shape, select, shapes
+from streamserve.policy.goodput import LEEWAY, SLOWEST, STEPS, best_shape, select, shapes, spread
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
 from streamserve.policy.shape import PLAIN, Shape, expected_tokens
 from streamserve.policy.slo import NO_NEED, Need
@@ -86,12 +86,12 @@ BUSY = Need(tpot=1.0, decode_seconds=10.0, decoded=10)
 """On target so far, with one second a token."""
 
 
-def met(step: Drafted, kept: list[list[int]]) -> list[bool]:
-    """Who is on target behind the step, bystanders last."""
+def met(step: Drafted, kept: list[list[int]], leeway: float = 0.0) -> list[bool]:
+    """Who is on target behind the step, or catching up with it, bystanders last; `leeway` in tokens."""
     seconds = step.spent + step.step(step.plain + sum(len(nodes) - 1 for nodes in kept))
     brought = [expected(tree, nodes) for tree, nodes in zip(step.trees, kept, strict=True)]
     return [
-        need.tokens(seconds) <= tokens + 1e-9
+        spread(need).tokens(seconds) <= tokens + leeway + 1e-9
         for need, tokens in zip(
             (*step.needs, *step.bystanders), (*brought, *(1.0 for _ in step.bystanders)), strict=True
         )
@@ -107,12 +107,22 @@ def test_who_lags_gets_what_its_target_needs_before_the_likelier_guesses_of_othe
     assert select(drafted([hard, easy], curve, needs=[late, NO_NEED])) == [[0, 1], [0]]
 
 
+@given(st.floats(0.01, 20), st.floats(0, 50), st.integers(0, 50), st.floats(0.01, 10))
+def test_who_is_behind_catches_up_over_some_steps_and_who_is_ahead_may_use_it(
+    tpot, since, decoded, t
+) -> None:
+    need = Need(tpot, since, decoded)
+    behind = need.tokens(t) - t / tpot
+    wanted = spread(need).tokens(t) - t / tpot
+    assert abs(wanted - (behind / STEPS if behind > 0 else behind)) <= 1e-6 * (1 + abs(behind))
+
+
 def test_what_cannot_be_met_is_not_chased_at_the_cost_of_those_on_target() -> None:
     curve = lambda rows: 0.9 + 0.05 * rows  # noqa: E731
     long = TokenTree(tuple(range(9)), tuple(range(-1, 8)), (1.0,) * 9, tuple(0.9**n for n in range(9)))
     hopeless = Need(tpot=0.01, decode_seconds=10.0, decoded=10)
     step = drafted([long, long.keep([0])], curve, needs=[hopeless, BUSY])
-    assert met(step, select(step))[1]
+    assert met(step, select(step), LEEWAY)[1]
 
 
 @given(st.lists(trees(4), min_size=1, max_size=3), curves, st.floats(0, 1), st.data())
@@ -124,17 +134,18 @@ def test_as_many_targets_are_met_as_any_selection_of_likeliest_nodes_can(forest,
     kept = select(step)
     assert all(connected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
     if any(all(met(step, list(one))) for one in product(*map(subtrees, forest))):
-        assert all(met(step, kept))
+        assert all(met(step, kept, LEEWAY))
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), curves, st.lists(needs, max_size=3), st.data())
-def test_nobody_on_target_is_pushed_off_it_by_guesses(forest, curve, bystanders, data) -> None:
+def test_nobody_on_target_is_pushed_off_it_by_more_than_the_leeway(forest, curve, bystanders, data) -> None:
     asked = [data.draw(needs) for _ in forest]
     step = drafted(forest, curve, needs=asked, bystanders=bystanders)
     plainly = met(step, [[0] for _ in forest])
-    assert sum(met(step, select(step))) >= sum(plainly)
+    after = met(step, select(step), LEEWAY)
+    assert sum(after) >= sum(plainly)
     if all(plainly):
-        assert all(met(step, select(step)))
+        assert all(after)
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), curves, st.integers(1, 4))
@@ -165,7 +176,7 @@ def outlook(needs, curve, covers=(0.7,), bystanders=()) -> Outlook:
 
 def test_only_those_that_need_it_are_drafted_for_where_guessing_does_not_pay_for_all() -> None:
     curve = lambda rows: 0.5 + 0.5 * rows  # noqa: E731
-    late = Need(tpot=4.5, decode_seconds=49.0, decoded=10)
+    late = Need(tpot=4.5, decode_seconds=65.0, decoded=10)
     fine = Need(tpot=50.0, decode_seconds=10.0, decoded=10)
     found = shapes(outlook([late, fine, fine, fine], curve))
     assert found[0].depth >= 1

@@ -1,39 +1,50 @@
 """What a step may hold, as the policies see it: who goes first, and how many rows each may have."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from itertools import accumulate
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
 from streamserve.policy.admission import Load
-from streamserve.policy.order import CAPPED, EXCLUSIVE, Candidate, batch_cap, rank, turns
+from streamserve.policy.order import CAPPED, EXCLUSIVE, PATIENCE, Candidate, batch_cap, rank, turns
 from streamserve.policy.prefill import Chunk, Company, Prompt, chunks
+from streamserve.policy.triage import Request, admitted
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit
 
 FIRST_OUTPUT = 64.0
 """How many tokens an output has, as long as none has ended."""
+GRACE = PATIENCE / 10
+"""Seconds that a prompt waits for others' targets at least, before it is taken in at their cost."""
 RECENT = 0.05
 """Share of the latest in a running mean."""
 
 
 @dataclass
 class Pace:
-    """Running means of one engine: tokens of an output, and tokens that a step brings to who decodes."""
+    """Running means of one engine: tokens of an output; of a step the tokens that it brings to who decodes,
+    its rows of prompts, its guesses for each that decodes, and the seconds in which they were drafted."""
 
     output: float = FIRST_OUTPUT
     step: float = 1.0
+    prompts: float = 0.0
+    guesses: float = 0.0
+    drafting: float = 0.0
 
     def ended(self, outputs: int) -> None:
         """Take in an output that has ended."""
         self.output += RECENT * (outputs - self.output)
 
-    def stepped(self, decoding: int, tokens: int) -> None:
-        """Take in a step that brought `tokens` to `decoding` sequences."""
+    def stepped(self, decoding: int, tokens: int, prompts: int, guesses: int, drafting: float) -> None:
+        """Take in a step that brought `tokens` to `decoding` sequences by so many `guesses`, which took
+        `drafting` seconds before it, beside so many rows of `prompts`."""
+        self.prompts += RECENT * (prompts - self.prompts)
         if decoding:
             self.step += RECENT * (tokens / decoding - self.step)
+            self.guesses += RECENT * (guesses / decoding - self.guesses)
+            self.drafting += RECENT * (drafting - self.drafting)
 
 
 @dataclass(frozen=True)
@@ -55,10 +66,11 @@ def agenda(
     sequences: List[Sequence],
     config: EngineConfig,
     now: float,
-    cost: Callable[[int, int], float],
+    speculation: Speculation,
     pace: Pace,
 ) -> Agenda:
-    """The agenda of a step that begins `now`; `cost` is the seconds of a step by rows and KV tokens."""
+    """The agenda of a step that begins `now`."""
+    cost = speculation.step_cost
     candidates = [_candidate(sequence) for sequence in sequences]
     order, budget = config.order, config.max_num_batched_tokens
     ranking = rank(order, candidates, now)
@@ -68,20 +80,69 @@ def agenda(
     working = [one for one in ranked if one.todo(idle)]
     prompts = [one for one in working if not (one.reserved or one.decoding or one.waits)]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
+    in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
     if order in CAPPED:
-        budget = batch_cap(needs, lambda rows: cost(rows, kv_tokens), budget)
+        held = list(accumulate((one.computed[TARGET] for one in in_turn if one.decoding), initial=0))
+        budget = batch_cap(needs, lambda rows: cost(rows, held[min(rows, len(held) - 1)]), budget)
     wanted: dict[int, Chunk] = {}
     if order == "slo" and prompts:
-        company = Company(needs, lambda rows: cost(rows, kv_tokens), budget, config.max_chunk, pace.step)
+        wanted = {one.id: Chunk(0, 0) for one in prompts}
+        prompts = _taken_in(sequences, prompts, now, speculation, kv_tokens, pace)
+        guesses = round(len(needs) * pace.guesses)
+        drafting = pace.drafting if guesses else 0.0
+        company = Company(
+            needs, lambda rows: drafting + cost(rows + guesses, kv_tokens),
+            budget, config.max_chunk, pace.step,
+        )  # fmt: skip
         given = chunks(
             [_prompt(one, now, idle) for one in prompts], company, pace.output, config.prefill_share
         )
-        wanted = {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
+        wanted |= {one.id: chunk for one, chunk in zip(prompts, given, strict=True)}
     # Rows for who cannot start would be lost to those it waits for. Should it start after all: one to begin.
     if order == "slo":
         wanted |= {one.id: Chunk(1, 1) for one in working if one.waits and not one.reserved}
-    in_turn = [sequences[i] for i in turns(order, candidates, ranking, now)]
     return Agenda(ranked, in_turn, budget, wanted, order == EXCLUSIVE, idle)
+
+
+def _taken_in(
+    sequences: List[Sequence],
+    prompts: List[Sequence],
+    now: float,
+    speculation: Speculation,
+    kv_tokens: int,
+    pace: Pace,
+) -> list[Sequence]:
+    """Those of the `prompts` that go on or begin: all but those that would cost others their targets. One of
+    these at a time begins all the same, when it has waited long enough."""
+    waiting = [one for one in prompts if _gated(one)]
+    if not waiting:
+        return list(prompts)
+    begun = [one for one in prompts if not (_gated(one) or one.open or one.handoff)]
+    present = [_request(one, now) for one in (*begun, *(one for one in sequences if one.decoding))]
+    patient = any(one.forced for one in sequences)
+    asked = []
+    for one in waiting:
+        timely = one.deadline is not None and not one.late(now)
+        forced = one.forced or not (patient or timely or now - one.arrival <= GRACE)
+        patient = patient or forced
+        asked.append(_request(one, now, forced))
+        one.forced = forced
+    means = speculation.means(kv_tokens, round(pace.prompts))
+    verdict = admitted(asked, present, means)
+    held = {one.id for one, goes in zip(waiting, verdict, strict=True) if not goes}
+    return [one for one in prompts if one.id not in held]
+
+
+def _request(sequence: Sequence, now: float, forced: bool = False) -> Request:
+    deadline = sequence.deadline
+    due_in = None if deadline is None or deadline <= now else deadline - now
+    left = 0 if sequence.decoding else sequence.todo(idle=False)
+    return Request(sequence.tpot(now), left, due_in, sequence.priority, forced)
+
+
+def _gated(sequence: Sequence) -> bool:
+    """Whether a prompt has not begun yet, and will decode here as soon as it is computed."""
+    return not (sequence.running or sequence.outputs or sequence.open or sequence.handoff)
 
 
 def workload(

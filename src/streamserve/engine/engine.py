@@ -155,9 +155,7 @@ class Engine:
         able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
         for sequence in able:
             sequence.tick(started)
-        proposals = self.scheduler.plan(
-            agenda(able, self.config, started, self.speculation.step_cost, self.pace)
-        )
+        proposals = self.scheduler.plan(agenda(able, self.config, started, self.speculation, self.pace))
         trees = self._drafting.trees(proposals)
         self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
@@ -274,14 +272,17 @@ class Engine:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
             brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
-            self.speculation.stepped(rows, kv_tokens, spent, brought)
             decoding = [outcome for outcome in result.spans if outcome.outputs]
-            self.pace.stepped(len(decoding), sum(len(outcome.outputs[0]) for outcome in decoding))
+            prompts = sum(len(span.tokens) for span in plan.spans) - len(decoding)
+            tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
+            guesses = rows - prompts - len(decoding)
+            self.pace.stepped(len(decoding), tokens, prompts, guesses, self.speculation.drafting_seconds)
+            self.speculation.stepped(rows, kv_tokens, spent, brought)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and len(span.tree) > 1:
-                    tokens = [one.token for one in outcome.outputs[0]]
+                    chosen = [one.token for one in outcome.outputs[0]]
                     sampled = not self.scheduler.sequences[span.sequence].params.greedy
-                    self.speculation.verified(span.sequence, span.tree, tokens, sampled)
+                    self.speculation.verified(span.sequence, span.tree, chosen, sampled)
         return result
 
     def _admissions(self, proposals: list[Proposal], now: float) -> list[Event]:

@@ -1,9 +1,10 @@
 """One output choice on its way: its tokens, and how far each KV plane has caught up with them."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from streamserve.engine.plan import TARGET
-from streamserve.policy.slo import NO_NEED, Need
+from streamserve.policy.slo import NO_NEED, PAST, Need
 from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
 
@@ -74,6 +75,8 @@ class Sequence:
     """Whether its KV goes to another worker, which decodes."""
     reserved: bool = False
     """Whether another worker computes its KV: it only needs blocks until that has come."""
+    forced: bool = False
+    """Whether it was taken in although that may cost others their targets."""
     held: bool = False
     """Whether it holds blocks that others read or write, and takes no part in steps."""
     waits: bool = False
@@ -122,11 +125,27 @@ class Sequence:
 
     @property
     def need(self) -> Need:
-        """What its target for the time per output token asks of this step: nothing before there is one."""
+        """What its target for the time per output token asks of this step: nothing before there is one, and
+        nothing any more where its first token came too late: such a request has missed its targets."""
         tpot = self.params.slo.tpot_ms
         if tpot is None or not self.outputs:
             return NO_NEED
+        if self.first_token_at is not None and self.late(self.first_token_at):
+            return PAST
         return Need(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clocked))
+
+    def late(self, now: float) -> bool:
+        """Whether its first token, if it came `now`, were later than was asked for."""
+        ttft = self.params.slo.ttft_ms
+        return ttft is not None and not self.open and now > self.asked_at + ttft / 1000
+
+    def tpot(self, now: float) -> float | None:
+        """Its target for the time per output token, in seconds: inf if it has missed that for the first."""
+        tpot = self.params.slo.tpot_ms
+        if tpot is None:
+            return None
+        first = now if self.first_token_at is None and not self.outputs else self.first_token_at
+        return inf if first is not None and self.late(first) else tpot / 1000
 
     def tick(self, now: float) -> None:
         """Read the decode clock as a step begins; it starts where the first token is there for the first

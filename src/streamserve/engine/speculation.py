@@ -18,6 +18,7 @@ from streamserve.policy.slo import Need
 from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
 from streamserve.policy.specustream import Flow
 from streamserve.policy.tree import TokenTree
+from streamserve.policy.triage import SURE_LEVELS, Means
 from streamserve.protocol.messages import SpeculationReport
 
 PROBE_EVERY = 64
@@ -70,7 +71,7 @@ class Speculation:
         self._plain_steps = 0
         self._drafted: dict[int, TokenTree] = {}
         self._flow = Flow()
-        self._draft_seconds = 0.0
+        self.drafting_seconds = 0.0
         self._throughput = 0.0
         self._step_guesses = self._step_accepted = 0
 
@@ -131,7 +132,7 @@ class Speculation:
     def drafted(self, shapes: Sequence[Shape], catch_up: int, seconds: float) -> None:
         """Take in that drafting these shapes took `seconds`, `catch_up` tokens read before."""
         self.counters.draft_seconds += seconds
-        self._draft_seconds = seconds
+        self.drafting_seconds = seconds
         depth = max((shape.depth for shape in shapes), default=0)
         if depth and catch_up <= CATCH_UP + len(shapes):
             rows = sum(shape.width for shape in shapes if shape.depth)
@@ -186,7 +187,7 @@ class Speculation:
         """Take in that a step of so many rows took `seconds` in the executor and brought `tokens`; comes
         before `verified`."""
         self.step_cost.observe(rows, kv_tokens, seconds)
-        whole, self._draft_seconds = seconds + self._draft_seconds, 0.0
+        whole, self.drafting_seconds = seconds + self.drafting_seconds, 0.0
         self._throughput += RECENT * (tokens / whole - self._throughput) if whole > 0 else 0.0
         self._step_guesses = self._step_accepted = 0
 
@@ -200,6 +201,17 @@ class Speculation:
         if self.policy.kind == "off" or not self.counters.drafts:
             return 0.0, 0.0, 0
         return self._pass_cost(1, 0), self._covers()[0], MOST_DEPTH
+
+    def means(self, kv_tokens: int, others: int) -> Means:
+        """What decoding takes and brings these days, in steps of `others` rows besides that read so much."""
+        depth = SURE_LEVELS if self.policy.kind != "off" and self.counters.drafts else 0
+        return Means(
+            step=cache(lambda rows: self.step_cost(rows, kv_tokens)),
+            draft=lambda requests: self._pass_cost(requests, 0),
+            cover=self._covers()[0],
+            depth=depth,
+            others=others,
+        )
 
     def _covers(self) -> list[float]:
         """The chance that the next token is among a node's best 1, 2, … guesses."""

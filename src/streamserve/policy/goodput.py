@@ -29,6 +29,10 @@ SLOWEST = 0.9
 """Requests without guesses, or without a target, keep this share of the speed they would have without
 speculation."""
 
+STEPS = 8
+"""Steps over which a request that is behind its target is to catch up."""
+LEEWAY = 1.0
+"""Tokens by which one that is on target may fall behind, where others get more by it."""
 WIDTHS = (1, 2, 3, 4)
 STRETCH = 16
 """Numbers of nodes that are looked at closer only if the best of them could be the best of all."""
@@ -46,7 +50,7 @@ def shapes(outlook: Outlook) -> list[Shape]:
         lambda shape: outlook.draft([shape] * len(requests)), MOST_LEVELS, outlook.nodes,
     )  # fmt: skip
     plain = outlook.step(len(requests) + outlook.others)
-    needs = with_floor((*(one.need for one in requests), *outlook.bystanders), plain)
+    needs = with_floor([spread(one) for one in (*(one.need for one in requests), *outlook.bystanders)], plain)
     best = [common] * len(requests)
     seconds, worth = _prospect(outlook, needs, best)
     if worth[0] == sum(need.tpot is not None for need in needs):
@@ -100,8 +104,8 @@ def select(drafted: Drafted) -> Kept:
     """Which nodes of each tree to verify: those that targets need, and of the others as many as maximise
     F(k) / (spent + T(k)), F the expected tokens of the k likeliest nodes.
 
-    The step never becomes longer than a request that is on target can stand, nor, where some have neither
-    target nor tree, than leaves them `SLOWEST` of their speed.
+    The step never becomes longer than a request that is on target can stand, give or take `LEEWAY`, nor,
+    where some have neither target nor tree, than leaves them `SLOWEST` of their speed.
     """
     if drafted.trees and all(need.tpot is None for need in (*drafted.needs, *drafted.bystanders)):
         return _select_untargeted(drafted)
@@ -165,7 +169,7 @@ class _Targets:
     def __init__(self, drafted: Drafted, ladders: Sequence[Sequence[float]]) -> None:
         self.drafted = drafted
         plain = drafted.step(drafted.plain)
-        self.needs = with_floor((*drafted.needs, *drafted.bystanders), plain)
+        self.needs = with_floor([spread(one) for one in (*drafted.needs, *drafted.bystanders)], plain)
         self.ladders: list[Sequence[float]] = [*ladders, *([1.0] for _ in drafted.bystanders)]
         self.met: list[int] = []
         left_out = any(need.tpot is None for need in drafted.bystanders)
@@ -235,8 +239,9 @@ class _Targets:
         return counts
 
     def ceiling(self, counts: Sequence[int]) -> float:
-        """How long the step may take so that whoever is on target stays there."""
-        slacks = (self.needs[i].slack(self.ladders[i][counts[i]]) for i in self.met)
+        """How long the step may take so that whoever is on target stays there, or falls behind by no more
+        than the next steps make up for."""
+        slacks = (self.needs[i].slack(self.ladders[i][counts[i]] + LEEWAY) for i in self.met)
         return min(self.limit, min(slacks, default=inf))
 
 
@@ -266,6 +271,17 @@ def _most_tokens(
     for _, i, _ in rest[:best]:
         counts[i] += 1
     return counts[: len(ladders)]
+
+
+def spread(need: Need) -> Need:
+    """The need of a request that is behind its target, if it is to catch up over `STEPS` steps: who asked for
+    all of it in one would mostly ask for what cannot be."""
+    if need.tpot is None or need.tpot == inf:
+        return need
+    behind = need.decode_seconds - need.decoded * need.tpot
+    if behind <= 0:
+        return need
+    return Need(need.tpot, need.decoded * need.tpot + behind / STEPS, need.decoded)
 
 
 def with_floor(needs: Sequence[Need], plain: float) -> list[Need]:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from streamserve.policy.order import PATIENCE
 from streamserve.policy.slo import Need
 
+MARGIN = 3
+"""Steps before its deadline by which a prompt is to be done: steps also become longer than was foreseen."""
 ROUNDS = 4
 """How often what is due is computed anew with the time of the step that it would make."""
 
@@ -95,7 +97,7 @@ def due_tokens(prompts: Sequence[Prompt], company: Company) -> list[int]:
     times = []
     for number, prompt in enumerate(prompts):
         if prompt.due_in is not None and prompt.remaining * whole <= prompt.due_in:
-            times.append(prompt.due_in)
+            times.append(max(prompt.due_in - MARGIN * seconds(rows), 1e-6))
         elif prompt.running or (idle and not number):
             times.append(max(PATIENCE - prompt.waited, PATIENCE / 10))
         else:

@@ -29,3 +29,6 @@ class Need:
 
 NO_NEED = Need()
 """Of a request without a target."""
+
+PAST = Need(tpot=inf)
+"""Of a request that cannot meet its targets any more: whatever a step takes, it asks for nothing."""
