@@ -168,3 +168,15 @@ def test_who_waits_for_memory_takes_no_rows_from_who_holds_it() -> None:
     played = play([first, *others], num_blocks=100, max_num_batched_tokens=64, max_chunk=64)
     needed = seconds(380 + 20 * 30, 0)
     assert max(times[0] for times in played.times.values()) < 1.5 * needed
+
+
+def test_a_turn_of_a_chat_waits_for_none_of_what_is_known_already() -> None:
+    """What counts is what is left to compute: four chats with the same long head go on in one step."""
+    head = [7 * i % VOCAB for i in range(800)]
+    params = SamplingParams(temperature=0, max_tokens=8)
+    first = submit("head", head, params, arrival=0.0)
+    turns = [submit(f"turn-{i}", [*head, 1 + i, 2, 3, 4], params, arrival=10.0) for i in range(4)]
+    played = play([first, *turns], num_blocks=1024, block_size=4)
+    times = [played.times[f"turn-{i}"] for i in range(4)]
+    assert all(one[0] < 10.05 for one in times)
+    assert len({one[0] for one in times}) == 1

@@ -191,4 +191,7 @@ def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
     deadline = sequence.deadline
     due_in = None if deadline is None else deadline - now
     waited = max(0.0, now - sequence.arrival)
-    return Prompt(sequence.todo(idle), len(sequence.tokens), waited, due_in, sequence.running)
+    found = 0 if sequence.running else sequence.found
+    remaining = max(1, sequence.todo(idle) - found)
+    length = max(remaining, len(sequence.tokens) - sequence.found)
+    return Prompt(remaining, length, waited, due_in, sequence.running)

@@ -91,6 +91,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
+        self.tables.match(sequence)  # who has little to compute need not wait for others to find that out
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free all it holds."""

@@ -40,6 +40,8 @@ class Sequence:
     arrival: float
     computed: list[int]
     blocks: list[int] = field(default_factory=list)
+    found: int = 0
+    """Tokens whose KV was in the prefix index when it was last asked: nobody has to compute them."""
     hashes: list[bytes] = field(default_factory=list)
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0

@@ -29,7 +29,8 @@ class BlockTables:
 
     def match(self, sequence: Sequence) -> list[int]:
         """Cached blocks for the longest known prefix of a waiting sequence; they are not taken yet. The
-        last token is left out, for its output is wanted; so is everything if prompt logits are."""
+        last token is left out, for its output is wanted; so is everything if prompt logits are. The sequence
+        remembers how much there was."""
         if not self.prefix_caching or not sequence.prompt_logprobs_done:
             return []
         length = len(sequence.tokens) - 1
@@ -40,6 +41,7 @@ class BlockTables:
             if block is None or not self.pool.has_plane(block, TARGET):
                 break
             found.append(block)
+        sequence.found = len(found) * self.block_size
         return found
 
     def next_hash(self, sequence: Sequence) -> bytes | None:

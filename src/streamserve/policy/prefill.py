@@ -25,8 +25,9 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
 
 
 class Prompt(NamedTuple):
-    """`remaining` of `length` tokens have no KV yet. It came `waited` seconds ago, and its first token is
-    wanted in `due_in` seconds, if a time was set for that. `running`: it holds blocks."""
+    """`remaining` of `length` tokens have no KV yet; what others had computed already does not count. It came
+    `waited` seconds ago, and its first token is wanted in `due_in` seconds, if a time was set for that.
+    `running`: it holds blocks."""
 
     remaining: int
     length: int

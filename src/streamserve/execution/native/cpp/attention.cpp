@@ -90,22 +90,33 @@ class Worker {
         float* at = reinterpret_cast<float*>(memory_ + round_up(int(Engine::bytes(dim_)), 64));
         total_ = State::in(at, most_, stride_);
         at += State::floats(most_, stride_);
-        range_ = State::in(at, most_, stride_);
+        later_ = State::in(at, most_, stride_);
         at += State::floats(most_, stride_);
         scores_ = at;
         results_ = scores_ + QUERY_TILE * KEY_TILE;
         weights_ = reinterpret_cast<typename Engine::Weight*>(results_ + QUERY_TILE * stride_);
     }
 
-    // Attends an item with one key-value head; `parts` is where its ranges go if others merge them.
-    void attend(const Item& item, int kv_head, float* parts) {
+    // Attends an item with one key-value head; `parts` is where its ranges go if others merge them. What
+    // `next` reads first, with its head, is fetched meanwhile.
+    void attend(const Item& item, int kv_head, float* parts, const Item* next, int next_head) {
         begin(item, kv_head);
-        total_.clear(queries_, stride_);
         for (int first = item.begin; first < item.end; first += KEY_RANGE) {
+            // The first range of all that are merged here is the total so far.
+            range_ = item.part < 0 && first == item.begin ? total_ : later_;
             range_.clear(queries_, stride_);
-            for (int key = first; key < std::min(first + KEY_RANGE, item.end); key += KEY_TILE) tile(key);
+            for (int key = first; key < std::min(first + KEY_RANGE, item.end); key += KEY_TILE) {
+                int behind = key + KEY_TILE;
+                ahead_.count = 0;
+                if (behind < item.end) {
+                    find(ahead_, *span_, kv_head, behind, item.end, nullptr);
+                } else if (next) {
+                    find(ahead_, a_.spans[next->span], next_head, next->begin, next->end, nullptr);
+                }
+                tile(key);
+            }
             if (item.part < 0) {
-                for (int i = 0; i < queries_; i++) merge<V>(total_, range_, i, stride_);
+                for (int i = 0; first > item.begin && i < queries_; i++) merge<V>(total_, range_, i, stride_);
             } else {
                 std::copy(range_.sums, range_.sums + size_t(queries_) * stride_, parts);
                 float* behind = parts + size_t(queries_) * stride_;
@@ -176,8 +187,9 @@ class Worker {
         if (last < first || lowest >= first + KEY_TILE) return;
         int begin = row * group_, end = begin + rows * group_;
         int from = begin / QUERY_TILE * QUERY_TILE;
-        find_keys(first, std::min(KEY_TILE, last + 1 - first), path);
-        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE));
+        find(keys_, *span_, kv_head_, first, last + 1, path);
+        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), ahead_);
+        ahead_.count = 0;
         for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
     }
 
@@ -188,30 +200,32 @@ class Worker {
 
     int lowest_key(int row) const { return a_.window ? std::max(0, position_[row] - a_.window + 1) : 0; }
 
-    void find_keys(int first, int count, const int* path) {
+    // The keys of a span from position `first` to `end`, as many as a tile has; behind the root those of `path`.
+    void find(KeyTile<T>& to, const Span& span, int kv_head, int first, int end, const int* path) const {
         const CacheLayer& cache = a_.cache;
-        int linear = path ? std::min(count, std::max(0, root_ + 1 - first)) : count;
-        keys_.count = count;
-        keys_.whole = cache.block_size % 16 == 0 && linear == count;
+        int root = span.start + span.linear - 1, count = std::min(KEY_TILE, end - first);
+        int linear = path ? std::min(count, std::max(0, root + 1 - first)) : count;
+        to.count = count;
+        to.whole = cache.block_size % 16 == 0 && linear == count;
         int block = first / cache.block_size, slot = first % cache.block_size;
         for (int i = 0; i < linear; block++, slot = 0) {
-            const T *key = at(block, 0, slot), *value = at(block, 1, slot);
+            const T *key = at(span, kv_head, block, 0, slot), *value = at(span, kv_head, block, 1, slot);
             for (; i < linear && slot < cache.block_size; i++, slot++, key += dim_, value += dim_) {
-                keys_.keys[i] = key;
-                keys_.values[i] = value;
+                to.keys[i] = key;
+                to.values[i] = value;
             }
         }
         for (int i = linear; i < count; i++) {
-            int place = root_ + path[first + i - root_ - 1];
-            keys_.keys[i] = at(place / cache.block_size, 0, place % cache.block_size);
-            keys_.values[i] = at(place / cache.block_size, 1, place % cache.block_size);
+            int place = root + path[first + i - root - 1];
+            to.keys[i] = at(span, kv_head, place / cache.block_size, 0, place % cache.block_size);
+            to.values[i] = at(span, kv_head, place / cache.block_size, 1, place % cache.block_size);
         }
     }
 
-    // A slot of the sequence's block number `block`.
-    const T* at(int block, int which, int slot) const {
+    // A slot of the span's block number `block`.
+    const T* at(const Span& span, int kv_head, int block, int which, int slot) const {
         const T* data = static_cast<const T*>(a_.cache.data);
-        return data + a_.cache.at(span_->blocks[block], which, kv_head_, slot);
+        return data + a_.cache.at(span.blocks[block], which, kv_head, slot);
     }
 
     // The queries `from` to `from` + 16 of the item that are among `begin` to `end`.
@@ -288,7 +302,7 @@ class Worker {
     int dim_, stride_, group_, most_;
     char* memory_;
     Engine engine_;
-    State total_, range_;
+    State total_, later_, range_;  // of all ranges; of one behind the first; of the one at hand
     float *scores_, *results_;
     typename Engine::Weight* weights_;
     float scale_ = 1.44269504089f / std::sqrt(float(dim_));  // powers are of two, not of e
@@ -298,7 +312,7 @@ class Worker {
     int kv_head_ = 0, queries_ = 0, root_ = 0;
     const T* query_[MOST_QUERIES];
     int position_[MOST_QUERIES];
-    KeyTile<T> keys_;
+    KeyTile<T> keys_, ahead_;
     std::vector<int> path_;
 };
 
@@ -312,9 +326,14 @@ void attend_with(Pool& pool, int thread, const Attention& a, const std::vector<I
     auto part_of = [&](const Item& item, int kv_head) {
         return parts + size_t(kv_head) * of_one_head + State::floats(item.part, stride);
     };
-    for (int unit; (unit = pool.claim()) < units;) {
-        const Item& item = items[size_t(unit / kv_heads)];
-        worker.attend(item, unit % kv_heads, parted ? part_of(item, unit % kv_heads) : nullptr);
+    // Head by head: sequences that share a prefix find a head's keys in the cache, where others just met them.
+    auto item_of = [&](int unit) { return &items[size_t(unit) % items.size()]; };
+    auto head_of = [&](int unit) { return unit / int(items.size()); };
+    for (int unit = pool.claim(), next; unit < units; unit = next) {
+        next = pool.claim();
+        const Item *item = item_of(unit), *behind = next < units ? item_of(next) : nullptr;
+        float* own = parted ? part_of(*item, head_of(unit)) : nullptr;
+        worker.attend(*item, head_of(unit), own, behind, behind ? head_of(next) : 0);
     }
     if (!parted) return;
     pool.barrier();

@@ -141,7 +141,8 @@ class VectorEngine {
         for (int i = 0; i < count; i++) widen_row(from[i], queries_ + size_t(i) * row_);
     }
 
-    void tile(const KeyTile<T>& tile, int query_tiles) {
+    // What comes `ahead` is not fetched: where keys are read as they lie, the next panel is (turn).
+    void tile(const KeyTile<T>& tile, int query_tiles, const KeyTile<T>&) {
         tile_ = &tile;
         many_ = query_tiles > 1;
         for (int panel = 0; many_ && panel * WIDTH < tile.count; panel++) turn(panel, panel_at(panel));

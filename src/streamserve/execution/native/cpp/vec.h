@@ -175,7 +175,7 @@ inline void accumulate(Vec256& sum, Vec256 a, Vec256 b) {
 #define STREAMSERVE_AVX512
 struct Vec512 {
     static constexpr int lanes = 16;
-    static constexpr float no_power = -300;
+    static constexpr float no_power = -127;
     __m512 v;
 
     static Vec512 set(float x) { return {_mm512_set1_ps(x)}; }
@@ -216,7 +216,11 @@ struct Vec512 {
     Vec512 nearest() const {
         return {_mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     }
-    Vec512 scaled(Vec512 n) const { return {_mm512_scalef_ps(v, n.v)}; }
+    // Lanes that would underflow are left out: each costs the processor a hundred cycles otherwise.
+    Vec512 scaled(Vec512 n) const {
+        __mmask16 normal = _mm512_cmp_ps_mask(n.v, _mm512_set1_ps(-126), _CMP_GE_OQ);
+        return {_mm512_maskz_scalef_ps(normal, v, n.v)};
+    }
     Vec512 where_at_least(Vec512 x, float limit) const {
         return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), v)};
     }
