@@ -45,7 +45,7 @@ def record(count: int) -> list[tuple[list[int], list[int]]]:
     with LLM("embedded", draft="none", log_level="error") as llm:
         prompts = [llm.render([{"role": "user", "content": text}]) for text in PROMPTS]
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        for output in llm.generate(prompts, params):
+        for output in llm.generate(prompts, params, use_tqdm=False):
             found.append((list(output.prompt_token_ids), list(output.outputs[0].token_ids)))
     return found
 
@@ -82,10 +82,9 @@ class Service:
         )  # fmt: skip
         assert self._process.stdout is not None
         self.address = ""
-        for line in self._process.stdout:
+        for line in self._process.stdout:  # the metrics' address comes before this one
             if " at tcp://" in line:
                 self.address = line.split(" at ")[1].strip()
-            if "/metrics" in line:
                 break
         assert self.address, "the service did not start"
 
@@ -189,26 +188,24 @@ def measure(
 ) -> dict[str, Any]:
     """N targets on a service: what they got, and what it measured of itself meanwhile."""
     job = {**job, "endpoint": address or service.address}
-    samples: list[tuple[float, dict[str, float]]] = []
+    samples: list[dict[str, float]] = []
 
     def sample() -> None:
         for pause in (WARM + 0.7, job["seconds"] - 0.9):
             time.sleep(pause)
-            samples.append((time.monotonic(), service.figures()))
+            samples.append(service.figures())
 
     watcher = threading.Thread(target=sample)
     watcher.start()
     found = targets.run(count, job)
     watcher.join()
-    (started, before), (ended, after) = samples
-    return summary(count, found, before, after, ended - started)
+    return summary(count, found, *samples)
 
 
 def summary(
-    count: int, found: list[dict[str, float]], before: dict[str, float], after: dict[str, float], span: float
+    count: int, found: list[dict[str, float]], before: dict[str, float], after: dict[str, float]
 ) -> dict[str, Any]:
-    """Differences of the service's sums over `span` seconds, and the model with the means of the same
-    time."""
+    """Differences of the service's sums, and the model with the means of the same time."""
     change = {name: after[name] - before.get(name, 0.0) for name in after}
     requests, passes = max(change["requests_total"], 1), max(change["passes_total"], 1)
     rounds, batches = max(change["rounds_total"], 1), max(change["batches_total"], 1)
@@ -218,14 +215,13 @@ def summary(
     star = Star(turn, after["back_seconds"], max(1, round(batch)), turn)
     beta = change["accepted_total"] / max(change["guesses_total"], 1)
     speeds = [one["tokens_per_second"] for one in found]
-    # The reports that are read come twice a second, so that their span is not exactly ours.
-    clock = change["busy_seconds_total"] + change["idle_seconds_total"]
+    clock = max(change["at"], 1e-9)  # reports come twice a second: their span is not exactly ours
     return {
         "targets": count,
         "tokens_per_second": sum(speeds),
         "per_target": speeds,
         "rounds_per_second": sum(one["rounds_per_second"] for one in found) / count,
-        "service_requests_per_second": requests / span,
+        "service_requests_per_second": requests / clock,
         "accepted_per_tree": sum(one["accepted_per_tree"] for one in found) / count,
         "share_with_trees": sum(one["share_with_trees"] for one in found) / count,
         "t_s": t_s,
@@ -240,7 +236,7 @@ def summary(
         "T_idle_per_request": change["idle_seconds_total"] / requests,
         "T_idle_per_round": change["idle_seconds_total"] / rounds * count,
         "round": change["round_seconds_total"] / rounds,
-        "load": change["busy_seconds_total"] / clock if clock else 0.0,
+        "load": change["busy_seconds_total"] / clock,
         "predicted_round": star.round(count),
         "predicted_idle_per_round": star.idle(count),
         "predicted_load": star.load(count),
@@ -261,9 +257,9 @@ def calibrate(targets: Targets, model: Path, job: dict[str, Any]) -> float:
     return verify
 
 
-def memory(budget: int = 1 << 30) -> dict[str, float]:
-    """KV blocks of a target that has `budget` bytes, alone and with a draft model beside it, for the packaged
-    pair's shapes inflated to a 7 B target and a 1 B draft in bfloat16: what co-location costs in room."""
+def memory(budget: int = 1 << 26) -> dict[str, float]:
+    """KV blocks of the packaged target in `budget` bytes, alone and with the packaged draft beside it, which
+    takes weights and a plane of its own in every block: counted, not measured."""
     import torch
 
     from streamserve.embedded import path
@@ -315,6 +311,8 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         }  # fmt: skip
         figures: dict[str, Any] = {"one_at_a_time": [], "batched": [], "delayed": []}
         figures["without"] = targets.run(1, {**job, "endpoint": "", "policy": "off"})[0]
+        figures["own_draft"] = targets.run(1, {**job, "endpoint": "", "draft": str(model)})[0]
+        print("without", figures["without"], "with a draft of its own", figures["own_draft"], flush=True)
         for name, batch in (("one_at_a_time", 1), ("batched", 16)):
             for count in range(1, arguments.most + 1):
                 with services(model, batch) as service:

@@ -14,14 +14,16 @@ from typing import Any
 
 from streamserve.drafting.client import Identity
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Sampled, Span, SpanResult, StepPlan, StepResult
+from streamserve.engine.plan import DRAFT, Drafter, Sampled, Span, SpanResult, StepPlan, StepResult
 from streamserve.engine.speculation import Speculation
 from streamserve.policy.speculation import parse_policy
-from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.messages import Guessed, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.workers.remote import RemoteDrafter
+
+BLOCKS = 512
 
 
 class PacedExecutor:
@@ -73,13 +75,21 @@ class Window:
         return self.start <= now < self.end
 
 
-def make_engine(job: dict[str, Any], drafter: RemoteDrafter | None, executor: PacedExecutor) -> Engine:
+def own_drafter(path: str) -> Drafter:
+    """A draft model in this very process, for comparison."""
+    from streamserve.execution.load import drafter_on, load  # loads torch, which the others do without
+
+    config = ModelConfig(path=path, draft="none", threads=1, num_blocks=BLOCKS)
+    return drafter_on(load(config), DRAFT)
+
+
+def make_engine(job: dict[str, Any], drafter: Drafter | None, executor: PacedExecutor) -> Engine:
     """One sequence at a time, as a target of the paper's."""
     info = ModelInfo(
         architecture="paced", parameters=0, vocab_size=job["vocab_size"], max_model_len=4096,
         eos_token_ids=(), weight_bytes=0, dtype="none", row_invariant=True, fingerprint="paced",
     )  # fmt: skip
-    config = EngineConfig(num_blocks=512, max_num_seqs=1, max_model_len=4096)
+    config = EngineConfig(num_blocks=BLOCKS, max_num_seqs=1, max_model_len=4096)
     speculation = Speculation(parse_policy(job["policy"]), lambda rows, kv: job["verify"])
     return Engine(config, info, executor, time.monotonic, drafter, speculation)
 
@@ -87,7 +97,9 @@ def make_engine(job: dict[str, Any], drafter: RemoteDrafter | None, executor: Pa
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Serve recorded prompts one after another until the job's end; figures of its window."""
     texts = job["texts"][job["number"] % len(job["texts"]) :] + job["texts"]
-    drafter = None
+    drafter: RemoteDrafter | Drafter | None = None
+    if job.get("draft"):
+        drafter = own_drafter(job["draft"])
     if job["endpoint"]:
         identity = Identity(job["tokenizer"], job["vocabulary"], f"paced-{job['number']}")
         drafter = RemoteDrafter(identity, parse_endpoints(job["endpoint"]), None, job["number"])
@@ -114,7 +126,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             elif isinstance(event, Guessed) and inside:
                 window.trees += 1
                 window.accepted += event.accepted
-    if drafter:
+    if isinstance(drafter, RemoteDrafter):
         drafter.close()
     return {
         "tokens_per_second": window.tokens / job["seconds"],

@@ -9,6 +9,7 @@ from streamserve.protocol.drafting import DraftReport
 
 PREFIX = "streamserve_draft:"
 GAUGES = {
+    "at": "Seconds on the service's clock when this was reported.",
     "targets": "Sessions that are open.",
     "active": "Targets that are being drafted for (N).",
     "waiting": "Requests in the in-queue.",
