@@ -127,6 +127,7 @@ GREEDY = SamplingParams(temperature=0.0)
         {"expansion": (1,)},
         {"expansion": (0,) * 4},
         {"number": 1 << 63},
+        {"choice": 1000},
         {"output": 5},
         {"hidden": b"x"},
         {"params": SamplingParams()},
@@ -203,6 +204,19 @@ def test_a_target_that_leaves_while_it_is_drafted_for_leaves_nothing():
     assert talk.service.memory.pool.free < 100, "its blocks are being written"
     assert talk.service.drafted(batch, talk.drafter.draft(batch), 0.1) == []
     assert talk.service.memory.pool.free == 100
+
+
+def test_a_batch_that_fails_costs_its_trees_and_nothing_else():
+    talk = Talk()
+    for name in ("a", "b"):
+        talk.ask(name, talk.delta(name, [1, 2, 3]))
+    batch = talk.service.batch(0.0)
+    assert talk.service.failed(batch, 0.1) == []
+    assert talk.turn_outs() == []
+    assert talk.service.memory.pool.free == 100
+    talk.ask("a", talk.delta("a", [4], keep=3))
+    (draft,) = trees(talk.turn_outs())
+    assert draft.tree.tokens == chain([1, 2, 3, 4], 4).tokens
 
 
 def test_messages_beyond_the_rate_are_told_to_come_back():

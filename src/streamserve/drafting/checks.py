@@ -4,7 +4,7 @@ from streamserve.drafting.admission import Limits
 from streamserve.drafting.parts import Identity
 from streamserve.drafting.sessions import Session
 from streamserve.protocol.drafting import DRAFT_VERSION, Delta, Hello, Reason
-from streamserve.protocol.sampling import check_sampling
+from streamserve.protocol.sampling import MAX_CHOICES, check_sampling
 
 
 def misfit(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
@@ -33,7 +33,7 @@ def wrong(delta: Delta, session: Session, identity: Identity, limits: Limits) ->
         return "hidden states are not taken in this version"
     if min(delta.keep, delta.output, delta.number, delta.choice, delta.epoch) < 0 or not delta.tokens:
         return "a delta brings tokens"
-    if max(delta.output, delta.choice, delta.number, delta.epoch) >= 1 << 62:
+    if max(delta.number, delta.epoch) >= 1 << 62 or delta.choice >= MAX_CHOICES:
         return "a number is too large"
     if min(delta.tokens) < 0 or max(delta.tokens) >= vocabulary:
         return f"the vocabulary has {vocabulary} tokens"

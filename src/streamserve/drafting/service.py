@@ -353,6 +353,17 @@ class Service:
                 session.asked = session.deadline = None
         return outs
 
+    def failed(self, done: Batch, now: float) -> list[Out]:
+        """A batch could not be drafted: nobody gets a tree of it, and its sequences are read anew."""
+        for sequence in _flat(done):
+            sequence.wanted = None
+        outs = self.drafted(done, {}, now)
+        for sequence in _flat(done):
+            if not sequence.gone:
+                self.memory.release(sequence)
+                self._rename(sequence)
+        return outs
+
     def _answer(
         self, session: Session, drafts: list[Draft], waited: float, seconds: float, now: float
     ) -> Out:

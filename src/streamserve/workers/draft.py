@@ -147,8 +147,14 @@ class Station:
                 if batch is None:
                     break
             drafter.release(batch.released)
-            drafter.begin(batch.requests)
-            trees = drafter.collect(0.0)
+            try:
+                drafter.begin(batch.requests)
+                trees = drafter.collect(0.0)
+            except Exception:  # whoever caused it, the other targets are to be drafted for
+                logger.exception("a batch for %d sequences failed", len(batch.requests))
+                with changed:
+                    self._outs.extend(service.failed(batch, time.monotonic()))
+                continue
             with changed:
                 self._outs.extend(service.drafted(batch, trees, time.monotonic()))
             self._ring.send(b"")
