@@ -299,7 +299,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         "texts": texts, "tokenizer": tokenizer, "vocabulary": vocabulary, "vocab_size": 4096,
         "policy": f"fixed:{DEPTH}", "seconds": arguments.seconds, "warm": WARM,
     }  # fmt: skip
-    targets = Targets(arguments.most)
+    targets = Targets(max(*arguments.counts, *arguments.batched, 5))
     try:
         verify = calibrate(targets, model, job)
         job["verify"] = verify
@@ -314,7 +314,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         figures["own_draft"] = targets.run(1, {**job, "endpoint": "", "draft": str(model)})[0]
         print("without", figures["without"], "with a draft of its own", figures["own_draft"], flush=True)
         for name, batch in (("one_at_a_time", 1), ("batched", 16)):
-            for count in range(1, arguments.most + 1):
+            for count in arguments.counts if batch == 1 else arguments.batched:
                 with services(model, batch) as service:
                     figures[name].append(measure(targets, service, count, job))
                     show(name, figures[name][-1])
@@ -399,7 +399,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
-    parser.add_argument("--most", type=int, default=8, help="targets")
+    parser.add_argument("--counts", type=int, nargs="*", default=list(range(1, 9)), help="N, one at a time")
+    parser.add_argument("--batched", type=int, nargs="*", default=list(range(1, 9)), help="N, batched")
     parser.add_argument("--hidden", type=int, default=512, help="of the inflated draft")
     parser.add_argument("--layers", type=int, default=8, help="of the inflated draft")
     parser.add_argument("--outputs", type=int, default=200, help="tokens recorded of each text")
