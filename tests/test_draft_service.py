@@ -24,6 +24,8 @@ from tests.drafting.network import Network, drafting
 from tests.exact.test_speculation import Case, _disturb, make_engine, run
 
 TARGETS = 4
+FLAGS = "--threads", "1", "--no-admission"
+"""Models as small as these gain nothing by drafts from elsewhere: all but one target would be turned away."""
 Request = tuple[list[int], SamplingParams]
 
 
@@ -129,7 +131,7 @@ async def test_text_is_the_same_whatever_becomes_of_the_service(
     assert beside == texts
     assert accepted > 0
     with contextlib.ExitStack() as stack:
-        service = stack.enter_context(drafting(draft, "--threads", "1", "--num-blocks", "200"))
+        service = stack.enter_context(drafting(draft, *FLAGS, "--num-blocks", "200"))
         network = stack.enter_context(Network(service.address, scale.seed))
         async with targets(target, TARGETS, network.address) as llms:
             await until_accepted(llms, asked, texts, "first")
@@ -141,7 +143,7 @@ async def test_text_is_the_same_whatever_becomes_of_the_service(
             again, accepted = await all_answers(llms, asked, "dead")
             assert again == [texts] * TARGETS
             assert sum(accepted) == 0, "nobody guesses any more"
-            stack.enter_context(drafting(draft, "--threads", "1", port=service.port))
+            stack.enter_context(drafting(draft, *FLAGS, port=service.port))
             await until_accepted(llms, asked, texts, "restarted")
     assert network.broken
     assert network.lost + network.doubled + network.overtaken > 20
@@ -155,7 +157,7 @@ async def test_sessions_move_when_their_service_dies(pair: tuple[str, str]) -> N
     target, draft = pair
     asked = requests(2, 1)
     texts, _ = here(target, "none", asked)
-    with drafting(draft, "--threads", "1") as first, drafting(draft, "--threads", "1") as second:
+    with drafting(draft, *FLAGS) as first, drafting(draft, *FLAGS) as second:
         async with targets(target, 1, f"{first.address},{second.address}") as llms:
             await until_accepted(llms, asked, texts, "both")
             first.kill()
