@@ -15,6 +15,9 @@ import typer
 from streamserve import __version__
 from streamserve.bench.command import bench
 from streamserve.checkpoints import locate
+from streamserve.draft_settings import DraftSettings, draft_options, resolve_draft
+from streamserve.protocol.config import LogLevel
+from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
 from streamserve.protocol.errors import CheckpointError, RequestError, StartError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import Settings, SettingsError, options, resolve, to_toml
@@ -29,6 +32,8 @@ app = typer.Typer(
 
 models = typer.Typer(help="Work with checkpoints.", no_args_is_help=True)
 app.add_typer(models, name="models")
+keys = typer.Typer(help="Keys for draft services.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")
 
 Model = Annotated[
@@ -170,6 +175,66 @@ def profile(model: Model = None, *, settings: Settings) -> None:
     from streamserve.profiling import run
 
     run(settings)
+
+
+def with_draft_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes `model` and `settings` one flag for each setting of a draft service."""
+
+    @wraps(command)
+    def run(model: str | None, explain: bool, log_level: LogLevel, **flags: Any) -> None:
+        with complaining():
+            settings = resolve_draft(model, {name: flag for name, flag in flags.items() if flag != []})
+            command(model=model, explain=explain, log_level=log_level, settings=settings)
+
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    own += [_flag(option.name, option.kind, option.help, option.default) for option in draft_options()]
+    run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    return run
+
+
+@app.command()
+@with_draft_settings
+def draft(
+    model: Annotated[
+        str | None, typer.Argument(help="as for `streamserve serve`; by default `embedded-draft`")
+    ] = None,
+    *,
+    settings: DraftSettings,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="print what was measured beside what the model predicts")
+    ] = False,
+    log_level: Annotated[LogLevel, typer.Option(help="how much to log")] = "info",
+) -> None:
+    """Draft for many servers with one draft model; they use it with --draft tcp://HOST:PORT."""
+    from streamserve.draft_service import run
+
+    run(settings, explain, log_level)
+
+
+@keys.command("new")
+def new_key(file: Annotated[Path, typer.Argument(help="file to write; must not exist")]) -> None:
+    """Make a key for a draft service or for one of its targets, and print its public half.
+
+    The service is started with --key FILE and --clients LIST, where LIST holds the targets' public keys, one
+    a line, each followed by a name. A target gets --draft-key FILE and --draft tcp://SERVICEKEY@HOST:PORT.
+    """
+    import zmq
+    from zmq.utils import z85
+
+    with complaining():
+        public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+        write_key_pair(file, KeyPair(public, secret))
+    typer.echo(public.hex())
+
+
+@keys.command("show")
+def show_key(file: Annotated[Path, typer.Argument(help="a key file")]) -> None:
+    """Print the public half of a key."""
+    with complaining():
+        try:
+            typer.echo(read_key_pair(file).public.hex())
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
 
 
 @models.command("inflate")

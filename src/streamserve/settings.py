@@ -21,6 +21,7 @@ from streamserve.policy.routing import parse_router
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -57,9 +58,11 @@ class Settings:
     server: ServerConfig
 
 
-def options() -> list[Option]:
-    """Every setting but the model's name."""
-    fields = [*msgspec.structs.fields(ModelConfig), *msgspec.structs.fields(ServerConfig)]
+def options(*structs: type[msgspec.Struct]) -> list[Option]:
+    """Every setting of these, by default of a server, but the model's name."""
+    fields = [
+        field for one in structs or (ModelConfig, ServerConfig) for field in msgspec.structs.fields(one)
+    ]
     return [_option(field) for field in fields if field.name != "path"]
 
 
@@ -107,10 +110,10 @@ def resolve(
     values.pop("model", None)
     if not isinstance(name, str):
         raise SettingsError(f"model must be a name or a folder, got {name!r}")
-    server = _convert(values, ServerConfig)
-    checked = _convert({**values, "path": ""}, ModelConfig)
+    server = convert(values, ServerConfig)
+    checked = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
-    located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked.draft, folder))
+    located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked, folder))
     _check_policy(checked.speculation_policy)
     _check_topology(server, checked.profile)
     if server.otlp_traces_endpoint and not telemetry_installed():
@@ -118,11 +121,35 @@ def resolve(
     return Settings(name, located, server)
 
 
-def _draft(draft: str, target: Path) -> str:
+def _draft(config: ModelConfig, target: Path) -> str:
     """The drafter as given, or the folder of a draft model."""
+    draft = config.draft
     if draft == "auto":
         return str(packaged_draft(target) or "none")
+    if draft.startswith("tcp://"):
+        _check_services(config)
+        return draft
     return draft if draft in DRAFTERS or draft.startswith("self:") else str(locate(draft))
+
+
+def _check_services(config: ModelConfig) -> None:
+    """Draft services: what is said to them is prompts, so elsewhere both sides show keys."""
+    try:
+        endpoints = parse_endpoints(config.draft)
+        if config.draft_key:
+            read_key_pair(config.draft_key)
+    except ValueError as error:
+        raise SettingsError(f"draft: {error}") from None
+    if config.speculation_mode == "rejection":
+        raise SettingsError("speculation_mode = 'rejection': draft services guess for coupled only")
+    for endpoint in endpoints:
+        if endpoint.server_key and not config.draft_key:
+            raise SettingsError(f"draft = {config.draft!r}: who has keys is shown one: give draft_key")
+        if not endpoint.server_key and not endpoint.loopback:
+            raise SettingsError(
+                f"draft: {endpoint.address} is on another machine, which must be reached with keys: "
+                "tcp://SERVERKEY@HOST:PORT, and draft_key"
+            )
 
 
 def _check_policy(policy: str) -> None:
@@ -225,7 +252,8 @@ def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> N
             raise SettingsError(f"there is no setting {name!r} ({where}); known: {', '.join(sorted(names))}")
 
 
-def _convert(values: Mapping[str, Any], struct: type[S]) -> S:
+def convert(values: Mapping[str, Any], struct: type[S]) -> S:
+    """Those of the values that are fields of `struct`. Raises SettingsError for a bad one."""
     known = {field.name for field in msgspec.structs.fields(struct)}
     try:
         return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)

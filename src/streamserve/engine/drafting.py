@@ -72,7 +72,7 @@ class Drafting:
         found = self._drafter.collect(started + self._wait)
         trees = {id: tree for id, tree in found.items() if id in asked and _fits(tree, asked[id])}
         spent = self._clock() - started
-        catch_up = sum(_length(request) - request.computed for request in asked.values())
+        catch_up = sum(_unread(request, self._drafter.plane) for request in asked.values())
         self.speculation.drafted(shapes, catch_up, spent)
         for id in trees:
             if self._drafter.plane == DRAFT:
@@ -179,6 +179,11 @@ def _fits(tree: TokenTree, request: DraftRequest) -> bool:
         and bool(request.new_tokens)
         and tree.tokens[0] == request.new_tokens[-1]
     )
+
+
+def _unread(request: DraftRequest, plane: int | None) -> int:
+    """How many tokens the drafter has to read before it guesses."""
+    return len(request.new_tokens) if plane is None else _length(request) - request.computed
 
 
 def _length(request: DraftRequest) -> int:

@@ -144,6 +144,15 @@ def _load_drafter(
     return None
 
 
+def drafter_on(loaded: Loaded, plane: int = TARGET) -> ModelDrafter:
+    """A drafter by itself, as a draft service has: on the loaded model, whose pool is the blocks' `plane`."""
+    team, spec = loaded.team, loaded.model.spec
+    attention = attention_on(loaded.cache, spec, team)
+    guesser = NativeGuesser(team) if team else best_guesses
+    eos = spec.eos_token_ids
+    return ModelDrafter(loaded.model, loaded.cache, attention, plane, eos_token_ids=eos, guesser=guesser)
+
+
 def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> Team | None:
     """The threads of the kernels; None where plain torch computes."""
     threads = config.threads or len(os.sched_getaffinity(0))

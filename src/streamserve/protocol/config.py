@@ -18,7 +18,7 @@ SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
-Role = Literal["unified", "prefill", "decode"]
+Role = Literal["unified", "prefill", "decode", "draft"]
 KVTransport = Literal["shm", "nixl"]
 Eviction = Literal["recompute", "swap", "cost"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -126,9 +126,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Meta(
             description="who guesses tokens for the model to check: a draft model's folder or name, ngram, "
-            "self:K (the model's own first K layers), or none; auto takes the packaged draft where it fits"
+            "self:K (the model's own first K layers), tcp://[SERVERKEY@]HOST:PORT[,...] (draft services), or "
+            "none; auto takes the packaged draft where it fits"
         ),
     ] = "auto"
+    draft_key: (
+        Annotated[str, Meta(description="file with the key that draft services know this server by")] | None
+    ) = None
+    draft_model: Annotated[
+        tuple[str, ...],
+        Meta(description="fingerprint of a draft model that services may draft with; by default any"),
+    ] = ()
     speculation_mode: Annotated[
         SpeculationMode,
         Meta(
@@ -272,6 +280,40 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     access_log: Annotated[bool, Meta(description="log every HTTP request")] = False
 
 
+class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a draft service drafts, and for whom."""
+
+    listen: Annotated[
+        str, Meta(description="address for targets, tcp://HOST:PORT; port 0 takes a free one")
+    ] = "tcp://127.0.0.1:7700"
+    key: (
+        Annotated[str, Meta(description="file with the service's key; needed off loopback, with --clients")]
+        | None
+    ) = None
+    clients: (
+        Annotated[str, Meta(description="file with the public keys of allowed targets, each with a name")]
+        | None
+    ) = None
+    share: Annotated[
+        tuple[str, ...], Meta(description="NAME=WEIGHT: a target's share of the service, 1 for the others")
+    ] = ()
+    max_batch: Annotated[int, Meta(ge=1, le=256, description="targets drafted for in one pass")] = 16
+    max_batch_ms: Annotated[
+        float, Meta(gt=0, description="longest that a pass for several targets may take, in milliseconds")
+    ] = 50.0
+    max_targets: Annotated[int, Meta(ge=1, le=4096, description="sessions at once")] = 64
+    admission: Annotated[
+        bool, Meta(description="turn targets away beyond N_max, the most that gain by being drafted for")
+    ] = True
+    rate: Annotated[float, Meta(gt=0, description="messages a second that one target may send")] = 2000.0
+    lease: Annotated[
+        float, Meta(gt=0, description="seconds of silence after which a target's session is ended")
+    ] = 30.0
+    metrics: (
+        Annotated[str, Meta(description="HOST:PORT for Prometheus; by default there are no metrics")] | None
+    ) = None
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker process reads from its standard input, as msgpack. `worker` is its name, with the
     number of times it was started; `memory_share` of the free memory is for it. With `trace` it tells what it
@@ -285,5 +327,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_transport: KVTransport = "shm"
     kv_bytes_per_second: float | None = None
     trace: bool = False
+    drafting: DraftingConfig | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

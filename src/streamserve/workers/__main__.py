@@ -35,7 +35,12 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
     threading.Thread(target=leave_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
-    from streamserve.workers.worker import run  # imports torch, which takes a while
+    # These import torch, which takes a while.
+    if config.role == "draft":
+        from streamserve.workers.draft import run as run_draft
+
+        return run_draft(config)
+    from streamserve.workers.worker import run
 
     return run(config)
 

@@ -16,7 +16,7 @@ from llguidance import LLTokenizer
 from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import TransferError
-from streamserve.execution.cores import Cores, claim
+from streamserve.execution.cores import claim
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import Profile, users_profiles
 from streamserve.execution.profile_draft import draft_cost
@@ -48,6 +48,8 @@ from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.pace import Pace
+from streamserve.workers.placing import settle
+from streamserve.workers.remote import RemoteDrafter, remote_drafter
 from streamserve.workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -90,8 +92,9 @@ def run(config: WorkerConfig) -> int:
         except TransferError as error:
             _send(socket, Failed(str(error), 1))
             return 1
+        drafter = loaded.drafter or remote_drafter(config, loaded.model_info.vocab_size)
         if cores:
-            _settle(cores, loaded)
+            settle(cores, loaded)
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
         cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
         draft = draft_cost(loaded) if profile else None
@@ -103,7 +106,7 @@ def run(config: WorkerConfig) -> int:
             loaded.model_info,
             loaded.executor,
             time.monotonic,
-            loaded.drafter,
+            drafter,
             speculation,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),
@@ -131,6 +134,8 @@ def run(config: WorkerConfig) -> int:
         _serve(engine, socket, tracer)
         if transport:
             transport.close()
+        if isinstance(drafter, RemoteDrafter):
+            drafter.close()
         memory.close()
         loaded.executor.close()
     return 0
@@ -146,15 +151,6 @@ def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:
     if profile is None or profile.swap is None:
         return GUESSED_SWAP
     return profile.swap.in_blocks(loaded.kv_cache_bytes // loaded.engine_config.num_blocks)
-
-
-def _settle(cores: Cores, loaded: Loaded) -> None:
-    """Go where the kernels' other threads are waiting for this one; without kernels nobody is pinned."""
-    if loaded.team:
-        os.sched_setaffinity(0, cores.numbers[:1])
-        logger.info("threads on processors %s", ", ".join(map(str, cores.numbers)))
-    else:
-        cores.release()
 
 
 def _vocabulary(path: str, size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:

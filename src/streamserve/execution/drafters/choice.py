@@ -15,7 +15,8 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """`kind` is none, ngram, self (the target's first `layers`) or model (at `folder`, of shape `spec`)."""
+    """`kind` is none, ngram, self (the target's first `layers`), model (at `folder`, of shape `spec`), or
+    remote: a service elsewhere, which whoever serves the target talks to."""
 
     kind: str
     layers: int = 0
@@ -27,13 +28,13 @@ NONE = DraftChoice("none")
 
 
 def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
-    """The drafter for the checkpoint `target` of shape `spec`. `draft` is none, ngram, self:K or a folder;
-    what auto means is decided where settings are resolved, so here it means none. Raises CheckpointError,
-    naming both sides, for one that does not fit."""
+    """The drafter for the checkpoint `target` of shape `spec`. `draft` is none, ngram, self:K, tcp://… or a
+    folder; what auto means is decided where settings are resolved, so here it means none. Raises
+    CheckpointError, naming both sides, for one that does not fit."""
     if draft in ("auto", "none"):
         return NONE
-    if draft == "ngram":
-        return DraftChoice("ngram")
+    if draft == "ngram" or draft.startswith("tcp://"):
+        return DraftChoice("ngram" if draft == "ngram" else "remote")
     if draft.startswith("self:"):
         layers = draft.removeprefix("self:")
         if not (layers.isascii() and layers.isdigit() and 1 <= int(layers) < spec.num_layers):

@@ -1,0 +1,106 @@
+"""Addresses of draft services, and the CURVE keys that they and their targets show each other.
+
+A key is 32 bytes, written as 64 hexadecimal digits. A key file holds a pair, and is for its owner's eyes:
+
+    public = 3f…
+    secret = 9c…
+
+A file of allowed clients holds a public key a line, and behind it the name that the client goes by.
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_ENDPOINT = re.compile(r"tcp://(?:([0-9a-f]{64})@)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.*-]+):([0-9]{1,5})")
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """Bytes."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public.hex()})"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """`tcp://[SERVERKEY@]HOST:PORT`."""
+
+    host: str
+    port: int
+    server_key: bytes | None = None
+
+    @property
+    def address(self) -> str:
+        """As ZeroMQ takes it."""
+        return f"tcp://{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        name = self.host.strip("[]")
+        if name == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Raises ValueError if it is none."""
+    found = _ENDPOINT.fullmatch(text)
+    if not found or int(found[3]) > 65535:
+        raise ValueError(f"{text!r} is not tcp://HOST:PORT or tcp://SERVERKEY@HOST:PORT")
+    return Endpoint(found[2], int(found[3]), bytes.fromhex(found[1]) if found[1] else None)
+
+
+def parse_endpoints(text: str) -> list[Endpoint]:
+    """Those of a comma-separated list. Raises ValueError if one is none, or there is none."""
+    return [parse_endpoint(part.strip()) for part in text.split(",")]
+
+
+def read_key_pair(path: str | Path) -> KeyPair:
+    """Raises ValueError, which quotes no key, if the file cannot be used."""
+    values = {}
+    for line in _lines(path):
+        name, _, value = line.partition("=")
+        values[name.strip()] = value.strip()
+    if not all(_KEY.fullmatch(values.get(name, "")) for name in ("public", "secret")):
+        raise ValueError(f"{path} is no key file: make one with `streamserve keys new {path}`")
+    return KeyPair(bytes.fromhex(values["public"]), bytes.fromhex(values["secret"]))
+
+
+def write_key_pair(path: str | Path, pair: KeyPair) -> None:
+    """To a new file that only its owner can read. Raises OSError if there is one already."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"public = {pair.public.hex()}\nsecret = {pair.secret.hex()}\n")
+
+
+def read_clients(path: str | Path) -> Mapping[bytes, str]:
+    """Names by public key. Raises ValueError for a line that is not a key, or no key at all."""
+    found = {}
+    for number, line in enumerate(_lines(path), start=1):
+        key, _, name = line.partition(" ")
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{path}: entry {number} does not begin with a public key")
+        found[bytes.fromhex(key)] = name.strip() or key[:8]
+    if not found:
+        raise ValueError(f"{path} holds no key")
+    return found
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -1,0 +1,144 @@
+"""The sockets of a target's side of draft services: engine.plan.Drafter over drafting/client.py.
+
+begin ── deltas ──▶ service        the target goes on: other requests' prompts, and steps without trees
+collect ◀── trees ── service       waits as long as it pays, takes what is there
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from streamserve.drafting.client import Client, Identity
+from streamserve.drafting.links import Out
+from streamserve.drafting.waiting import Waiting
+from streamserve.engine.plan import DraftRequest
+from streamserve.execution.drafters.fingerprints import fingerprints
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
+from streamserve.protocol.drafting import MAX_MESSAGE_BYTES, decode_to_target, encode
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_MILLISECONDS = 2000
+
+
+def remote_drafter(config: WorkerConfig, vocab_size: int) -> "RemoteDrafter | None":
+    """The drafter that `--draft tcp://…` asks for, if it does. Raises CheckpointError if the target's
+    tokenizer cannot be read, ValueError for a key file that cannot be used."""
+    model = config.model
+    if not model.draft.startswith("tcp://"):
+        return None
+    tokenizer, vocabulary = fingerprints(Path(model.path), vocab_size)
+    own = read_key_pair(model.draft_key) if model.draft_key else None
+    identity = Identity(tokenizer, vocabulary, config.worker)
+    return RemoteDrafter(identity, parse_endpoints(model.draft), own, secrets.randbits(32), model.draft_model)
+
+
+class RemoteDrafter:
+    """Drafts at the services behind `endpoints`; `own` is the key that they know this target by."""
+
+    plane = None
+
+    def __init__(
+        self, identity: Identity, endpoints: Sequence[Endpoint], own: KeyPair | None, seed: int,
+        models: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets = [self._connect(endpoint, own) for endpoint in endpoints]
+        self._poller = zmq.Poller()
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        self.client = Client(identity, len(endpoints), seed, models)
+        self.waiting = Waiting()
+        self._collected: float | None = None
+        self._had_trees = False
+        self._given: dict[int, TokenTree] = {}
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Send what the services do not know yet, and ask for trees."""
+        now = time.monotonic()
+        if self._collected is not None:
+            self.waiting.worked(now - self._collected, self._had_trees)
+        self._learn(requests)
+        self._receive(0)
+        waiting = self.waiting
+        self._send(self.client.tick(now))
+        self._send(
+            self.client.begin(requests, now, waiting.patience, waiting.verify.value, waiting.plain.value)
+        )
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        """The trees that come within the time that it pays to wait, and by `deadline`."""
+        self._receive(0)
+        limit = self.waiting.limit(self.client.usual())
+        until = min(deadline, (now := time.monotonic()) + limit)
+        while now < until and self.client.awaited(now, limit):
+            self._receive(until - now)
+            now = time.monotonic()
+        self._given = trees = self.client.take()
+        self._collected, self._had_trees = time.monotonic(), bool(trees)
+        return trees
+
+    def release(self, ids: Sequence[int]) -> None:
+        self.client.release(ids)
+
+    def close(self) -> None:
+        """End the sessions and free the sockets."""
+        self._send(self.client.close(time.monotonic()))
+        for socket in self._sockets:
+            socket.close(linger=200)
+        self._context.term()
+
+    def _learn(self, requests: Sequence[DraftRequest]) -> None:
+        """What the trees that were given last turned out to bring."""
+        for request in requests:
+            tree = self._given.pop(request.id, None)
+            if tree is not None:
+                self.waiting.gained(len(tree.follow(request.new_tokens)) - 1)
+
+    def _receive(self, seconds: float) -> None:
+        """Take what is there, or the first that comes within so many seconds."""
+        ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
+        for socket, _ in ready:
+            number = self._sockets.index(socket)
+            while True:
+                try:
+                    data = socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                try:
+                    message = decode_to_target(data)
+                except msgspec.DecodeError:
+                    logger.warning("draft service %d sent what cannot be read", number)
+                    continue
+                self._send(self.client.heard(number, message, time.monotonic()))
+
+    def _send(self, outs: Sequence[Out]) -> None:
+        for out in outs:
+            try:
+                self._sockets[out.link].send(encode(out.message), zmq.NOBLOCK)
+            except zmq.Again:
+                self.client.unreachable(out.link, time.monotonic())
+
+    def _connect(self, endpoint: Endpoint, own: KeyPair | None) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.SNDHWM, 64)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+        if endpoint.server_key is not None:
+            assert own is not None, "settings see to that"
+            socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.server_key)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        socket.connect(endpoint.address)
+        return socket

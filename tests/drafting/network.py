@@ -1,0 +1,146 @@
+"""Real processes: a draft service, and a network between it and its targets that does as it pleases."""
+
+import contextlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import zmq
+
+
+@dataclass
+class Drafting:
+    """A running `streamserve draft`: where it listens, and all that it printed."""
+
+    process: subprocess.Popen[str]
+    address: str
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """As a machine's failure would."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(20)
+
+    def printed(self, text: str) -> bool:
+        return any(text in line for line in list(self.lines))
+
+
+@contextlib.contextmanager
+def drafting(model: str, *flags: str, port: int = 0) -> Iterator[Drafting]:
+    """A service on loopback; it is ended, and must end, when the block does."""
+    listen = [] if any(flag == "--listen" for flag in flags) else ["--listen", f"tcp://127.0.0.1:{port}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamserve", "draft", model, *listen, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    service = Drafting(process, "")
+    try:
+        while not service.address:
+            line = process.stdout.readline()
+            assert line, f"the service ended: {service.lines}"
+            service.lines.append(line)
+            found = re.search(r"ready .* at (tcp://\S+)", line)
+            service.address = found[1] if found else ""
+        reader = threading.Thread(target=lambda: service.lines.extend(process.stdout), daemon=True)
+        reader.start()
+        yield service
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(20)
+        reader.join(5)
+        process.stdout.close()
+
+
+class Network(threading.Thread):
+    """Between targets and the service at `address`: messages are lost, come twice, are overtaken by others;
+    and now and then all connections break. `calm` makes it an honest network."""
+
+    def __init__(self, address: str, seed: int) -> None:
+        super().__init__()
+        self.calm = False
+        self.broken = self.lost = self.doubled = self.overtaken = 0
+        self._rng = random.Random(seed)
+        self._service = address
+        self._over = threading.Event()
+        self._breaking = threading.Event()
+        self._context = zmq.Context()
+        self._front = self._context.socket(zmq.ROUTER)
+        self._front.setsockopt(zmq.LINGER, 0)
+        port = self._front.bind_to_random_port("tcp://127.0.0.1")
+        self.address = f"tcp://127.0.0.1:{port}"
+        self._backs: dict[bytes, zmq.Socket] = {}
+        self._held: list[tuple[float, zmq.Socket, list[bytes]]] = []
+
+    def break_connections(self) -> None:
+        self._breaking.set()
+
+    def __enter__(self) -> "Network":
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self.join()
+        for socket in [self._front, *self._backs.values()]:
+            socket.close()
+        self._context.term()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            if self._breaking.is_set():
+                self._breaking.clear()
+                self._reconnect()
+            for peer, back in list(self._backs.items()):
+                while back.poll(0):
+                    self._pass(self._front, [peer, back.recv()])
+            while self._front.poll(1):
+                peer, data = self._front.recv_multipart()
+                self._pass(self._back(peer), [data])
+            now = time.monotonic()
+            for due, socket, parts in self._held:
+                if due <= now:
+                    socket.send_multipart(parts)
+            self._held = [held for held in self._held if held[0] > now]
+
+    def _pass(self, socket: zmq.Socket, parts: list[bytes]) -> None:
+        chance = 1.0 if self.calm else self._rng.random()
+        if chance < 0.02:
+            self.lost += 1
+            return
+        if chance < 0.06:
+            self.doubled += 1
+            socket.send_multipart(parts)
+        if chance < 0.15:
+            self.overtaken += 1
+            self._held.append((time.monotonic() + self._rng.random() * 0.05, socket, parts))
+            return
+        socket.send_multipart(parts)
+
+    def _back(self, peer: bytes) -> zmq.Socket:
+        if peer not in self._backs:
+            self._backs[peer] = back = self._context.socket(zmq.DEALER)
+            back.setsockopt(zmq.LINGER, 0)
+            back.connect(self._service)
+        return self._backs[peer]
+
+    def _reconnect(self) -> None:
+        """Everybody comes from elsewhere from now on, and what was on its way is gone."""
+        self.broken += 1
+        self._held.clear()
+        for back in self._backs.values():
+            back.close()
+        self._backs.clear()

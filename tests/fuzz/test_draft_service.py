@@ -1,0 +1,240 @@
+"""A draft service among clients that mean no good: they are refused and logged, and others do not notice."""
+
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from zmq.utils import z85
+
+from streamserve.drafting.client import Identity
+from streamserve.engine.plan import DraftRequest
+from streamserve.execution.drafters.fingerprints import fingerprints
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.curve import KeyPair, parse_endpoints, write_key_pair
+from streamserve.protocol.drafting import (
+    DRAFT_VERSION,
+    MAX_MESSAGE_BYTES,
+    Ask,
+    Bye,
+    Delta,
+    Hello,
+    Ping,
+    Refused,
+    Welcome,
+    decode_to_target,
+    encode,
+)
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.workers.remote import RemoteDrafter
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+from tests.drafting.network import Drafting, drafting
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def key_pair() -> KeyPair:
+    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+    return KeyPair(public, secret)
+
+
+class Guarded:
+    """A service with keys, and who knows them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = make_checkpoint(folder / "draft")
+        self.service_key, self.good, self.other, self.stranger = (key_pair() for _ in range(4))
+        write_key_pair(folder / "service.key", self.service_key)
+        lines = [f"{self.good.public.hex()} good", f"{self.other.public.hex()} other"]
+        (folder / "clients").write_text("\n".join(lines))
+        self.flags = (
+            "--listen", "tcp://127.0.0.1:0", "--threads", "1", "--num-blocks", "300",
+            "--key", str(folder / "service.key"), "--clients", str(folder / "clients"),
+        )  # fmt: skip
+        self.tokenizer, self.vocabulary = fingerprints(self.checkpoint, 320)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
+    return Guarded(tmp_path_factory.mktemp("guarded"))
+
+
+@pytest.fixture(scope="module")
+def service(guarded: Guarded) -> Iterator[Drafting]:
+    with drafting(str(guarded.checkpoint), *guarded.flags) as running:
+        yield running
+
+
+class Peer:
+    """Somebody who says what he likes."""
+
+    def __init__(self, service: Drafting, guarded: Guarded, own: KeyPair | None) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        if own:
+            self.socket.setsockopt(zmq.CURVE_SERVERKEY, guarded.service_key.public)
+            self.socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            self.socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        self.socket.connect(service.address)
+        self.guarded = guarded
+
+    def say(self, message: object, wait: float = 5.0) -> object:
+        self.socket.send(message if isinstance(message, bytes) else encode(message))
+        return decode_to_target(self.socket.recv()) if self.socket.poll(int(wait * 1000)) else None
+
+    def hello(self, wait: float = 5.0, **fields: object) -> object:
+        own = {
+            "version": DRAFT_VERSION, "tokenizer": self.guarded.tokenizer,
+            "vocabulary": self.guarded.vocabulary, "name": "x", "nonce": 1,
+        }  # fmt: skip
+        return self.say(Hello(**{**own, **fields}), wait)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+@pytest.fixture
+def peer(service: Drafting, guarded: Guarded) -> Iterator[Callable[[KeyPair | None], Peer]]:
+    made: list[Peer] = []
+
+    def make(own: KeyPair | None) -> Peer:
+        made.append(Peer(service, guarded, own))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def honest(service: Drafting, guarded: Guarded, own: KeyPair) -> RemoteDrafter:
+    address = service.address.replace("tcp://", f"tcp://{guarded.service_key.public.hex()}@")
+    identity = Identity(guarded.tokenizer, guarded.vocabulary, "honest")
+    return RemoteDrafter(identity, parse_endpoints(address), own, 1)
+
+
+def tree_for(drafter: RemoteDrafter, sequence: int, prompt: list[int]) -> TokenTree:
+    """What the service guesses behind a prompt, asked for until it comes."""
+    request = DraftRequest(sequence, 0, 0, prompt, 0, 0, GREEDY, 4, 1, 4, 0, [])
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        drafter.begin([request])
+        tree = drafter.collect(time.monotonic() + 1.0).get(sequence)
+        if tree:
+            drafter.release([sequence])
+            return tree
+        time.sleep(0.01)
+    raise AssertionError("no tree came")
+
+
+def test_without_an_allowed_key_nobody_comes_in(service: Drafting, guarded: Guarded, peer) -> None:
+    assert peer(guarded.stranger).hello(wait=0.5) is None
+    assert peer(None).hello(wait=0.5) is None
+    assert isinstance(peer(guarded.good).hello(), Welcome)
+    assert until(lambda: service.printed("refused (key)"))
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize("what", ["version", "tokenizer", "vocabulary"])
+def test_who_speaks_otherwise_is_refused_and_logged(service, guarded, peer, what) -> None:
+    refused = peer(guarded.good).hello(**{what: 99 if what == "version" else "other"})
+    assert isinstance(refused, Refused)
+    assert refused.reason == what
+    assert until(lambda: service.printed(f"refused ({what})"))
+
+
+def test_another_clients_session_cannot_be_used(service, guarded, peer) -> None:
+    theirs = peer(guarded.good).hello()
+    for own in (guarded.other, guarded.good):
+        thief = peer(own)
+        for message in (
+            Ping(theirs.tag, b"0" * 16, 0.0),
+            Bye(theirs.tag, b""),
+            Ask(tag=theirs.tag, channel=b"1" * 16, deltas=[]),
+        ):
+            assert isinstance(thief.say(message), Refused)
+    assert isinstance(peer(guarded.other).say(Bye(theirs.tag, theirs.channel)), Refused), "a leaked channel"
+    assert until(lambda: service.printed("refused (channel)"))
+
+
+def test_what_is_too_large_is_refused_and_logged(service, guarded, peer) -> None:
+    refused = peer(guarded.good).say(b"\0" * (MAX_MESSAGE_BYTES + 1))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "size"
+    assert until(lambda: service.printed("refused (size)"))
+
+
+def test_random_bytes_are_refused_and_others_do_not_notice(
+    service: Drafting, guarded: Guarded, peer, scale: Scale, record: Callable[..., None]
+) -> None:
+    rng = random.Random(scale.seed)
+    prompts = [[rng.randrange(4, 300) for _ in range(rng.randint(1, 60))] for _ in range(5)]
+    drafter = honest(service, guarded, guarded.other)
+    trees = [tree_for(drafter, number, prompt) for number, prompt in enumerate(prompts)]
+    evil = peer(guarded.good)
+    welcome = evil.hello()
+    end, sent, asked = time.monotonic() + scale.pick(2, 60), 0, 0
+    while time.monotonic() < end:
+        for _ in range(20):
+            evil.socket.send(nonsense(rng, welcome))
+            sent += 1
+        if sent % 200 == 0:
+            raw_bytes(service, rng)
+        while evil.socket.poll(0):
+            decode_to_target(evil.socket.recv())
+        number = rng.randrange(len(prompts))
+        asked += 1
+        assert tree_for(drafter, 100 + asked, prompts[number]) == trees[number]
+    drafter.close()
+    assert until(lambda: service.printed("refused (unreadable)"))
+    assert service.process.poll() is None
+    assert sent > 50
+    assert asked > 2
+    record(sent=sent, trees=asked)
+
+
+def nonsense(rng: random.Random, welcome: Welcome) -> bytes:
+    """Random bytes, random msgpack, truncated and disturbed messages, and well-formed ones out of bounds."""
+    delta = Delta(
+        rng.choice([1, 2, -5, 1 << 40]), rng.randrange(3), rng.randrange(1, 9), rng.choice([0, 1, 99]),
+        rng.choice([0, 0, 3, 1 << 50]), [rng.randrange(-5, 400) for _ in range(rng.randrange(6))],
+        rng.randrange(4), rng.choice([0, 0, -1]), rng.choice([0, 4, 99]), rng.choice([1, 3, 1 << 30]),
+        rng.choice([4, 1 << 30]), rng.choice([(), (2, 0), (1,) * 4]), rng.choice([None, GREEDY]),
+        rng.choice([b"", b"x"]),
+    )  # fmt: skip
+    whole = encode(
+        rng.choice(
+            [
+                Ask(tag=welcome.tag, channel=welcome.channel, deltas=[delta] * rng.randrange(3)),
+                Ask(tag=rng.getrandbits(40), channel=b"", deltas=[delta], need=-1.0),
+                Ping(welcome.tag, welcome.channel, float("nan")),
+            ]
+        )
+    )
+    match rng.randrange(4):
+        case 0:
+            return rng.randbytes(rng.randrange(200))
+        case 1:
+            return msgspec.msgpack.encode({"type": rng.choice(["Ask", "Hello", "Nothing"]), "tag": [[]] * 50})
+        case 2:
+            return whole[: rng.randrange(len(whole))]
+        case _:
+            return whole
+
+
+def raw_bytes(service: Drafting, rng: random.Random) -> None:
+    """Something that does not even speak ZeroMQ."""
+    with socket.create_connection(("127.0.0.1", service.port)) as connection:
+        connection.sendall(rng.randbytes(500))

@@ -1,0 +1,189 @@
+"""One draft model for many servers as a user meets it: the same text, whatever becomes of service and
+network."""
+
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from streamserve.async_llm import AsyncLLM
+from streamserve.protocol.messages import Submit
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings import SettingsError, resolve
+from streamserve.text.output import Delta, Usage
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+from tests.drafting.network import Network, drafting
+from tests.exact.test_speculation import Case, _disturb, make_engine, run
+
+TARGETS = 4
+FLAGS = "--threads", "1", "--no-admission"
+"""Models as small as these gain nothing by drafts from elsewhere: all but one target would be turned away."""
+Request = tuple[list[int], SamplingParams]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A target, and a draft that is the target with disturbed weights."""
+    target = make_checkpoint(tmp_path_factory.mktemp("target"))
+    draft = make_checkpoint(tmp_path_factory.mktemp("draft"))
+    _disturb(draft, 0.03)
+    return str(target), str(draft)
+
+
+@contextlib.asynccontextmanager
+async def targets(target: str, count: int, draft: str) -> AsyncIterator[list[AsyncLLM]]:
+    """So many servers, each with an engine in a process of its own."""
+    given = {
+        "threads": 1, "profile": False, "num_blocks": 400, "draft": draft, "speculation_policy": "fixed:3",
+        "log_level": "error",
+    }  # fmt: skip
+    llms = [AsyncLLM(resolve(target, given)) for _ in range(count)]
+    async with contextlib.AsyncExitStack() as stack:
+        await asyncio.gather(*(llm.start() for llm in llms))
+        for llm in llms:
+            stack.push_async_callback(llm.close)
+        yield llms
+
+
+def requests(count: int, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    found = []
+    for number in range(count):
+        prompt = [rng.randrange(4, 300) for _ in range(rng.randint(2, 60))]
+        temperature = 0.0 if number % 2 else 0.7
+        penalty = rng.choice((0.0, 0.5))
+        params = SamplingParams(
+            temperature=temperature, seed=number, max_tokens=48, ignore_eos=True, presence_penalty=penalty
+        )
+        found.append((prompt, params))
+    return found
+
+
+def here(target: str, draft: str, asked: list[Request]) -> tuple[list[list[int]], int]:
+    """The texts by an engine in this process with a draft model of its own, and its accepted guesses."""
+    case = Case(draft="model" if draft != "none" else "none", policy="fixed:3")
+    engine = make_engine((Path(target), Path(draft)), case)
+    submits = [Submit(str(n), 0, *request, {0: []}, 0.0) for n, request in enumerate(asked)]
+    texts = [[token.token for token in tokens] for tokens in run(engine, submits, 2).values()]
+    engine.executor.close()
+    return texts, engine.speculation.counters.accepted
+
+
+async def answer(llm: AsyncLLM, request: Request, name: str) -> tuple[list[int], int]:
+    """Its tokens, and how many of them were accepted guesses."""
+    tokens: list[int] = []
+    accepted = 0
+    async with aclosing(llm.submit(*request, request_id=name)) as items:
+        async for item in items:
+            if isinstance(item, Delta):
+                tokens += item.tokens
+            elif isinstance(item, Usage):
+                accepted = item.accepted_tokens
+    return tokens, accepted
+
+
+async def answers(llm: AsyncLLM, asked: list[Request], name: str) -> tuple[list[list[int]], int]:
+    """Two at a time."""
+    found: list[tuple[list[int], int]] = []
+    for start in range(0, len(asked), 2):
+        part = asked[start : start + 2]
+        found += await asyncio.gather(
+            *(answer(llm, request, f"{name}-{start + n}") for n, request in enumerate(part))
+        )
+    return [tokens for tokens, _ in found], sum(accepted for _, accepted in found)
+
+
+async def all_answers(llms: list[AsyncLLM], asked: list[Request], name: str) -> tuple[list, list[int]]:
+    found = await asyncio.gather(*(answers(llm, asked, f"{name}-{n}") for n, llm in enumerate(llms)))
+    return [texts for texts, _ in found], [accepted for _, accepted in found]
+
+
+async def until_accepted(llms: list[AsyncLLM], asked: list[Request], texts: list, name: str) -> None:
+    """Ask until every target has had guesses accepted; the texts are always the same."""
+    deadline = time.monotonic() + 60
+    accepted = [0] * len(llms)
+    for turn in range(1000):
+        again, more = await all_answers(llms, asked, f"{name}-{turn}")
+        assert again == [texts] * len(llms)
+        accepted = [a + b for a, b in zip(accepted, more, strict=True)]
+        if all(accepted):
+            return
+        assert time.monotonic() < deadline, accepted
+    raise AssertionError
+
+
+async def test_text_is_the_same_whatever_becomes_of_the_service(
+    pair: tuple[str, str], scale: Scale, record: Callable[..., None]
+) -> None:
+    target, draft = pair
+    asked = requests(scale.pick(3, 16), scale.seed)
+    texts, accepted = here(target, "none", asked)
+    assert accepted == 0
+    beside, accepted = here(target, draft, asked)
+    assert beside == texts
+    assert accepted > 0
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(drafting(draft, *FLAGS, "--num-blocks", "200"))
+        network = stack.enter_context(Network(service.address, scale.seed))
+        async with targets(target, TARGETS, network.address) as llms:
+            await until_accepted(llms, asked, texts, "first")
+            for turn in range(scale.pick(1, 20)):
+                network.break_connections()
+                again, _ = await all_answers(llms, asked, f"broken-{turn}")
+                assert again == [texts] * TARGETS
+            service.kill()
+            again, accepted = await all_answers(llms, asked, "dead")
+            assert again == [texts] * TARGETS
+            assert sum(accepted) == 0, "nobody guesses any more"
+            stack.enter_context(drafting(draft, *FLAGS, port=service.port))
+            await until_accepted(llms, asked, texts, "restarted")
+    assert network.broken
+    assert network.lost + network.doubled + network.overtaken > 20
+    record(
+        targets=TARGETS, lost=network.lost, doubled=network.doubled, overtaken=network.overtaken,
+        broken=network.broken,
+    )  # fmt: skip
+
+
+async def test_sessions_move_when_their_service_dies(pair: tuple[str, str]) -> None:
+    target, draft = pair
+    asked = requests(2, 1)
+    texts, _ = here(target, "none", asked)
+    with drafting(draft, *FLAGS) as first, drafting(draft, *FLAGS) as second:
+        async with targets(target, 1, f"{first.address},{second.address}") as llms:
+            await until_accepted(llms, asked, texts, "both")
+            first.kill()
+            await until_accepted(llms, asked, texts, "one")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"draft": "tcp://10.0.0.1:7700"}, "keys"),
+        ({"draft": "tcp://nowhere"}, "tcp://HOST:PORT"),
+        ({"draft": "tcp://" + "a" * 64 + "@localhost:7700"}, "draft_key"),
+        ({"draft": "tcp://127.0.0.1:1", "speculation_mode": "rejection"}, "coupled"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(pair: tuple[str, str], given: dict, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        resolve(pair[0], given)
+
+
+def test_a_service_others_can_reach_needs_keys(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "streamserve", "draft", "--listen", "tcp://0.0.0.0:0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--key" in done.stderr
