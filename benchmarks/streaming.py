@@ -74,9 +74,10 @@ HARDWARE = (
     Hardware("two H200, even", 4e-3, 2e-5, 1.75e-4, 100_000),
     Hardware("A40", 4e-3, 2e-4, 8e-5, 10_000, speed=0.108),
 )
-"""45,000 prompt tokens a second in steps of 2,048, where four of the crawler's queries a second are load 0.8
-and wait as long as published without streaming (0.6 s, median); 80 % of 282 GB without 16 GB of weights;
-copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a tenth."""
+"""45,000 prompt tokens a second in steps of 2,048: an estimate, with which four of the crawler's queries a
+second are load 0.8 and wait 0.6 s in a plain queue (median, as published); 80 % of 282 GB without 16 GB of
+weights; copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a
+tenth."""
 PAPER = HARDWARE[0]
 MEMORY = 0.5
 """Share of it under pressure: half of what the prompts that are open hold by then (four queries a second of
