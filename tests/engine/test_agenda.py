@@ -85,7 +85,8 @@ def test_prompts_do_not_break_a_target_for_further_tokens() -> None:
 
 
 def test_a_prompt_without_a_target_moves_on_beside_strict_ones() -> None:
-    strict = [ask(f"s{i}", 8, 200, tpot_ms=10.5) for i in range(16)]
+    """It waits a second for their sake, then it begins at their cost, piece by piece."""
+    strict = [ask(f"s{i}", 8, 400, tpot_ms=10.5) for i in range(16)]
     patient = ask("patient", 100, 2, arrival=0.05)
     played = play([*strict, patient])
     assert played.times["patient"][0] < played.times["s0"][-1]

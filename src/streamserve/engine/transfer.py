@@ -84,10 +84,13 @@ class Outgoing:
     def grant(self, ticket: Ticket, sequence: Running | None) -> bool:
         """A ticket came; `sequence` is who it is for, None if nobody (any more). Returns whether anything
         was sent at once."""
-        if any(ticket.id == served.ticket.id for served in [*self._sending.values(), *self._closing]):
+        served = [sending.ticket for sending in [*self._sending.values(), *self._closing]]
+        if ticket in served:
             return False  # the same again: what is said of the first holds for it
         error = ""
-        if sequence is None or sequence.id in self._sending:
+        if any(ticket.id == other.id for other in served):
+            error = "another ticket has this name"
+        elif sequence is None or sequence.id in self._sending:
             error = "the request is not here"
         elif ticket.tokens != len(sequence.tokens) or ticket.have % self._block_size:
             error = f"the ticket is for {ticket.tokens} tokens, not for {len(sequence.tokens)}"
