@@ -29,7 +29,7 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Ready, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
-from streamserve.settings import Settings, topology
+from streamserve.settings import Settings, SettingsError, topology
 from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
@@ -48,8 +48,8 @@ class AsyncLLM:
     """A model served by worker processes, for use in one event loop. Start with `start`, end with `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises CheckpointError if the folder's tokenizer or chat template cannot be read, OSError if the
-        timeline cannot be written."""
+        """Raises CheckpointError if the folder's tokenizer or chat template cannot be read, SettingsError if
+        the timeline cannot be written."""
         self.settings = settings
         self.tokenizer = Tokenizer.from_folder(settings.model.path)
         self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
@@ -225,7 +225,11 @@ def recorder(server: ServerConfig) -> Recorder | None:
     """Who writes down what happens to requests, if somebody wants to know."""
     sinks: list[Sink] = []
     if server.timeline:
-        sinks.append(Timeline(server.timeline))
+        try:
+            sinks.append(Timeline(server.timeline))
+        except OSError as error:
+            message = f"timeline: {server.timeline} cannot be written: {error.strerror}"
+            raise SettingsError(message) from error
     if server.otlp_traces_endpoint:
         sinks.append(Telemetry(exporting(server.otlp_traces_endpoint)))
     return Recorder(sinks) if sinks else None

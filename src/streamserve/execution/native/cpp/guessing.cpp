@@ -32,20 +32,6 @@ inline float exponential(float x) {
     return sum * scale;
 }
 
-template <class T>
-T largest(const T* values, int count) {
-    T best[LANES];
-    std::fill(best, best + LANES, -std::numeric_limits<T>::infinity());
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (int lane = 0; lane < LANES; lane++) {
-            best[lane] = values[i + lane] > best[lane] ? values[i + lane] : best[lane];
-        }
-    }
-    for (; i < count; i++) best[0] = values[i] > best[0] ? values[i] : best[0];
-    return *std::max_element(best, best + LANES);
-}
-
 // A row's likeliest tokens, the best first, of equals the lower id. `T` is what its scores are kept in.
 template <class T>
 class Likeliest {

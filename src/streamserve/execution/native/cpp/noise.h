@@ -1,7 +1,9 @@
-// The noise that choices and guesses share: execution/noise.py, by groups of tokens.
+// What choices and guesses share: the noise of execution/noise.py, by groups of tokens, and the largest of many.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "sampling.h"
 
@@ -40,5 +42,19 @@ inline double uniform(uint64_t words) {
 }
 
 inline double gumbel(uint64_t words) { return -std::log(-std::log(uniform(words))); }
+
+template <class T>
+T largest(const T* values, int count) {
+    T best[LANES];
+    std::fill(best, best + LANES, -std::numeric_limits<T>::infinity());
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) {
+            best[lane] = values[i + lane] > best[lane] ? values[i + lane] : best[lane];
+        }
+    }
+    for (; i < count; i++) best[0] = values[i] > best[0] ? values[i] : best[0];
+    return *std::max_element(best, best + LANES);
+}
 
 }  // namespace streamserve

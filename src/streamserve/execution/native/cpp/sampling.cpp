@@ -17,20 +17,6 @@ constexpr double LOWEST = -3.63, HIGHEST = 36.74;
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 constexpr int GROUP = 64;
 
-template <class T>
-T largest(const T* values, int count) {
-    T best[LANES];
-    std::fill(best, best + LANES, -std::numeric_limits<T>::infinity());
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (int lane = 0; lane < LANES; lane++) {
-            best[lane] = values[i + lane] > best[lane] ? values[i + lane] : best[lane];
-        }
-    }
-    for (; i < count; i++) best[0] = values[i] > best[0] ? values[i] : best[0];
-    return *std::max_element(best, best + LANES);
-}
-
 // The first place of the largest value.
 template <class T>
 int first_best(const T* values, int count) {
