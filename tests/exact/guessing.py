@@ -137,7 +137,7 @@ def make_requests(rng: random.Random, count: int, vocabulary: int) -> list[Submi
             max_tokens=OUTPUTS,
             min_tokens=rng.choice((0, 20)),
             stop=("e", "q") if number % 8 == 2 else (),
-            stop_token_ids=tuple(rng.sample(range(vocabulary), 12)) if number % 8 == 6 else (),
+            stop_token_ids=tuple(rng.sample(range(vocabulary), 40)) if number % 8 == 6 else (),
             ignore_eos=rng.random() < 0.8,
             logprobs=2 if rng.random() < 0.2 else None,
             grammar=WORDS if number % 8 == 1 else None,
