@@ -42,7 +42,7 @@ def test_the_packaged_draft_goes_with_the_packaged_model_and_what_was_inflated_f
     tmp_path: Path,
 ) -> None:
     target, draft = embedded.path("embedded"), str(embedded.path("embedded-draft"))
-    inflate(target, tmp_path / "inflated", Shape(hidden=512, layers=6))
+    inflate(target, tmp_path / "inflated", Shape(hidden=256, layers=9))
     other = make_checkpoint(tmp_path / "other")
     drafts = [
         resolve(str(model), environ=NONE).model.draft
