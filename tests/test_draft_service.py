@@ -21,7 +21,7 @@ from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.drafting.network import Network, drafting
-from tests.exact.test_speculation import Case, _disturb, make_engine, run
+from tests.exact.guessing import Case, disturb, make_engine, run
 
 TARGETS = 4
 FLAGS = "--threads", "1", "--no-admission"
@@ -34,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A target, and a draft that is the target with disturbed weights."""
     target = make_checkpoint(tmp_path_factory.mktemp("target"))
     draft = make_checkpoint(tmp_path_factory.mktemp("draft"))
-    _disturb(draft, 0.03)
+    disturb(draft, 0.03)
     return str(target), str(draft)
 
 

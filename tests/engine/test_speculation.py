@@ -60,3 +60,15 @@ def test_what_was_drafted_for_an_earlier_step_teaches_nothing() -> None:
     one.shapes([], 1, 0, 16)
     one.verified(1, root(7), [8], sampled=False)
     assert one._covers()[0][0] == FIRST_HITS[0]
+
+
+def test_a_draft_reads_a_long_text_only_for_what_comes_behind_it() -> None:
+    """A tenth of a step a token to read, and guesses that are right two times out of three."""
+    one = Speculation(parse_policy("goodput"), lambda rows, kv_tokens: 1.0, lambda rows: rows / 10)
+    assert one.worth_reading(20, 0, 1, 0), "what a step left unread is read beside the first guess"
+    assert one.worth_reading(100, 64, 1, 0)
+    assert not one.worth_reading(100, 4, 1, 0)
+    assert not one.worth_reading(1000, 64, 1, 0)
+    assert not one.worth_reading(100, 64, 8, 0), "a step that eight share costs each an eighth"
+    fixed = Speculation(parse_policy("fixed:4"), lambda rows, kv_tokens: 1.0, lambda rows: rows / 10)
+    assert fixed.worth_reading(1000, 4, 1, 0), "who asks for a fixed shape gets it"

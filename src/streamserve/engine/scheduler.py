@@ -26,6 +26,10 @@ from streamserve.policy.prefill import Chunk
 from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
 
+SHORT_END = 64
+"""A prompt is guessed behind as soon as no more than so many of its tokens are left to compute: of a longer
+rest the draft would have to read as much while the first token is waited for."""
+
 
 class Proposal(msgspec.Struct, frozen=True):
     """Room was made for the next `room` tokens of a sequence, `due` of them whatever else might be in the
@@ -327,7 +331,9 @@ class Scheduler:
 
     def _nodes(self, sequence: Sequence, room: int) -> int:
         """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
-        if not self.drafting or sequence.pending > 1 or len(sequence.choices) > 1:
+        if not self.drafting or room < sequence.pending or len(sequence.choices) > 1:
+            return 0
+        if sequence.pending > (1 if sequence.open else SHORT_END):
             return 0
         if not sequence.params.speculation.enabled or sequence.handoff:
             return 0  # who hands over gives one token of each choice

@@ -14,7 +14,7 @@ from streamserve.policy.acceptance import Acceptance
 from streamserve.policy.goodput import MOST_LEVELS, WIDTHS
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
 from streamserve.policy.refine import RefinedCost
-from streamserve.policy.shape import PLAIN, Shape, fit
+from streamserve.policy.shape import PLAIN, Shape, expected_by_level, fit
 from streamserve.policy.slo import Need
 from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
 from streamserve.policy.specustream import Flow
@@ -114,6 +114,16 @@ class Speculation:
             return chosen
         number = self._plain_steps // PROBE_EVERY % len(wanting)
         return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
+
+    def worth_reading(self, unread: int, left: float, decoding: int, kv_tokens: int) -> bool:
+        """Whether a request of which the draft has `unread` tokens should be guessed for, if `left` tokens
+        are expected of it yet in steps with so many that decode: reading takes no longer than guesses are
+        expected to save. Only `goodput` asks for the price."""
+        if self.policy.kind != "goodput" or unread <= CATCH_UP:
+            return True
+        brings = expected_by_level(self._covers()[0], SURE_LEVELS)
+        share = self.step_cost(decoding, kv_tokens) / max(decoding, 1)
+        return self._pass_cost(unread, 0) <= left * (1 - 1 / brings) * share
 
     @property
     def guessing(self) -> bool:
