@@ -3,7 +3,9 @@
 import pytest
 
 from streamserve.engine.speculation import FIRST_HITS, Speculation
-from streamserve.policy.shape import Shape
+from streamserve.policy import speculation as policies
+from streamserve.policy.outlook import Candidate, Outlook
+from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.slo import NO_NEED
 from streamserve.policy.speculation import parse_policy
 from streamserve.policy.tree import TokenTree, root
@@ -60,3 +62,18 @@ def test_what_was_drafted_for_an_earlier_step_teaches_nothing() -> None:
     one.shapes([], 1, 0, 16)
     one.verified(1, root(7), [8], sampled=False)
     assert one._covers()[0][0] == FIRST_HITS[0]
+
+
+@pytest.mark.parametrize(("tokens", "right", "tested"), [([8], 0, 1), ([3, 9], 1, 2), ([3, 5, 9], 2, 2)])
+def test_what_stands_behind_a_wrong_guess_was_not_tested(
+    monkeypatch: pytest.MonkeyPatch, tokens: list[int], right: int, tested: int
+) -> None:
+    seen: list[Outlook] = []
+    one = speculation()
+    monkeypatch.setattr(
+        policies, "shapes", lambda policy, outlook, flow: (seen.append(outlook) or [PLAIN], flow)
+    )
+    one.verified(1, draft(one, CHAIN, Shape(2, 1)), tokens, sampled=False)
+    one.shapes([Candidate(2, 2)], 1, 0, 16)
+    assert (seen[0].right, seen[0].tested) == (right, tested)
+    assert seen[0].acceptance == right / 2
