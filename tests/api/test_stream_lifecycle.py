@@ -40,6 +40,8 @@ WORDS = [
     "end|>",
 ]
 TTL = 5.0
+MOST = 96
+"""Streams at once; those that are forgotten keep their places for TTL seconds."""
 SHORT = {"max_position_embeddings": 512}
 ADMIN = "an-admin-key-of-some-length"
 
@@ -61,9 +63,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Little memory, few streams, and they are soon forgotten."""
+    """Little memory, and streams are soon forgotten."""
     folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
-    with little_memory(folder, max_streams=24, stream_ttl=TTL) as running:
+    with little_memory(folder, max_streams=MOST, stream_ttl=TTL) as running:
         yield running
 
 
@@ -163,7 +165,7 @@ def test_abandoned_streams_leave_nothing(
         how = script.choice(["forget", "delete", "hang up", "hang up early", "finish"])
         ends[how] = ends.get(how, 0) + 1
         async with limit:
-            while (await http.get("/load")).json()["server_load"] > 12:  # noqa: ASYNC110 (another thread)
+            while (await http.get("/load")).json()["server_load"] > MOST // 2:  # noqa: ASYNC110 (another thread)
                 await asyncio.sleep(0.05)
             name, _, _ = await scripted_stream(http, script, query="why?", max_tokens=script.choice([2, 200]))
             if how == "delete":
@@ -182,7 +184,7 @@ def test_abandoned_streams_leave_nothing(
                     pass
 
     async def main() -> None:
-        limit = asyncio.Semaphore(8)
+        limit = asyncio.Semaphore(16)
         async with httpx.AsyncClient(base_url=forgetful.url, timeout=120) as http:
             await asyncio.gather(*(one(http, rng.randrange(2**31), limit) for _ in range(count)))
 
