@@ -29,7 +29,14 @@ class Replayed:
 
     ttft: list[float]
     completion: float
-    report: Report | None = None
+    reports: tuple[Report, ...] = ()
+
+
+def pooled(runs: Sequence[Replayed]) -> Replayed:
+    """Several runs as one: all their times to first token, and the sum of what they took."""
+    ttft = [seconds for run in runs for seconds in run.ttft]
+    reports = tuple(report for run in runs for report in run.reports)
+    return Replayed(ttft, sum(run.completion for run in runs), reports)
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def virtual(
                 completion = given.time
     (worker,) = simulation.workers.values()
     ttft = [firsts[name] - end for name, end in ends.items()]
-    return Replayed(ttft, completion, worker.engine.report())
+    return Replayed(ttft, completion, (worker.engine.report(),))
 
 
 def _prompts(query: Query, seed: int) -> list[list[int]]:

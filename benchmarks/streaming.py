@@ -4,10 +4,11 @@ Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming 
 complete), naive streaming (order of arrival, the query computed after every change, evicted KV computed
 again), then every order with every eviction. Loads are shares of the prefill capacity, measured the same way.
 Under pressure the chunks' delays are multiplied, so that more prompts are open than memory holds. Profiles:
-every eviction on several kinds of hardware.
+every eviction on several kinds of hardware. Two rows are bounds, not policies: the default order with memory
+for all, and each prompt alone on the machine.
 
     python -m benchmarks.streaming                              # the grid, in virtual time: an hour
-    python -m benchmarks.streaming --quick --parts append       # main rows of one part
+    python -m benchmarks.streaming --quick --seeds 3 --parts append      # main rows of one part
     python -m benchmarks.streaming --live http://127.0.0.1:8000 # no streaming and streaming, over HTTP
     python -m benchmarks.streaming --trace mine.jsonl           # your own trace (format: arriving_traces)
     python -m benchmarks.streaming --save crawler.jsonl         # write the append trace to a file
@@ -16,7 +17,7 @@ every eviction on several kinds of hardware.
 import argparse
 import asyncio
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from benchmarks import arriving_traces
-from benchmarks.arriving_replay import Machine, Replayed, capacity, live, virtual
+from benchmarks.arriving_replay import Machine, Replayed, capacity, live, pooled, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.report import RESULTS, table, write
 from streamserve.policy.cost import Line, SwapCost
@@ -79,9 +80,7 @@ second are load 0.8 and wait 0.6 s in a plain queue (median, as published); 80 %
 weights; copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a
 tenth."""
 PAPER = HARDWARE[0]
-MEMORY = 0.5
-"""Share of it under pressure: half of what the prompts that are open hold by then (four queries a second of
-9,100 tokens, the half of which have come in the 99 seconds that they take), so that somebody must go."""
+"""Under pressure open prompts want twice its memory: four queries a second, in 99 seconds of arriving."""
 AMPLE = 10 * PAPER.blocks
 
 ENGINE = EngineConfig(
@@ -104,6 +103,10 @@ class Policy:
 NONE = Policy("no streaming", streaming=False)
 NAIVE = Policy("naive", query_last=False)
 DEFAULT = Policy("slo cost", "slo", "cost")
+UNBOUNDED = Policy("slo, memory for all", "slo")
+ALONE = Policy("slo, alone", "slo")
+APART = 1 / 64
+"""Of the rate: prompts that hardly ever meet."""
 ORDER_ALONE = Policy("slo, no streaming", "slo", streaming=False)
 """What the default order does for prompts that come whole."""
 
@@ -162,14 +165,16 @@ def figures(done: Replayed) -> dict[str, Any]:
         "mean": statistics.fmean(ttft),
         "completion": done.completion,
     }
-    if done.report:
-        streams, evictions = done.report.streams, done.report.evictions
+    if done.reports:
+        streams = [report.streams for report in done.reports if report.streams]
+        evictions = [report.evictions for report in done.reports if report.evictions]
         found |= {
-            "preemptions": done.report.preemptions,
-            "swaps": evictions.swaps,
-            "recomputes": evictions.recomputes,
-            "early_share": streams.computed_before / max(streams.tokens, 1),
-            "invalidated_tokens": streams.invalidated,
+            "preemptions": sum(report.preemptions for report in done.reports),
+            "swaps": sum(one.swaps for one in evictions),
+            "recomputes": sum(one.recomputes for one in evictions),
+            "early_share": sum(one.computed_before for one in streams)
+            / max(sum(one.tokens for one in streams), 1),
+            "invalidated_tokens": sum(one.invalidated for one in streams),
         }
     points = [ttft[round(i * (len(ttft) - 1) / 200)] for i in range(201)]
     tail = ttft[int(0.98 * len(ttft)) :]
@@ -184,35 +189,53 @@ Result = tuple[str, str, dict[str, Any]]
 """Setting, policy, figures."""
 
 
-def grid(kind: str, count: int, seed: int, quick: bool, own: list[Query] | None) -> Iterator[Result]:
+Trace = Callable[[int], list[Query]]
+"""The queries of a seed."""
+
+
+def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool) -> Iterator[Result]:
     """Every order at every load, with memory for all: nothing is evicted there, whatever would become of
     it."""
-    plain = [scaled(query) for query in own] if own else TRACES[kind](count, seed, SCALE)
-    tokens = statistics.fmean(query.tokens for query in plain)
-    rate = measured_capacity(plain) / tokens
+    traces = [trace(seed) for seed in seeds]
+    rates = [
+        measured_capacity(queries) / statistics.fmean(query.tokens for query in queries) for queries in traces
+    ]
     for load in LOADS if not quick else LOADS[1:2]:
-        for policy in policies(["cost"]) if not quick else [NONE, NAIVE, DEFAULT]:
-            yield f"{kind} {load}", policy.name, figures(run(plain, load * rate, policy, PAPER.blocks))
+        rows = [
+            *(policies(["cost"]) if not quick else [NONE, NAIVE, DEFAULT]),
+            *([ALONE] * (load == LOADS[1])),
+        ]
+        for policy in rows:
+            share = load * (APART if policy is ALONE else 1.0)
+            runs = [
+                run(queries, share * rate, policy, PAPER.blocks)
+                for queries, rate in zip(traces, rates, strict=True)
+            ]
+            yield f"{kind} {load}", policy.name, figures(pooled(runs))
 
 
-def pressure(kind: str, count: int, seed: int, quick: bool) -> Iterator[Result]:
+def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool) -> Iterator[Result]:
     """Every order with every eviction where chunks are slow, and memory is too small for what has come."""
     delay, rate = PRESSURE[kind]
-    slow = TRACES[kind](count, seed, SCALE, delay)
-    for policy in policies(EVICTIONS) if not quick else [NONE, NAIVE, DEFAULT]:
-        done = run(slow, rate, policy, round(PAPER.blocks * MEMORY))
-        yield f"{kind} ×{delay:g}", policy.name, figures(done)
+    traces = [trace(seed) for seed in seeds]
+    for policy in [*(policies(EVICTIONS) if not quick else [NONE, NAIVE, DEFAULT]), UNBOUNDED, ALONE]:
+        blocks = AMPLE if policy is UNBOUNDED else PAPER.blocks
+        share = APART if policy is ALONE else 1.0
+        runs = [run(queries, share * rate, policy, blocks) for queries in traces]
+        yield f"{kind} ×{delay:g}", policy.name, figures(pooled(runs))
 
 
-def profiles(kind: str, count: int, seed: int) -> Iterator[Result]:
+def profiles(trace: Trace, kind: str, seeds: Sequence[int]) -> Iterator[Result]:
     """What becomes of evicted KV, on different hardware, in the default order."""
     delay, rate = PRESSURE[kind]
-    slow = TRACES[kind](count, seed, SCALE, delay)
+    traces = [trace(seed) for seed in seeds]
     for hardware in HARDWARE:
         for way in EVICTIONS:
-            blocks = round(hardware.blocks * MEMORY)
-            done = run(slow, rate * hardware.speed, Policy(way, "slo", way), blocks, hardware)
-            yield f"{kind} ×{delay:g}, {hardware.name}", way, figures(done)
+            policy = Policy(way, "slo", way)
+            runs = [
+                run(queries, rate * hardware.speed, policy, hardware.blocks, hardware) for queries in traces
+            ]
+            yield f"{kind} ×{delay:g}, {hardware.name}", way, figures(pooled(runs))
 
 
 def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
@@ -273,17 +296,25 @@ async def over_http(
 
 
 PARTS = ("append", "update", "append-pressure", "update-pressure", "append-profiles", "update-profiles")
-COUNTS = {"append": 1500, "update": 500}
-"""Queries: enough for open prompts to be as many as they get."""
+COUNTS = {
+    "append": 1500, "append-pressure": 4322, "append-profiles": 1500,
+    "update": 500, "update-pressure": 500, "update-profiles": 500,
+}  # fmt: skip
+"""Queries: enough for open prompts to be as many as they get. Under pressure, as many as published."""
 
 
 def part(name: str, args: argparse.Namespace, own: list[Query] | None) -> Iterator[Result]:
     """One part of the grid."""
     kind, _, what = name.partition("-")
-    count = args.queries or COUNTS[kind]
+    count, seeds = args.queries or COUNTS[name], range(args.seed, args.seed + args.seeds)
+    delay = PRESSURE[kind][0] if what else 1.0
+
+    def trace(seed: int) -> list[Query]:
+        return [scaled(query) for query in own] if own else TRACES[kind](count, seed, SCALE, delay)
+
     if what == "pressure":
-        return pressure(kind, count, args.seed, args.quick)
-    return profiles(kind, count, args.seed) if what else grid(kind, count, args.seed, args.quick, own)
+        return pressure(trace, kind, seeds, args.quick)
+    return profiles(trace, kind, seeds) if what else grid(trace, kind, seeds, args.quick)
 
 
 def main() -> None:
@@ -291,7 +322,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--queries", type=int, help="of a trace; by default enough for the most open prompts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seeds", type=int, default=1, help="so many traces, taken together")
+    parser.add_argument("--quick", action="store_true", help="main rows only")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--live", metavar="URL")
     parser.add_argument("--arrival", metavar="URL", help="a server that runs with --order arrival")
@@ -319,7 +351,7 @@ def main() -> None:
             seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))
             print(f"{setting:14s} {policy:18s} {seconds}", flush=True)
         show(results)
-        file = f"streaming-{'own' if own else name}"
+        file = f"streaming-{'own' if own else name}{'-main' if args.quick else ''}"
         print(write(file, settings, results))
         plot(results, RESULTS / f"{file}.png")
 
