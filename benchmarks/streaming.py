@@ -9,6 +9,7 @@ for all, and each prompt alone on the machine.
 
     python -m benchmarks.streaming                              # the grid, in virtual time: an hour
     python -m benchmarks.streaming --quick --seeds 3 --parts append      # main rows of one part
+    python -m benchmarks.streaming --seconds 200                # part of the grid; the same again goes on
     python -m benchmarks.streaming --live http://127.0.0.1:8000 # no streaming and streaming, over HTTP
     python -m benchmarks.streaming --trace mine.jsonl           # your own trace (format: arriving_traces)
     python -m benchmarks.streaming --save crawler.jsonl         # write the append trace to a file
@@ -16,7 +17,10 @@ for all, and each prompt alone on the machine.
 
 import argparse
 import asyncio
+import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +35,7 @@ from matplotlib import pyplot as plt
 from benchmarks import arriving_traces
 from benchmarks.arriving_replay import Machine, Replayed, capacity, live, pooled, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import RESULTS, commit, table, write
 from streamserve.policy.cost import Line, SwapCost
 from streamserve.policy.eviction import Eviction
 from streamserve.policy.order import Order
@@ -187,13 +191,19 @@ def _short(values: Sequence[float]) -> list[float]:
 
 Result = tuple[str, str, dict[str, Any]]
 """Setting, policy, figures."""
+Results = dict[str, dict[str, dict[str, Any]]]
+"""Figures by setting and policy."""
 
 
 Trace = Callable[[int], list[Query]]
 """The queries of a seed."""
 
 
-def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool) -> Iterator[Result]:
+Wanted = Callable[[str, str], bool]
+"""Whether the row of a setting and a policy is still to be run."""
+
+
+def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
     """Every order at every load, with memory for all: nothing is evicted there, whatever would become of
     it."""
     traces = [trace(seed) for seed in seeds]
@@ -206,6 +216,8 @@ def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool) -> Iterator
             *([ALONE] * (load == LOADS[1])),
         ]
         for policy in rows:
+            if not wanted(f"{kind} {load}", policy.name):
+                continue
             share = load * (APART if policy is ALONE else 1.0)
             runs = [
                 run(queries, share * rate, policy, PAPER.blocks)
@@ -214,31 +226,35 @@ def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool) -> Iterator
             yield f"{kind} {load}", policy.name, figures(pooled(runs))
 
 
-def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool) -> Iterator[Result]:
+def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
     """Every order with every eviction where chunks are slow, and memory is too small for what has come."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
     for policy in [*(policies(EVICTIONS) if not quick else [NONE, NAIVE, DEFAULT]), UNBOUNDED, ALONE]:
+        if not wanted(f"{kind} ×{delay:g}", policy.name):
+            continue
         blocks = AMPLE if policy is UNBOUNDED else PAPER.blocks
         share = APART if policy is ALONE else 1.0
         runs = [run(queries, share * rate, policy, blocks) for queries in traces]
         yield f"{kind} ×{delay:g}", policy.name, figures(pooled(runs))
 
 
-def profiles(trace: Trace, kind: str, seeds: Sequence[int]) -> Iterator[Result]:
+def profiles(trace: Trace, kind: str, seeds: Sequence[int], wanted: Wanted) -> Iterator[Result]:
     """What becomes of evicted KV, on different hardware, in the default order."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
     for hardware in HARDWARE:
         for way in EVICTIONS:
-            policy = Policy(way, "slo", way)
+            policy, setting = Policy(way, "slo", way), f"{kind} ×{delay:g}, {hardware.name}"
+            if not wanted(setting, way):
+                continue
             runs = [
                 run(queries, rate * hardware.speed, policy, hardware.blocks, hardware) for queries in traces
             ]
-            yield f"{kind} ×{delay:g}, {hardware.name}", way, figures(pooled(runs))
+            yield setting, way, figures(pooled(runs))
 
 
-def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
+def show(results: Results) -> None:
     """A table a setting: seconds, and how many times better than no streaming."""
     for setting, rows in results.items():
         base = rows.get(NONE.name) or next(iter(rows.values()))
@@ -257,7 +273,7 @@ def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
         table(setting, [*columns, "completion", "swapped", "recomputed"], lines)
 
 
-def plot(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+def plot(results: Results, path: Path) -> None:
     """The share of prompts whose first token took longer."""
     columns = (len(results) + 1) // 2
     figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 7), squeeze=False)
@@ -278,15 +294,17 @@ def plot(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
 
 
 async def over_http(
-    url: str, arrival: str | None, count: int, seed: int, scale: float
-) -> dict[str, dict[str, dict[str, Any]]]:
+    url: str, arrival: str | None, kinds: Sequence[str], count: int, seed: int, scale: float
+) -> Results:
     """No streaming and streaming against a server, at load 0.8 of its own capacity; and streaming against one
-    that was started with --order arrival, if there is one."""
-    results: dict[str, dict[str, dict[str, Any]]] = {}
-    for kind, make in TRACES.items():
-        queries = make(count, seed, scale)
-        tokens = statistics.fmean(query.tokens for query in queries)
-        rate = LOADS[1] * await capacity(url, round(tokens)) / tokens
+    that was started with --order arrival, if there is one. A token is a word here."""
+    results: Results = {}
+    for kind in kinds:
+        queries = TRACES[kind](count, seed, scale)
+        words = statistics.fmean(query.tokens for query in queries)
+        await capacity(url, round(words), 2)  # warm
+        rate = LOADS[1] * await capacity(url, round(words)) / words
+        print(f"{kind}: {words:.0f} words a query, {rate:.2f} queries a second", flush=True)
         rows = results.setdefault(f"live {kind} {LOADS[1]}", {})
         rows[NONE.name] = figures(await live(queries, rate, url, streaming=False))
         rows["slo"] = figures(await live(queries, rate, url))
@@ -297,13 +315,13 @@ async def over_http(
 
 PARTS = ("append", "update", "append-pressure", "update-pressure", "append-profiles", "update-profiles")
 COUNTS = {
-    "append": 1500, "append-pressure": 4322, "append-profiles": 1500,
-    "update": 500, "update-pressure": 500, "update-profiles": 500,
+    "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
+    "update": 500, "update-pressure": 500, "update-profiles": 300,
 }  # fmt: skip
-"""Queries: enough for open prompts to be as many as they get. Under pressure, as many as published."""
+"""Queries: enough for open prompts to be as many as they get. Published were 4,322 and 500."""
 
 
-def part(name: str, args: argparse.Namespace, own: list[Query] | None) -> Iterator[Result]:
+def part(name: str, args: argparse.Namespace, own: list[Query] | None, wanted: Wanted) -> Iterator[Result]:
     """One part of the grid."""
     kind, _, what = name.partition("-")
     count, seeds = args.queries or COUNTS[name], range(args.seed, args.seed + args.seeds)
@@ -313,8 +331,37 @@ def part(name: str, args: argparse.Namespace, own: list[Query] | None) -> Iterat
         return [scaled(query) for query in own] if own else TRACES[kind](count, seed, SCALE, delay)
 
     if what == "pressure":
-        return pressure(trace, kind, seeds, args.quick)
-    return profiles(trace, kind, seeds) if what else grid(trace, kind, seeds, args.quick)
+        return pressure(trace, kind, seeds, args.quick, wanted)
+    if what:
+        return profiles(trace, kind, seeds, wanted)
+    return grid(trace, kind, seeds, args.quick, wanted)
+
+
+def known(file: str, settings: dict[str, str]) -> Results:
+    """The rows that were run before with the same settings."""
+    path = RESULTS / f"{file}.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    return dict(report["figures"]) if report.get("settings") == settings else {}
+
+
+def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until: float) -> None:
+    """Run one part, or go on with it, print and write it; no row is begun after `until`."""
+    file = f"streaming-{'own' if own else name}{'-main' if args.quick else ''}"
+    settings = {key: str(vars(args)[key]) for key in ("queries", "seed", "seeds", "quick", "trace")}
+    results = known(file, settings) if args.seconds else {}
+
+    def wanted(setting: str, policy: str) -> bool:
+        return time.monotonic() < until and policy not in results.get(setting, {})
+
+    begun = time.monotonic()
+    for setting, policy, one in part(name, args, own, wanted):
+        took, begun = time.monotonic() - begun, time.monotonic()
+        results.setdefault(setting, {})[policy] = one | {"commit": commit(), "took": round(took, 1)}
+        seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))
+        print(f"{setting:14s} {policy:18s} {seconds}  ({took:.0f} s)", flush=True)
+        write(file, settings, results)
+    show(results)
+    plot(results, RESULTS / f"{file}.png")
 
 
 def main() -> None:
@@ -325,6 +372,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="so many traces, taken together")
     parser.add_argument("--quick", action="store_true", help="main rows only")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seconds", type=float, help="begin no row later; rows of a last time are kept")
     parser.add_argument("--live", metavar="URL")
     parser.add_argument("--arrival", metavar="URL", help="a server that runs with --order arrival")
     parser.add_argument("--scale", type=float, default=0.1, help="of the tokens, over HTTP")
@@ -336,24 +384,19 @@ def main() -> None:
         return
     settings = {key: str(value) for key, value in vars(args).items()}
     if args.live:
+        kinds = [kind for kind in TRACES if kind in args.parts]
         live_results = asyncio.run(
-            over_http(args.live, args.arrival, args.queries or 60, args.seed, args.scale)
+            over_http(args.live, args.arrival, kinds, args.queries or 60, args.seed, args.scale)
         )
         show(live_results)
-        print(write("streaming_live", settings, live_results))
-        plot(live_results, RESULTS / "streaming_live.png")
+        file = "-".join(["streaming-live", *(kinds if len(kinds) == 1 else [])])
+        print(write(file, settings, live_results))
+        plot(live_results, RESULTS / f"{file}.png")
         return
     own = arriving_traces.read(args.trace) if args.trace else None
+    until = time.monotonic() + (args.seconds or math.inf)
     for name in PARTS[:1] if own else args.parts:
-        results: dict[str, dict[str, dict[str, Any]]] = {}
-        for setting, policy, one in part(name, args, own):
-            results.setdefault(setting, {})[policy] = one
-            seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))
-            print(f"{setting:14s} {policy:18s} {seconds}", flush=True)
-        show(results)
-        file = f"streaming-{'own' if own else name}{'-main' if args.quick else ''}"
-        print(write(file, settings, results))
-        plot(results, RESULTS / f"{file}.png")
+        run_part(name, args, own, until)
 
 
 if __name__ == "__main__":
