@@ -11,7 +11,7 @@ for all, and each prompt alone on the machine.
     python -m benchmarks.streaming --quick --seeds 3 --parts append      # main rows of one part
     python -m benchmarks.streaming --seconds 200                # part of the grid; the same again goes on
     python -m benchmarks.streaming --live http://127.0.0.1:8000 # no streaming and streaming, over HTTP
-    python -m benchmarks.streaming --trace mine.jsonl           # your own trace (format: arriving_traces)
+    python -m benchmarks.streaming --trace mine.jsonl           # your own (format: arriving_traces), also --live
     python -m benchmarks.streaming --save crawler.jsonl         # write the append trace to a file
 """
 
@@ -293,14 +293,11 @@ def plot(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-async def over_http(
-    url: str, arrival: str | None, kinds: Sequence[str], count: int, seed: int, scale: float
-) -> Results:
+async def over_http(url: str, arrival: str | None, traces: dict[str, list[Query]]) -> Results:
     """No streaming and streaming against a server, at load 0.8 of its own capacity; and streaming against one
     that was started with --order arrival, if there is one. A token is a word here."""
     results: Results = {}
-    for kind in kinds:
-        queries = TRACES[kind](count, seed, scale)
+    for kind, queries in traces.items():
         words = statistics.fmean(query.tokens for query in queries)
         await capacity(url, round(words), 2)  # warm
         rate = LOADS[1] * await capacity(url, round(words)) / words
@@ -384,12 +381,15 @@ def main() -> None:
         return
     settings = {key: str(value) for key, value in vars(args).items()}
     if args.live:
-        kinds = [kind for kind in TRACES if kind in args.parts]
-        live_results = asyncio.run(
-            over_http(args.live, args.arrival, kinds, args.queries or 60, args.seed, args.scale)
+        count = args.queries or 60
+        traces = (
+            {"own": arriving_traces.read(args.trace)}
+            if args.trace
+            else {kind: TRACES[kind](count, args.seed, args.scale) for kind in TRACES if kind in args.parts}
         )
+        live_results = asyncio.run(over_http(args.live, args.arrival, traces))
         show(live_results)
-        file = "-".join(["streaming-live", *(kinds if len(kinds) == 1 else [])])
+        file = "-".join(["streaming-live", *(traces if len(traces) == 1 else [])])
         print(write(file, settings, live_results))
         plot(live_results, RESULTS / f"{file}.png")
         return
