@@ -11,7 +11,7 @@ for all, and each prompt alone on the machine.
     python -m benchmarks.streaming --quick --seeds 3 --parts append      # main rows of one part
     python -m benchmarks.streaming --seconds 200                # part of the grid; the same again goes on
     python -m benchmarks.streaming --live http://127.0.0.1:8000 # no streaming and streaming, over HTTP
-    python -m benchmarks.streaming --trace mine.jsonl           # your own (format: arriving_traces), also --live
+    python -m benchmarks.streaming --trace mine.jsonl           # yours (format: arriving_traces), also --live
     python -m benchmarks.streaming --save crawler.jsonl         # write the append trace to a file
 """
 
