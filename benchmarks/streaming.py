@@ -41,7 +41,8 @@ from streamserve.policy.eviction import Eviction
 from streamserve.policy.order import Order
 from streamserve.protocol.config import EngineConfig
 
-LOADS = (0.5, 0.8, 0.95)
+LOADS = (0.8, 0.5, 0.95)
+"""Of the measured capacity; the main one first."""
 PRESSURE = {"append": (10.0, 4.0), "update": (30.0, 2.0)}
 """By how much chunks are slower under pressure, and how many queries come a second (as published)."""
 EVICTIONS: tuple[Eviction, ...] = ("recompute", "swap", "cost")
@@ -115,10 +116,11 @@ ORDER_ALONE = Policy("slo, no streaming", "slo", streaming=False)
 """What the default order does for prompts that come whole."""
 
 
-def policies(evictions: Sequence[Eviction]) -> list[Policy]:
-    """The baselines and every order with these evictions."""
+def policies(evictions: Sequence[Eviction], bounds: Sequence[Policy], quick: bool) -> list[Policy]:
+    """The main rows and the bounds; unless `quick`, every order with these evictions behind them."""
+    main = [NONE, DEFAULT, NAIVE, *bounds]
     grid = [Policy(f"{order} {way}", order, way) for order in STREAMED for way in evictions]
-    return [NONE, ORDER_ALONE, NAIVE, *grid]
+    return main if quick else main + [policy for policy in [ORDER_ALONE, *grid] if policy not in main]
 
 
 def run(
@@ -210,12 +212,8 @@ def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wan
     rates = [
         measured_capacity(queries) / statistics.fmean(query.tokens for query in queries) for queries in traces
     ]
-    for load in LOADS if not quick else LOADS[1:2]:
-        rows = [
-            *(policies(["cost"]) if not quick else [NONE, NAIVE, DEFAULT]),
-            *([ALONE] * (load == LOADS[1])),
-        ]
-        for policy in rows:
+    for load in LOADS if not quick else LOADS[:1]:
+        for policy in policies(["cost"], [ALONE] if load == LOADS[0] else [], quick):
             if not wanted(f"{kind} {load}", policy.name):
                 continue
             share = load * (APART if policy is ALONE else 1.0)
@@ -230,7 +228,7 @@ def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted:
     """Every order with every eviction where chunks are slow, and memory is too small for what has come."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
-    for policy in [*(policies(EVICTIONS) if not quick else [NONE, NAIVE, DEFAULT]), UNBOUNDED, ALONE]:
+    for policy in policies(EVICTIONS, [UNBOUNDED, ALONE], quick):
         if not wanted(f"{kind} ×{delay:g}", policy.name):
             continue
         blocks = AMPLE if policy is UNBOUNDED else PAPER.blocks
@@ -300,9 +298,9 @@ async def over_http(url: str, arrival: str | None, traces: dict[str, list[Query]
     for kind, queries in traces.items():
         words = statistics.fmean(query.tokens for query in queries)
         await capacity(url, round(words), 2)  # warm
-        rate = LOADS[1] * await capacity(url, round(words)) / words
+        rate = LOADS[0] * await capacity(url, round(words)) / words
         print(f"{kind}: {words:.0f} words a query, {rate:.2f} queries a second", flush=True)
-        rows = results.setdefault(f"live {kind} {LOADS[1]}", {})
+        rows = results.setdefault(f"live {kind} {LOADS[0]}", {})
         rows[NONE.name] = figures(await live(queries, rate, url, streaming=False))
         rows["slo"] = figures(await live(queries, rate, url))
         if arrival:
