@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -291,20 +292,24 @@ def plot(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-async def over_http(url: str, arrival: str | None, traces: dict[str, list[Query]]) -> Results:
+async def over_http(
+    url: str, arrival: str | None, traces: dict[str, list[Query]], done: Callable[[Results], object]
+) -> Results:
     """No streaming and streaming against a server, at load 0.8 of its own capacity; and streaming against one
-    that was started with --order arrival, if there is one. A token is a word here."""
+    that was started with --order arrival, if there is one. A token is a word here. `done` is told of each
+    row."""
     results: Results = {}
     for kind, queries in traces.items():
         words = statistics.fmean(query.tokens for query in queries)
         await capacity(url, round(words), 2)  # warm
         rate = LOADS[0] * await capacity(url, round(words)) / words
         print(f"{kind}: {words:.0f} words a query, {rate:.2f} queries a second", flush=True)
-        rows = results.setdefault(f"live {kind} {LOADS[0]}", {})
-        rows[NONE.name] = figures(await live(queries, rate, url, streaming=False))
-        rows["slo"] = figures(await live(queries, rate, url))
-        if arrival:
-            rows["arrival"] = figures(await live(queries, rate, arrival))
+        servers = {NONE.name: url, "slo": url} | ({"arrival": arrival} if arrival else {})
+        for name, server in servers.items():
+            found = figures(await live(queries, rate, server, streaming=name != NONE.name))
+            results.setdefault(f"live {kind} {LOADS[0]}", {})[name] = found
+            print(f"{name}: " + " ".join(f"{key} {found[key]:.3f}" for key in ("p50", "p95")), flush=True)
+            done(results)
     return results
 
 
@@ -385,10 +390,10 @@ def main() -> None:
             if args.trace
             else {kind: TRACES[kind](count, args.seed, args.scale) for kind in TRACES if kind in args.parts}
         )
-        live_results = asyncio.run(over_http(args.live, args.arrival, traces))
-        show(live_results)
         file = "-".join(["streaming-live", *(traces if len(traces) == 1 else [])])
-        print(write(file, settings, live_results))
+        done = partial(write, file, settings)
+        live_results = asyncio.run(over_http(args.live, args.arrival, traces, done))
+        show(live_results)
         plot(live_results, RESULTS / f"{file}.png")
         return
     own = arriving_traces.read(args.trace) if args.trace else None
