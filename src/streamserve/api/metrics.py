@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.api.slo import strictness
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.messages import (
     EvictionReport,
     Report,
@@ -161,6 +161,9 @@ class Metrics:
                 watch.close("error")
             raise
         except asyncio.CancelledError:
+            watch.close("abort")
+            raise
+        except PromptChanged:
             watch.close("abort")
             raise
         except Exception:
@@ -305,6 +308,9 @@ class _WorkerReport(Collector):
             "stream_invalidated_tokens", "Computed tokens that edits made void.", report.invalidated
         )
         yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
+        yield self._counter(
+            "stream_withdrawn_tokens", "Of early answers that edits made void.", report.withdrawn
+        )
         early = report.computed_before
         yield self._counter("stream_early_tokens", "Of them, computed before they were finished.", early)
         share = early / report.tokens if report.tokens else 0.0

@@ -87,7 +87,7 @@ class Scheduler:
         return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
 
     def running(self) -> list[Sequence]:
-        return [sequence for sequence in self.sequences.values() if sequence.running]
+        return [sequence for sequence in self.sequences.values() if sequence.blocks]
 
     def of(self, request: str) -> list[Sequence]:
         """The sequences of a request."""
@@ -249,6 +249,8 @@ class Scheduler:
 
     def _seated(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
         """Whether there is a place for one more to run beside those that have something to compute."""
+        if sum(len(s.choices) for s in self.sequences.values()) <= self.config.max_num_seqs:
+            return True
         while True:
             working = [s for s in self.running() if s.held or self._wanted(s)]
             if sum(len(s.choices) for s in working) + len(sequence.choices) <= self.config.max_num_seqs:
@@ -346,7 +348,7 @@ class Scheduler:
     ) -> list[Sequence]:
         """Running sequences that rank below this one and are not part of the step yet."""
         lower = ranked[ranked.index(sequence) + 1 :]
-        return [s for s in lower if s.running and s.id not in proposals and s.id not in self.swap.moved]
+        return [s for s in lower if s.blocks and s.id not in proposals and s.id not in self.swap.moved]
 
     def _evict_below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
