@@ -1,7 +1,5 @@
 """An engine's dealings with other workers: tickets taken and given, and what there is to tell of them."""
 
-from collections.abc import Callable
-
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
@@ -12,21 +10,19 @@ from streamserve.protocol.tickets import Join, Push, Release
 
 
 class Exchange:
-    """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `fork` makes a sequence with
-    several choices one for each; `watch` is told what happens to KV."""
+    """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `watch` is told what happens
+    to KV."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         outgoing: Outgoing | None,
         incoming: Incoming | None,
-        fork: Callable[[Sequence], list[Sequence]],
         watch: Watch,
     ) -> None:
         self._scheduler = scheduler
         self._outgoing = outgoing
         self._incoming = incoming
-        self._fork = fork
         self._watch = watch
         self._told: list[TransferNews] = []
 
@@ -65,12 +61,13 @@ class Exchange:
         if self._outgoing and sequence.handoff and self._outgoing.advance(sequence):
             self._watch.moment("mid-layer push", sequence.request)
 
-    def leave(self, sequence: Sequence) -> None:
-        """A sequence is about to go; blocks that others read or write are kept until they do no more."""
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence; blocks that others read or write are kept until they do no more."""
         if self._outgoing and sequence.handoff:
             self._outgoing.drop(sequence)
         if self._incoming and sequence.reserved:
             self._incoming.withdraw(sequence)
+        self._scheduler.remove(sequence)
 
     def news(self) -> list[TransferNews]:
         """What there is to tell, after the events so far. Sequences whose KV has landed elsewhere go."""
@@ -118,6 +115,6 @@ class Exchange:
         if not sequence.choices:
             self._scheduler.remove(sequence)
             return
-        for branch in self._fork(sequence):
+        for branch in self._scheduler.fork(sequence):
             branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
             branch.first_token_at = message.began[branch.choices[0]]

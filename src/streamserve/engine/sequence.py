@@ -199,3 +199,25 @@ class Sequence:
         if self.outputs >= limit or len(self.tokens) >= max_model_len:
             return "length"
         return None
+
+    def branch(self, id: int, choice: int) -> "Sequence":
+        """Another choice of the same request, with the same tokens and no blocks yet."""
+        return Sequence(
+            id=id,
+            request=self.request,
+            attempt=self.attempt,
+            choices=(choice,),
+            params=self.params,
+            prompt_length=self.prompt_length,
+            tokens=list(self.tokens),
+            root=self.root,
+            priority=self.priority,
+            arrival=self.arrival,
+            computed=[],
+            open=self.open,
+            early=self.early,
+            tail=self.tail,
+            version=self.version,
+            chunk_at=self.chunk_at,
+            survival=self.survival,
+        )
