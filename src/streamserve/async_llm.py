@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -213,11 +214,12 @@ class AsyncLLM:
 
 
 def worker_model(model: ModelConfig, worker: str, topology: Topology) -> ModelConfig:
-    """How one of several workers loads the model: with its share of the processors, and where prompts are
-    only computed for others without a drafter."""
+    """How one of several workers loads the model: with its share of the processors. Where prompts are only
+    computed for others nobody guesses; but a draft model reads them, for its KV is handed over too."""
     count = len(topology.names)
     threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
-    draft = "none" if role(worker) == "prefill" else model.draft
+    apart = Path(model.draft).is_dir()
+    draft = "none" if role(worker) == "prefill" and not apart else model.draft
     return msgspec.structs.replace(model, threads=threads, draft=draft)
 
 

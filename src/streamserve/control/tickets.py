@@ -62,9 +62,11 @@ class TicketBook:
         going = request.handing & set(entry.ticket.choices) if entry else set()
         if entry and going and told == (name, attempt) and not news.error:
             request.handing -= going
-            outputs = {choice: list(request.outputs[choice]) for choice in sorted(going)}
-            began = {choice: request.began[choice] for choice in sorted(going)}
-            return [Send(entry.owner, Join(name, attempt, news.ticket, outputs, began))], None
+            choices = sorted(going & request.outputs.keys())
+            outputs = {choice: list(request.outputs[choice]) for choice in choices}
+            began = {choice: request.began[choice] for choice in choices}
+            join = Join(name, attempt, news.ticket, outputs, began, news.planes)
+            return [Send(entry.owner, join)], None
         unknown = entry is None and worker == request.worker and bool(request.handing)
         again = bool(going) or unknown or worker == request.decode
         return _released(entry), request if again else None

@@ -14,7 +14,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.engine.watch import Unwatched, Watch
+from streamserve.engine.watch import OfClients, Unwatched, Watch
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.policy.prefix import namespace
@@ -22,6 +22,7 @@ from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
+    Cached,
     Cancel,
     Edit,
     Event,
@@ -76,7 +77,7 @@ class Engine:
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
-        self._watch = watch or Unwatched()
+        self._watch = OfClients(watch) if watch else Unwatched()
         self._drafting = Drafting(
             drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch
         )
@@ -89,6 +90,8 @@ class Engine:
         pool = self.scheduler.tables.pool
         outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         incoming = Incoming(cache, name, pool, config.block_size) if cache else None
+        if transport or cache:
+            pool.note_changes()
         self.exchange = Exchange(self.scheduler, outgoing, incoming, self._watch)
         eos = frozenset(model.eos_token_ids)
         self._outcomes = Outcomes(
@@ -112,7 +115,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._drafting.behind
+        return self.scheduler.has_work
 
     def handle(self, message: ToEngine) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
@@ -150,8 +153,11 @@ class Engine:
             sequence.tick(started)
         proposals = self.scheduler.plan(agenda(able, self.config, started, self.speculation, self.pace))
         trees = self._drafting.trees(proposals)
-        read = self._drafting.read_along(proposals)
+        self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
+        self._drafting.read_ahead(plan)
+        for span in plan.spans:
+            self.exchange.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
         result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         self.exchange.issue()
@@ -161,10 +167,15 @@ class Engine:
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._outcomes.commit(span, outcome)
             events += self.streams.progress(span.sequence, started)
-        self.stalled = not (read or plan.spans or plan.swap_out or plan.swap_in or plan.released)
+        self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
+
+    def cache_news(self) -> Cached | None:
+        """What the prefix index has learned and forgotten since the last call, of one half of a pair."""
+        stored, dropped = self.scheduler.tables.pool.take_changes()
+        return Cached(stored, dropped) if stored or dropped else None
 
     def report(self) -> Report:
         """The engine's state and counters now."""
@@ -211,8 +222,12 @@ class Engine:
         for choices in groups:
             root = namespace(self.model.fingerprint, message.cache_salt)
             planes, survival = self.scheduler.tables.planes, self.streams.survival
-            self.scheduler.add(sequence_of(message, choices, self.scheduler.new_id(), root, planes, survival))
-        if message.phase != "decode" and not message.open:
+            sequence = sequence_of(message, choices, self.scheduler.new_id(), root, planes, survival)
+            self.scheduler.add(sequence)
+            if sequence.returned and sequence.pending - sequence.found > self.config.block_size:
+                self.scheduler.remove(sequence)
+                return ends(message, "its KV is here no more")
+        if message.phase in ("both", "prefill") and not message.open:
             self._prompt_tokens += len(message.prompt)
         return []
 

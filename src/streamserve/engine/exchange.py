@@ -1,5 +1,7 @@
 """An engine's dealings with other workers: tickets taken and given, and what there is to tell of them."""
 
+from msgspec.structs import asdict
+
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
@@ -33,8 +35,9 @@ class Exchange:
 
     def serves(self, phase: Phase) -> bool:
         """Whether requests in this phase can be taken."""
-        sides = {"both": True, "prefill": self._outgoing is not None, "decode": self._incoming is not None}
-        return sides[phase]
+        if phase == "both":
+            return True
+        return (self._incoming if phase == "decode" else self._outgoing) is not None
 
     def handle(self, message: Push | Join | Release) -> None:
         """Take what the fleet says of a ticket."""
@@ -56,9 +59,9 @@ class Exchange:
             for sequence in taken:
                 self._watch.moment("reserved", sequence.request)
 
-    def advance(self, sequence: Sequence) -> None:
-        """More of the sequence has KV."""
-        if self._outgoing and sequence.handoff and self._outgoing.advance(sequence):
+    def advance(self, sequence: Sequence, coming: int = 0) -> None:
+        """More of the sequence has KV, or its next `coming` tokens get theirs by the step about to run."""
+        if self._outgoing and sequence.handoff and self._outgoing.advance(sequence, coming):
             self._watch.moment("mid-layer push", sequence.request)
 
     def remove(self, sequence: Sequence) -> None:
@@ -84,8 +87,10 @@ class Exchange:
 
     def report(self) -> TransferReport | None:
         """What went out and came in, of a worker that does either."""
-        side = self._outgoing or self._incoming
-        return side.report() if side else None
+        sides = [asdict(side.report()) for side in (self._outgoing, self._incoming) if side]
+        return (
+            TransferReport(**{key: sum(side[key] for side in sides) for key in sides[0]}) if sides else None
+        )
 
     def _push(self, message: Push) -> None:
         ticket = message.ticket
@@ -109,7 +114,10 @@ class Exchange:
             self._told.append(Pushed(message.request, message.attempt, message.ticket, error))
             return
         sequence.held = sequence.reserved = False
-        sequence.computed[TARGET] = len(sequence.tokens)
+        have = sequence.computed[TARGET]
+        for plane, known in enumerate(sequence.computed[: message.planes]):
+            if known >= have:  # what was not sent is there in this plane too
+                sequence.computed[plane] = len(sequence.tokens)
         self._scheduler.tables.register(sequence)
         sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
         if not sequence.choices:

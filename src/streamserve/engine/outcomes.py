@@ -59,6 +59,10 @@ class Outcomes:
         events: list[Event] = []
         going = []
         self._scheduler.tables.register(sequence)
+        if sequence.returned:
+            sequence.held = True
+            self._exchange.advance(sequence)
+            return events
         for choice, (one,) in zip(sequence.choices, outcome.outputs, strict=True):
             sequence.tokens.append(one.token)
             finish = sequence.finish_reason(self._eos, self._max_model_len)

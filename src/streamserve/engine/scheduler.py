@@ -174,7 +174,7 @@ class Scheduler:
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
                 seats -= len(sequence.choices)
-                if cached is not None:
+                if cached is not None and not sequence.returned:
                     self.prefix_queries += len(sequence.tokens)
                     self.prefix_hits += cached
             elif cached is not None:

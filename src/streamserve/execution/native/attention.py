@@ -100,4 +100,5 @@ class NativeAttention:
             self._path,
             out.data_ptr(),
         )
+        self.cache.written += 1
         return out
