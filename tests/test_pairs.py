@@ -211,13 +211,13 @@ async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
 async def test_tickets_that_were_tampered_with_are_refused_and_the_prompts_computed_again(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forged one beside the true one, one stale, one twice, one truncated, on their way."""
+    """One forged in place of the true one, one stale, one twice, one truncated, on their way."""
     asked = requests(16, 3)
     async with serving(checkpoint) as llm:
         expected = await answers(llm, asked)
     async with serving(checkpoint, pairs=1) as llm:
         send = llm._shell._send
-        tampering = [TAMPERED[kind] for kind in ("forged beside", "stale", "duplicated", "truncated")]
+        tampering = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]
 
         async def tampered(command: Send) -> None:
             message = command.message
