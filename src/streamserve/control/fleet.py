@@ -34,7 +34,7 @@ from streamserve.control.placement import Placement
 from streamserve.control.requests import GapError, OpenRequest
 from streamserve.control.returns import Returns
 from streamserve.control.tickets import TicketBook
-from streamserve.control.workers import Topology, WorkerState
+from streamserve.control.workers import Queued, Topology, WorkerState
 from streamserve.policy.routing import FlowGuard, Router
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
@@ -196,7 +196,9 @@ class Fleet:
         request.worker, request.decode = front, None if whole else decode
         request.handing = set() if whole else set(request.open_choices)
         request.awaits = None
-        self.workers[front].prefilling[request.opened.request] = tokens
+        ttft = request.opened.params.slo.ttft_ms
+        deadline = None if ttft is None else request.arrival + ttft / 1000
+        self.workers[front].queue(request.opened.request, Queued(tokens, deadline), now)
         yield Send(front, request.submit("both" if whole else "prefill"))
 
     def _close(self, event: Close, now: float) -> Iterator[Command]:
@@ -281,7 +283,7 @@ class Fleet:
         if any(isinstance(event, Admitted) for event in fresh):
             self._admission.begun(now, len(request.opened.prompt))
         if request.worker and any(isinstance(event, Token) for event in fresh):
-            self.workers[request.worker].prefilling.pop(request.opened.request, None)
+            self.workers[request.worker].begun(request.opened.request, now)
             if request.decode is None:
                 self._decodes(request)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
