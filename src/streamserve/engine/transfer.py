@@ -25,11 +25,12 @@ class TransferError(Exception):
 @dataclass(frozen=True)
 class Landed:
     """A push has ended: `sent` bytes have arrived, or with an `error` perhaps not all of them. It writes no
-    more in either case."""
+    more in either case. It was on the wire for so many `seconds`."""
 
     job: int
     sent: int
     error: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 class Transport(Protocol):
@@ -78,7 +79,6 @@ class Outgoing:
         self._sending: dict[int, _Sending] = {}
         self._closing: list[_Sending] = []
         self._refused: list[Pushed] = []
-        self._pushed_at: dict[int, float] = {}
         self._counts = TransferReport()
 
     def report(self) -> TransferReport:
@@ -138,7 +138,6 @@ class Outgoing:
             for block, _ in copies:
                 self._pool.share(block)
             job = self._transport.push(ticket.to, copies, coming > 0)
-            self._pushed_at[job] = self._clock()
             sending.flying[job] = [block for block, _ in copies]
             if min(sequence.computed[1:], default=computed) < computed:
                 sending.planes = 1  # a draft model has not read all of it
@@ -166,10 +165,11 @@ class Outgoing:
             self._pool.release(sending.flying.pop(landed.job))
             sending.sent += landed.sent
             sending.error = sending.error or landed.error
-            wire = self._clock() - self._pushed_at.pop(landed.job)
             counts = self._counts
             self._counts = replace(
-                counts, sent_bytes=counts.sent_bytes + landed.sent, wire_seconds=counts.wire_seconds + wire
+                counts,
+                sent_bytes=counts.sent_bytes + landed.sent,
+                wire_seconds=counts.wire_seconds + landed.seconds,
             )
         told, self._refused = self._refused, []
         free: list[Running] = []

@@ -70,6 +70,6 @@ class SimulatedTransport:
             self._landed.append(Landed(job, 0, f"the worker {to.path} is gone"))
         else:
             pool.receive(self._own, copies)
-            self._landed.append(Landed(job, len(copies)))
+            self._landed.append(Landed(job, len(copies), seconds=self._block_seconds * len(copies)))
         if self._queue:
             self._send()

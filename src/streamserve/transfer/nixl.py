@@ -124,9 +124,9 @@ class _Peer:
 
 @dataclass
 class _Push:
-    """Blocks on their way: `rows` of the pools have been started, `writes` (NIXL's handles) are under way.
-    `since`: the step that fills the blocks, if they are not there yet. With a paced wire it is not over
-    before `earliest`."""
+    """Blocks on their way: `rows` of the pools have been started, `writes` (NIXL's handles, and since when)
+    are under way; those that have ended took `seconds`. `since`: the step that fills the blocks, if they are
+    not there yet. With a paced wire it is not over before `earliest`."""
 
     job: int
     to: CacheAddress
@@ -137,7 +137,8 @@ class _Push:
     earliest: float = 0.0
     rows: int = 0
     sent: int = 0
-    writes: list[Any] = field(default_factory=list)
+    writes: list[tuple[Any, float]] = field(default_factory=list)
+    seconds: float = 0.0
     error: str = ""
 
 
@@ -238,7 +239,7 @@ class NixlTransport:
         except Exception as error:  # NIXL's have no base of their own; nothing more was started
             push.error = str(error)
             return
-        push.writes.append(handle)
+        push.writes.append((handle, now))
         push.rows, push.sent, push.earliest = ready, push.sent + sent, self._wire_free
 
     def _over(self, push: _Push) -> bool:
@@ -246,10 +247,12 @@ class NixlTransport:
         now = time.monotonic()
         if now < push.earliest and not push.error:
             return False
-        push.writes = [handle for handle in push.writes if self._goes_on(push, handle, now)]
+        going = [write for write in push.writes if self._goes_on(push, write[0], now)]
+        push.seconds += sum(now - write[1] for write in push.writes if write not in going)
+        push.writes = going
         if push.writes or (push.rows < len(self._widths) and not push.error):
             return False
-        self._landed.append(Landed(push.job, 0 if push.error else push.sent, push.error))
+        self._landed.append(Landed(push.job, 0 if push.error else push.sent, push.error, push.seconds))
         return True
 
     def _goes_on(self, push: _Push, handle: Any, now: float) -> bool:

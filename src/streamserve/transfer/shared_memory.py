@@ -94,6 +94,7 @@ class SharedMemoryTransport:
         """Copy the rows that are there, until all are."""
         sources, destinations = torch.tensor(copies).T
         done = sent = 0
+        seconds = 0.0
         while done < len(target):
             ready = self._pools.ready(since)
             if ready == done:
@@ -114,7 +115,8 @@ class SharedMemoryTransport:
             if self._bytes_per_second:
                 wire = (sent - before) / self._bytes_per_second
                 time.sleep(max(0.0, started + wire - time.monotonic()))
-        self._landed.append(Landed(job, sent))
+            seconds += time.monotonic() - started
+        self._landed.append(Landed(job, sent, seconds=seconds))
 
     def _open(self, to: CacheAddress) -> list[Tensor]:
         if to.size != self._pools.block_bytes * to.num_blocks:
