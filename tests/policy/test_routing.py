@@ -37,6 +37,8 @@ loads = st.builds(
     st.just("w"),
     queued=st.integers(0, 20),
     queued_tokens=st.integers(0, 5000),
+    timely_tokens=st.integers(0, 5000),
+    busy=st.floats(0, 5),
     decoding=st.integers(0, 10),
     max_num_seqs=st.just(10),
     blocks_live=st.integers(0, 100),
@@ -94,7 +96,11 @@ def test_a_silent_place_is_passed_over_even_when_all_others_are_overloaded() -> 
 
 @given(places, st.integers(0, 100))
 def test_flowguard_prefers_eligible_places(found: list[Place], turn: int) -> None:
-    decision = FlowGuard()(Arrival(100), found, turn)
+    router = FlowGuard()
+    decision = router(Arrival(100), found, turn)
+    for one, score in zip(found, decision.scores, strict=True):
+        over = one.memory + 2 * one.prefill.queue > router.overload or one.silence > router.stale
+        assert score == (None if over else pytest.approx(router.score(Arrival(100), one)))
     if any(score is not None for score in decision.scores):
         assert decision.scores[decision.chosen] == max(s for s in decision.scores if s is not None)
 
@@ -140,8 +146,16 @@ def test_the_predictive_router_breaks_the_fewest_targets() -> None:
 
 def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None:
     router = Predictive(COSTS)
-    assert router(Arrival(100), [place(queued=1, queued_tokens=4000), place(queued=3)], 0).chosen == 1
-    assert router(Arrival(100), [place(blocks_live=99), place(queued_tokens=4000)], 0).chosen == 1
+    assert router(Arrival(100), [place(queued=1, timely_tokens=4000), place(queued=3)], 0).chosen == 1
+    assert router(Arrival(100), [place(blocks_live=99), place(timely_tokens=4000)], 0).chosen == 1
+
+
+def test_the_predictive_router_sees_what_is_done_and_what_will_be_put_off() -> None:
+    router = Predictive(COSTS)
+    waiting = [place(timely_tokens=1000), place(timely_tokens=1100, busy=0.9)]
+    assert router(Arrival(100), waiting, 0).chosen == 1, "most of it is computed by now"
+    late = [place(queued_tokens=1000, timely_tokens=1000), place(queued_tokens=5000)]
+    assert router(Arrival(100, ttft=0.5), late, 0).chosen == 1, "nobody there can still be in time"
 
 
 def test_speculation_that_works_somewhere_draws_requests_there() -> None:

@@ -340,9 +340,9 @@ class _WorkerReport(Collector):
         )
 
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
-        yield self._counter("kv_transfers", "Prompts handed over by prefill workers.", report.handed_over)
-        yield self._counter("kv_transfer_failures", "Prompts whose KV did not arrive.", report.failed)
-        yield self._counter("kv_transfer_bytes", "KV sent to decode workers.", report.sent_bytes)
+        yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)
+        yield self._counter("kv_transfer_failures", "KV that did not arrive.", report.failed)
+        yield self._counter("kv_transfer_bytes", "KV sent to other workers.", report.sent_bytes)
         hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
         yield self._counter(
             "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds

@@ -71,6 +71,7 @@ class Scheduler:
         self.evictions = EvictionCounters()
         self.sequences: dict[int, Sequence] = {}
         self.released: list[int] = []
+        self._last_id = 0
         self._again: dict[int, int] = {}
         self._idle = False
         self.reserved: list[Sequence] = []
@@ -96,6 +97,21 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
         self.tables.match(sequence)  # who has little to compute need not wait for others to find that out
+
+    def new_id(self) -> int:
+        """A number that no sequence has had."""
+        self._last_id += 1
+        return self._last_id
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """At the end of its prompt a fresh sequence becomes one for each choice, sharing all its blocks."""
+        first, *others = sequence.choices
+        sequence.choices = (first,)
+        branches = [sequence.branch(self.new_id(), choice) for choice in others]
+        for branch in branches:
+            self.tables.fork(sequence, branch)
+            self.add(branch)
+        return [sequence, *branches]
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free all it holds."""
@@ -162,7 +178,7 @@ class Scheduler:
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
                 seats -= len(sequence.choices)
-                if cached is not None:
+                if cached is not None and not sequence.returned:
                     self.prefix_queries += len(sequence.tokens)
                     self.prefix_hits += cached
             elif cached is not None:

@@ -228,6 +228,24 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(ge=0, le=64, description="prefill workers of uneven pools, with --decode; instead of --pairs"),
     ] = 0
     decode: Annotated[int, Meta(ge=0, le=64, description="decode workers of uneven pools")] = 0
+    prefill_max_num_seqs: (
+        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of prefill workers, if another")] | None
+    ) = None
+    prefill_max_num_batched_tokens: (
+        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of prefill workers, if another")] | None
+    ) = None
+    prefill_max_chunk: (
+        Annotated[int, Meta(ge=1, description="max_chunk of prefill workers, if another")] | None
+    ) = None
+    decode_max_num_seqs: (
+        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of decode workers, if another")] | None
+    ) = None
+    decode_max_num_batched_tokens: (
+        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of decode workers, if another")] | None
+    ) = None
+    decode_max_chunk: (
+        Annotated[int, Meta(ge=1, description="max_chunk of decode workers, if another")] | None
+    ) = None
     router: Annotated[
         str,
         Meta(

@@ -46,6 +46,7 @@ from streamserve.protocol.tickets import kv_fingerprint
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
+from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.pace import Pace
 from streamserve.workers.placing import settle
@@ -79,13 +80,15 @@ def run(config: WorkerConfig) -> int:
         numbers = cores.numbers if cores else ()
         try:
             words = partial(_vocabulary, config.model.path)
-            allocate = memory.allocate if config.role == "decode" else None
-            loaded = load(config.model, words, numbers, config.memory_share, allocate)
-            fingerprint = kv_fingerprint(loaded.model_info.fingerprint, loaded.engine_config.block_size)
-            transport = None
-            if config.role == "prefill":
-                pace = config.kv_bytes_per_second
-                transport = make_transport(loaded.cache.as_bytes(), fingerprint, pace)
+            half = config.role in ("prefill", "decode")
+            loaded = load(
+                config.model, words, numbers, config.memory_share, memory.allocate if half else None
+            )
+            fingerprint = kv_fingerprint(
+                loaded.model_info.fingerprint, loaded.engine_config.block_size, loaded.draft_fingerprint
+            )
+            pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
+            transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if half else None
         except CheckpointError as error:
             _send(socket, Failed(str(error), CHECKPOINT_EXIT_STATUS))
             return CHECKPOINT_EXIT_STATUS
@@ -125,15 +128,18 @@ def run(config: WorkerConfig) -> int:
                 max_num_seqs=loaded.engine_config.max_num_seqs,
                 kv_cache_bytes=loaded.kv_cache_bytes,
                 load_seconds=time.monotonic() - started,
+                draft=loaded.draft_fingerprint,
                 cache=cache,
                 cost=_curve(profile) if profile else None,
             ),
         )
         _send(socket, engine.report())
         gc.freeze()  # what was loaded stays: collections need not look at it
-        _serve(engine, socket, tracer)
-        if transport:
-            transport.close()
+        try:
+            _serve(engine, socket, tracer)
+        finally:  # its thread may wait for a step that will never come
+            if transport:
+                transport.close()
         if isinstance(drafter, RemoteDrafter):
             drafter.close()
         memory.close()
@@ -194,6 +200,8 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None) -> 
             _send(socket, Traced(work))
         if events:
             _send(socket, Events(events))
+        if cached := engine.cache_news():
+            _send(socket, cached)
         if news:
             _send(socket, Transfers(news))
         now = time.monotonic()
