@@ -35,7 +35,9 @@ class Side:
     """A client with the time in hand; `open` answers its Hellos."""
 
     def __init__(self, links: int = 1, **fields) -> None:
-        self.client = Client(Identity("t", "v", "me"), links, 1, **fields)
+        self.client = Client(
+            Identity("t", "v", "me"), [f"tcp://host{n}:1" for n in range(links)], 1, **fields
+        )
         self.now = 0.0
         self.tags = itertools.count(1)
 

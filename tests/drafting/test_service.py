@@ -159,7 +159,7 @@ def test_kv_is_taken_from_who_was_used_longest_ago_and_rebuilt_from_the_prefix()
     talk.ask("a", talk.delta("a", [5], keep=40))
     (draft,) = trees(talk.turn_outs())
     assert draft.tree.tokens == chain([1] * 40 + [5], 4).tokens
-    assert talk.service.figures.counters.rebuilt == 1
+    assert talk.service.shelf.rebuilt == 1
     assert talk.service.memory.evictions == 2
 
 
