@@ -35,9 +35,8 @@ class Side:
     """A client with the time in hand; `open` answers its Hellos."""
 
     def __init__(self, links: int = 1, **fields) -> None:
-        self.client = Client(
-            Identity("t", "v", "me"), [f"tcp://host{n}:1" for n in range(links)], 1, **fields
-        )
+        addresses = [f"tcp://host{number}:1" for number in range(links)]
+        self.client = Client(Identity("t", "v", "me"), addresses, 1, **fields)
         self.now = 0.0
         self.tags = itertools.count(1)
 
