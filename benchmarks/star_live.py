@@ -1,5 +1,6 @@
 """One draft model for N real servers on this machine: inflated targets whose text is the packaged model's,
-without a draft, with a draft service (as it comes: admission, batches), and with a draft of its own beside each.
+without a draft, with a draft service (as it comes: admission, batches), and with a draft of its own beside
+each.
 
 All of them share this machine's processors, so a target's speed is to be compared at the same N. Every target
 answers one request at a time.
