@@ -151,13 +151,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         model = inflate("embedded", Path(name) / "target", arguments.hidden, arguments.layers)
-        draft = inflate("embedded-draft", Path(name) / "draft", 256, 2)
+        draft = inflate("embedded-draft", Path(name) / "draft", 512, 2)
         with LLM("embedded", draft="none", log_level="error") as llm:
             prompts = [llm.render([{"role": "user", "content": text}]) for text in PROMPTS]
         rows = compare(model, draft, prompts, arguments)
     settings = {
         "target": f"packaged model inflated to {arguments.hidden} x {arguments.layers}, 1 thread each",
-        "draft": "packaged draft inflated to 256 x 2, 1 thread; or beside each target",
+        "draft": "packaged draft inflated to 512 x 2, 1 thread; or beside each target",
         "seconds": arguments.seconds, "requests": f"one at a time, {arguments.outputs} tokens, greedy",
         "network": "loopback",
     }  # fmt: skip

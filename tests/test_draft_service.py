@@ -40,13 +40,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def targets(
-    target: str, count: int, draft: str, log_level: str = "error"
-) -> AsyncIterator[list[AsyncLLM]]:
+async def targets(target: str, count: int, draft: str, **more: str) -> AsyncIterator[list[AsyncLLM]]:
     """So many servers, each with an engine in a process of its own."""
     given = {
         "threads": 1, "profile": False, "num_blocks": 400, "draft": draft, "speculation_policy": "fixed:3",
-        "log_level": log_level,
+        "log_level": "error", **more,
     }  # fmt: skip
     llms = [AsyncLLM(resolve(target, given)) for _ in range(count)]
     async with contextlib.AsyncExitStack() as stack:
@@ -227,6 +225,40 @@ async def test_a_service_that_is_not_there_is_named_and_used_when_it_comes(
             await until_reported(llms, 1)
             await until_accepted(llms, asked, texts, "there")
     assert "is there again" in said + capfd.readouterr().err
+
+
+async def test_with_keys_as_the_documentation_has_it(pair: tuple[str, str], tmp_path: Path) -> None:
+    """`keys new`, --key, --clients, --share, --explain; a line for each session, nothing of its texts."""
+    target, draft = pair
+    asked = requests(2, 3)
+    texts, _ = here(target, "none", asked)
+    service_key, own_key = tmp_path / "drafts.key", tmp_path / "here.key"
+    public, own = (keys_new(file) for file in (service_key, own_key))
+    assert keys_new(own_key) == "", "a key that is there is not written over"
+    (tmp_path / "clients").write_text(f"{own} web-1\n")
+    flags = (
+        "--key", str(service_key), "--clients", str(tmp_path / "clients"), "--share", "web-1=2", "--explain",
+    )  # fmt: skip
+    with drafting(draft, *FLAGS, *flags) as service:
+        address = service.address.replace("tcp://", f"tcp://{public}@")
+        async with targets(target, 1, address, draft_key=str(own_key)) as llms:
+            await until_accepted(llms, asked, texts, "keys")
+            deadline = time.monotonic() + 20
+            while not service.printed("load     predicted"):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+        while not service.printed("closed, as the target left: target 'web-1'"):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+    (opened,) = (line for line in service.lines if " opened: target 'web-1'" in line)
+    assert own[:16] in opened
+    assert not any(str(asked[0][0][1:4])[1:-1] in line for line in service.lines)
+
+
+def keys_new(file: Path) -> str:
+    """Its public half, as printed."""
+    command = [sys.executable, "-m", "streamserve", "keys", "new", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.mark.parametrize(
