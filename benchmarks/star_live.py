@@ -72,7 +72,7 @@ async def run(
             )
         )
         reports = [llm.report() for llm in llms]
-        ready = [llm.ready() for llm in llms]
+        ready = [llm.ready for llm in llms]
     remote = [report.remote for report in reports if report and report.remote]
     texts: dict[int, list[int]] = {}
     for number, (_, said) in enumerate(found):

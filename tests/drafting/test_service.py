@@ -284,3 +284,12 @@ def test_a_pass_for_nobody_needs_a_block_and_gives_it_back():
     assert talk.service.memory.pool.free == 0
     assert talk.service.warm_up(talk.now) is None, "memory is others'"
     assert talk.service.pause(talk.now) > 0.0
+
+
+def test_every_sequence_of_a_target_may_take_what_was_used_longest_ago():
+    talk = Talk(num_blocks=6)
+    talk.ask("old", *(talk.delta("old", [1] * 20, sequence=number) for number in range(3)))
+    assert len(trees(talk.turn_outs())) == 3
+    talk.ask("new", *(talk.delta("new", [2] * 20, sequence=number) for number in range(3)))
+    assert len(trees(talk.turn_outs())) == 3
+    assert talk.service.memory.evictions == 3

@@ -297,9 +297,7 @@ class Client:
         better = best is not self.current and best.promise < BETTER * self.current.promise
         self._sure = self._sure + 1 if better else 0
         if self._sure >= SURE:
-            logger.info(
-                "changing over from draft service %s to %s", self.current.address, best.address
-            )
+            logger.info("changing over from draft service %s to %s", self.current.address, best.address)
             self.moves += 1
             self.current.abandon(list(self._sequences))
             self._leave()

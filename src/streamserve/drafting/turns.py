@@ -69,8 +69,10 @@ class Turns:
         chosen = queue.batch(ordered, self._seconds, config.max_batch, config.max_batch_seconds)
         requests: list[DraftRequest] = []
         members: list[tuple[Session, list[DraftedSequence]]] = []
+        others = (
+            [one for session in sessions.values() for one in session.sequences.values()] if chosen else []
+        )
         for session, sequences in chosen:
-            others = (one for other in sessions.values() for one in other.sequences.values())
             made = [(one, request) for one in sequences if (request := self._shelf.request(one, others, now))]
             if made:
                 members.append((session, [one for one, _ in made]))
