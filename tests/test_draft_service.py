@@ -21,7 +21,7 @@ from streamserve.settings import SettingsError, resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.drafting.network import Network, drafting
+from tests.drafting.network import Drafting, Network, drafting
 from tests.exact.test_speculation import Case, _disturb, make_engine, run
 
 TARGETS = 4
@@ -129,13 +129,18 @@ async def until_accepted(llms: list[AsyncLLM], asked: list[Request], texts: list
 
 async def until_reported(llms: list[AsyncLLM], services: int) -> None:
     """Wait until every target says that it has sessions with so many services."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def all_say_so() -> bool:
         reports = [llm.report() for llm in llms]
-        found = [report.remote.services if report and report.remote else None for report in reports]
-        if found == [services] * len(llms):
-            return
-        assert time.monotonic() < deadline, found
+        return all(report and report.remote and report.remote.services == services for report in reports)
+
+    await until(all_say_so)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
 
@@ -178,6 +183,11 @@ async def test_text_is_the_same_whatever_becomes_of_the_service(
     )  # fmt: skip
 
 
+def trees(service: Drafting) -> float:
+    """How many it has sent, as it last reported."""
+    return service.metric("trees_total")
+
+
 async def test_sessions_move_when_their_service_dies(
     pair: tuple[str, str], scale: Scale, record: Callable[..., None]
 ) -> None:
@@ -191,14 +201,13 @@ async def test_sessions_move_when_their_service_dies(
         async with targets(target, scale.pick(2, TARGETS), addresses) as llms:
             await until_reported(llms, 2)
             await until_accepted(llms, asked, texts, "both")
-            busiest = max((first, second), key=lambda service: service.metric("trees_total"))
-            other = second if busiest is first else first
-            assert busiest.metric("trees_total") > 0
-            moved = other.metric("trees_total")
+            await until(lambda: trees(first) + trees(second) > 0)
+            busiest, other = sorted((first, second), key=trees, reverse=True)
+            moved = trees(other)
             busiest.kill()
             await until_reported(llms, 1)
             after = await until_accepted(llms, asked, texts, "one")
-            assert other.metric("trees_total") > moved
+            await until(lambda: trees(other) > moved)
     record(targets=len(llms), services=2, accepted_after=after)
 
 
@@ -211,20 +220,21 @@ async def test_a_service_that_is_not_there_is_named_and_used_when_it_comes(
     with socket.socket() as taken:  # a port that is nobody's
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    said = ""
+    said: list[str] = []
+
+    def says(text: str) -> bool:
+        said.append(capfd.readouterr().err)
+        return text in "".join(said)
+
     async with targets(target, 1, f"tcp://127.0.0.1:{port}", log_level="warning") as llms:
-        deadline = time.monotonic() + 20
-        while f"tcp://127.0.0.1:{port} does not answer" not in said:
-            assert time.monotonic() < deadline, said
-            await asyncio.sleep(0.05)
-            said += capfd.readouterr().err
+        await until(lambda: says(f"tcp://127.0.0.1:{port} does not answer"))
         again, _ = await all_answers(llms, asked, "alone")
         assert again == [texts]
         assert by_services(llms) == [0]
         with drafting(draft, *FLAGS, port=port):
             await until_reported(llms, 1)
             await until_accepted(llms, asked, texts, "there")
-    assert "is there again" in said + capfd.readouterr().err
+    assert says(f"tcp://127.0.0.1:{port} is there again")
 
 
 async def test_with_keys_as_the_documentation_has_it(pair: tuple[str, str], tmp_path: Path) -> None:
@@ -243,13 +253,8 @@ async def test_with_keys_as_the_documentation_has_it(pair: tuple[str, str], tmp_
         address = service.address.replace("tcp://", f"tcp://{public}@")
         async with targets(target, 1, address, draft_key=str(own_key)) as llms:
             await until_accepted(llms, asked, texts, "keys")
-            deadline = time.monotonic() + 20
-            while not service.printed("load     predicted"):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
-        while not service.printed("closed, as the target left: target 'web-1'"):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+            await until(lambda: service.printed("load     predicted"))
+        await until(lambda: service.printed("closed, as the target left: target 'web-1'"))
     (opened,) = (line for line in service.lines if " opened: target 'web-1'" in line)
     assert own[:16] in opened
     told = max((prompt for prompt, _ in asked), key=len)
