@@ -327,6 +327,10 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lease: Annotated[
         float, Meta(gt=0, description="seconds of silence after which a target's session is ended")
     ] = 30.0
+    keep_warm: Annotated[
+        Literal["auto", "always", "never"],
+        Meta(description="draft for nobody in short gaps, which keeps it fast; auto: where that pays"),
+    ] = "auto"
     metrics: (
         Annotated[str, Meta(description="HOST:PORT for Prometheus; by default there are no metrics")] | None
     ) = None
