@@ -54,8 +54,8 @@ def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: 
     front = max(topology.prefill, key=lambda name: hits(simulation, name))
     assert hits(simulation, front) == 128, "prompt and answer but for the last block"
     back = received(simulation, front)
-    assert (back.received, back.received_tokens) == (1, 128)
-    assert back.hit_tokens == 100, "what is there is not sent"
+    assert (back.received, back.received_tokens) == (2, 128 + 148), "and so does the second one"
+    assert back.hit_tokens == 100 + 140, "what is there is not sent"
     moved = received(simulation, "decode-0")
     assert moved.received == 2
     assert moved.hit_tokens == 128, "nor when the next turn is handed over"
