@@ -135,8 +135,8 @@ def alone_and_beside(targets: Targets, model: Path, job: Job, counts: list[int])
     return found
 
 
-def sweep(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings and figures."""
+def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Figures, written as soon as there are some."""
     model = inflate("embedded-draft", folder / "draft", arguments.hidden, arguments.layers)
     job = make_job(model, arguments.seconds, arguments.outputs)
     targets = Targets(max(*arguments.counts, *arguments.batched, SATURATING))
@@ -157,15 +157,18 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
                 with running(start(model)) as service:
                     figures[name].append(measure(targets, service, count, job))
                     show(name, figures[name][-1])
+            write(arguments.out, settings, figures)
         figures["N_full_predicted"] = full(figures["one_at_a_time"])
         figures["N_full_measured"] = knee(figures["one_at_a_time"])
         figures["without_a_service"] = alone_and_beside(targets, model, job, arguments.colocated)
+        write(arguments.out, settings, figures)
         figures["warmth"] = warmth(targets, model, job, arguments.warmth)
         figures["dead"] = dead(targets, model, job)
         figures["memory"] = memory(model, arguments.counts)
+        print(write(arguments.out, settings, figures))
     finally:
         targets.close()
-    return settings, figures
+    return figures
 
 
 def print_tables(figures: dict[str, Any]) -> None:
@@ -251,10 +254,8 @@ def main() -> None:
     parser.add_argument("--out", default="star", help="name of the results")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        settings, figures = sweep(arguments, Path(folder))
-    path = write(arguments.out, settings, figures)
+        figures = sweep(arguments, Path(folder))
     print_tables(figures)
-    print(path)
     plot(figures, RESULTS / f"{arguments.out}.png")
 
 
