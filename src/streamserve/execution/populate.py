@@ -9,8 +9,6 @@ from torch import Tensor
 
 PIECE = 2 << 20
 """Bytes taken at a time: one large page."""
-MOST = 1 << 30
-"""Bytes taken in all: the blocks that are used first. What lies behind them is taken when it is used."""
 
 
 class Populating:
@@ -36,10 +34,7 @@ class Populating:
         self._thread.join()
 
     def _run(self) -> None:
-        taken = 0
         for begin, size in (piece for pool in self._pools for piece in pieces(pool)):
-            if (taken := taken + size) > MOST:
-                return
             started = time.monotonic()
             if not self._take(begin, size) or self._closing.wait(time.monotonic() - started):
                 return

@@ -121,7 +121,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = True
     populate: Annotated[
         bool,
-        Meta(description="take the first GiB of the KV cache in the background, so that no step waits for its memory"),
+        Meta(description="take the KV cache's memory in the background, so that no request waits for it"),
     ] = True
     preempt_every: Annotated[
         int, Meta(ge=0, description="for tests: preempt a sequence every so many steps")
