@@ -45,7 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[FIGURES] = {}
     config.stash[STARTED] = time.time()
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no measuring, nothing kept, unless a test asks for it
-    os.environ["STREAMSERVE_POPULATE"] = "false"  # many servers at once, of which each needs little
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
 
 

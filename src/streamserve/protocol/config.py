@@ -119,10 +119,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bool,
         Meta(description="measure the model on this machine when it is first served: a second, then kept"),
     ] = True
-    populate: Annotated[
-        bool,
-        Meta(description="take the KV cache's memory in the background, so that no request waits for it"),
-    ] = True
     preempt_every: Annotated[
         int, Meta(ge=0, description="for tests: preempt a sequence every so many steps")
     ] = 0

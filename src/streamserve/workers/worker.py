@@ -19,7 +19,6 @@ from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import claim
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.populate import Populating
 from streamserve.execution.profile import Profile, users_profiles
 from streamserve.execution.profile_draft import draft_cost
 from streamserve.execution.profile_floor import floor_of
@@ -142,24 +141,16 @@ def run(config: WorkerConfig) -> int:
         )
         _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
-        populating = _populating(loaded) if config.model.populate and not half else None
         try:
             _serve(engine, socket, tracer, remote)
         finally:  # its thread may wait for a step that will never come
             if transport:
                 transport.close()
-            if populating:
-                populating.close()
         if remote:
             remote.close()
         memory.close()
         loaded.executor.close()
     return 0
-
-
-def _populating(loaded: Loaded) -> Populating | None:
-    """Who takes the memory of the KV pools; nobody where plain torch computes."""
-    return Populating([cache.data for cache in loaded.caches], loaded.team.populate) if loaded.team else None
 
 
 def _curve(profile: Profile) -> CostCurve:

@@ -148,7 +148,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ss_sample": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_void_p]),
     "ss_guess": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_int, c_void_p, c_void_p]),
     "ss_large_pages": (None, [c_void_p, c_size_t]),
-    "ss_populate": (c_int, [c_void_p, c_size_t]),
     "ss_read": (c_uint64, [c_void_p, c_void_p, c_size_t]),
 }
 
@@ -210,11 +209,6 @@ class Team:
         size = memory.data_ptr() + memory.nbytes - begin
         if size >= _LARGE_PAGE:
             self.library.ss_large_pages(begin, size)
-
-    def populate(self, begin: int, size: int) -> bool:
-        """Take the pages behind so many bytes from address `begin` on; whether the system could."""
-        first = begin // 4096 * 4096
-        return bool(self.library.ss_populate(first, begin + size - first))
 
     def path(self, dtype: torch.dtype) -> Path:
         """The path for numbers of `dtype`: the team's own where it has one that works for them."""

@@ -110,12 +110,6 @@ void ss_guess(void* pool, const float* logits, int vocabulary, const Draw* draws
 // Memory that is about to be filled and read in large pieces: fewer, larger pages where the system has them.
 void ss_large_pages(void* from, size_t bytes) { madvise(from, bytes, MADV_HUGEPAGE); }
 
-// Takes pages that nobody has touched, whatever is in the others; false where the system cannot.
-int ss_populate(void* from, size_t bytes) {
-    constexpr int POPULATE_WRITE = 23;  // MADV_POPULATE_WRITE, Linux 5.14
-    return madvise(from, bytes, POPULATE_WRITE) == 0;
-}
-
 // For measuring: the sum of some memory, read by all threads as fast as they can.
 uint64_t ss_read(void* pool_, const uint64_t* from, size_t words) {
     Pool& pool = *static_cast<Pool*>(pool_);
