@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -34,6 +35,9 @@ from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.tokenizer import Tokenizer
+
+STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
+"""Settings that the two halves of a pair may have of their own: prefill_max_chunk and so on."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +161,28 @@ class AsyncLLM:
                 yield item
 
     async def open(
-        self, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+        self,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        answer_early: bool = False,
     ) -> OpenPrompt:
-        """A prompt that is still arriving, empty at first. Only `params.n` counts before it is answered.
-        Raises RequestError if no more requests are taken."""
+        """A prompt that is still arriving, empty at first. Unless it is answered early, only `params.n`
+        counts before it is finished. Raises RequestError if no more requests are taken, or if it cannot be
+        answered early."""
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        params = msgspec.structs.replace(params, seed=seed, max_tokens=self.model.max_model_len)
-        opened = Open(request_id, [], params, priority, cache_salt, open=True)
+        most = params.max_tokens if answer_early else None
+        params = msgspec.structs.replace(
+            params, seed=seed, max_tokens=self.model.max_model_len if most is None else most
+        )
+        if answer_early and params.stop:
+            raise RequestError(
+                "an answer that may be withdrawn cannot end by a stop string: leave out stop or answer_early",
+                field="stop",
+            )
+        opened = Open(request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early)
         prompt = OpenPrompt(self._shell, self.tokenizer, opened)
         await prompt.start()
         return prompt
@@ -202,7 +221,7 @@ class AsyncLLM:
             worker=f"{worker}/{incarnation}",
             role=role(worker),
             endpoint=endpoint,
-            model=worker_model(self.settings.model, worker, self._shell.fleet.config.topology),
+            model=worker_model(self.settings, worker, self._shell.fleet.config.topology),
             memory_share=1 / len(self._shell.fleet.workers),
             kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
@@ -212,13 +231,18 @@ class AsyncLLM:
         )
 
 
-def worker_model(model: ModelConfig, worker: str, topology: Topology) -> ModelConfig:
-    """How one of several workers loads the model: with its share of the processors, and where prompts are
-    only computed for others without a drafter."""
+def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelConfig:
+    """How one of several workers loads the model: with its share of the processors, and with its role's own
+    limits of a step. Where prompts are only computed for others nobody guesses; but a draft model reads them,
+    for its KV is handed over too."""
+    model, own = settings.model, role(worker)
     count = len(topology.names)
     threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
-    draft = "none" if role(worker) == "prefill" else model.draft
-    return msgspec.structs.replace(model, threads=threads, draft=draft)
+    apart = Path(model.draft).is_dir()
+    draft = "none" if own == "prefill" and not apart else model.draft
+    limits = {name: getattr(settings.server, f"{own}_{name}", None) for name in STEP_LIMITS}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return msgspec.structs.replace(model, threads=threads, draft=draft, **given)
 
 
 def recorder(server: ServerConfig) -> Recorder | None:

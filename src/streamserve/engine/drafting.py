@@ -4,7 +4,7 @@ verifying."""
 from collections.abc import Callable
 
 from streamserve.engine.agenda import Pace
-from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest
+from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
@@ -13,9 +13,6 @@ from streamserve.policy.outlook import Candidate
 from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
-
-BESIDE_DECODING = 64
-"""How many tokens of prompts to come a draft model reads in a step that others wait for."""
 
 
 class Drafting:
@@ -91,37 +88,33 @@ class Drafting:
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return chosen
 
-    @property
-    def behind(self) -> bool:
-        """Whether a draft model could read prompts whose KV is being computed elsewhere."""
-        return bool(self._reads and self._coming())
+    def read_along(self, proposals: list[Proposal]) -> None:
+        """Let a draft model read what the target has computed of prompts, a chunk a step: so that it need not
+        read a whole prompt at once while others wait for their next token."""
+        if self._reads:
+            prompts = [p.sequence for p in proposals if p.sequence.pending > 1 and not p.sequence.handoff]
+            ends = [(sequence, sequence.computed[TARGET]) for sequence in prompts]
+            self._catch_up(ends, self._config.max_chunk)
 
-    def read_along(self, proposals: list[Proposal]) -> bool:
-        """Let a draft model read what the target has computed of prompts, and those that another worker
-        computes for the target, a chunk a step: so that it need not read a whole prompt at once while others
-        wait for their next token. Returns whether there was anything to read."""
-        if not self._reads:
-            return False
-        prompts = [(p.sequence, p.sequence.computed[TARGET]) for p in proposals if p.sequence.pending > 1]
-        asked = self._chunks(prompts, self._config.max_chunk)
-        left = self._config.max_chunk - sum(_length(one) - one.computed for one in asked)
-        if any(proposal.sequence.decoding for proposal in proposals):
-            left = min(left, BESIDE_DECODING)
-        asked += self._chunks([(sequence, len(sequence.tokens)) for sequence in self._coming()], left)
-        if asked:
-            self._read(asked)
-        return bool(asked)
+    def read_ahead(self, plan: StepPlan) -> None:
+        """Of prompts that are handed over, let a draft model read what this step computes, for its KV goes
+        with the target's."""
+        if self._reads:
+            spans = [(self._scheduler.sequences[span.sequence], span) for span in plan.spans]
+            ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.handoff]
+            self._catch_up(ends, sum(end for _, end in ends))
 
-    def _chunks(self, ends: list[tuple[Sequence, int]], left: int) -> list[DraftRequest]:
-        """To read each sequence up to its end, `left` tokens of them all."""
+    def _catch_up(self, ends: list[tuple[Sequence, int]], left: int) -> None:
+        """Read each sequence up to its end, `left` tokens of them all."""
         asked = []
         for sequence, last in ends:
             known = sequence.computed[DRAFT]
             end = min(last, known + left)
-            if self._unread(sequence, end):
+            if sequence.params.speculation.enabled and max(known, sequence.told) < end:
                 asked.append(self._ask(sequence, PLAIN, end))
                 left -= end - known
-        return asked
+        if asked:
+            self._read(asked)
 
     def _read(self, asked: list[DraftRequest]) -> None:
         assert self._drafter is not None
@@ -137,14 +130,6 @@ class Drafting:
     def _reads(self) -> bool:
         """Whether there is a draft model that should know prompts."""
         return self._drafter is not None and self._drafter.plane == DRAFT and self.speculation.guessing
-
-    def _coming(self) -> list[Sequence]:
-        """Those whose KV another worker computes, as far as the draft model has not read them."""
-        sequences = self._scheduler.sequences.values()
-        return [s for s in sequences if s.reserved and s.held and self._unread(s, len(s.tokens))]
-
-    def _unread(self, sequence: Sequence, end: int) -> bool:
-        return sequence.params.speculation.enabled and max(sequence.computed[DRAFT], sequence.told) < end
 
     def _worth_reading(self, sequence: Sequence, decoding: int, kv_tokens: int) -> bool:
         """Whether a draft model that has not read all of the text should, to guess for what comes yet."""

@@ -71,6 +71,7 @@ class Scheduler:
         self.evictions = EvictionCounters()
         self.sequences: dict[int, Sequence] = {}
         self.released: list[int] = []
+        self._last_id = 0
         self._again: dict[int, int] = {}
         self._idle = False
         self.reserved: list[Sequence] = []
@@ -87,7 +88,7 @@ class Scheduler:
         return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
 
     def running(self) -> list[Sequence]:
-        return [sequence for sequence in self.sequences.values() if sequence.running]
+        return [sequence for sequence in self.sequences.values() if sequence.blocks]
 
     def of(self, request: str) -> list[Sequence]:
         """The sequences of a request."""
@@ -96,6 +97,21 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
         self.tables.match(sequence)  # who has little to compute need not wait for others to find that out
+
+    def new_id(self) -> int:
+        """A number that no sequence has had."""
+        self._last_id += 1
+        return self._last_id
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """At the end of its prompt a fresh sequence becomes one for each choice, sharing all its blocks."""
+        first, *others = sequence.choices
+        sequence.choices = (first,)
+        branches = [sequence.branch(self.new_id(), choice) for choice in others]
+        for branch in branches:
+            self.tables.fork(sequence, branch)
+            self.add(branch)
+        return [sequence, *branches]
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free all it holds."""
@@ -162,7 +178,7 @@ class Scheduler:
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
                 seats -= len(sequence.choices)
-                if cached is not None:
+                if cached is not None and not sequence.returned:
                     self.prefix_queries += len(sequence.tokens)
                     self.prefix_hits += cached
             elif cached is not None:
@@ -249,6 +265,8 @@ class Scheduler:
 
     def _seated(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
         """Whether there is a place for one more to run beside those that have something to compute."""
+        if sum(len(s.choices) for s in self.sequences.values()) <= self.config.max_num_seqs:
+            return True
         while True:
             working = [s for s in self.running() if s.held or self._wanted(s)]
             if sum(len(s.choices) for s in working) + len(sequence.choices) <= self.config.max_num_seqs:
@@ -346,7 +364,7 @@ class Scheduler:
     ) -> list[Sequence]:
         """Running sequences that rank below this one and are not part of the step yet."""
         lower = ranked[ranked.index(sequence) + 1 :]
-        return [s for s in lower if s.running and s.id not in proposals and s.id not in self.swap.moved]
+        return [s for s in lower if s.blocks and s.id not in proposals and s.id not in self.swap.moved]
 
     def _evict_below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]

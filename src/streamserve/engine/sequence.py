@@ -82,6 +82,8 @@ class Sequence:
     """What ended an early answer: that it is the last event is known when the prompt is finished."""
     handoff: bool = False
     """Whether its KV goes to another worker, which decodes."""
+    returned: bool = False
+    """Whether that is for the next turn of a chat: nobody decodes behind it now."""
     reserved: bool = False
     """Whether another worker computes its KV: it only needs blocks until that has come."""
     forced: bool = False
@@ -106,10 +108,11 @@ class Sequence:
         wanted yet, and its tail only where a step would be `idle` otherwise."""
         if self.ending is not None:
             return 0
+        pending = len(self.tokens) - self.computed[TARGET]
         if not self.open or self.early:
-            return self.pending
-        last = 1 if idle else max(self.tail, 1)
-        return max(0, len(self.tokens) - last - self.computed[TARGET])
+            return pending
+        last = 1 if idle else self.tail or 1
+        return pending - last if pending > last else 0
 
     @property
     def streamed(self) -> bool:
@@ -177,7 +180,7 @@ class Sequence:
         """Read the decode clock as a step begins; it starts where the first token is there for the first
         time."""
         if self.first_token_at is None:
-            if not self.outputs:
+            if len(self.tokens) == self.prompt_length:
                 return
             self.first_token_at, self.clocked = now, self.outputs
         self.decode_seconds = max(0.0, now - self.first_token_at)
@@ -199,3 +202,25 @@ class Sequence:
         if self.outputs >= limit or len(self.tokens) >= max_model_len:
             return "length"
         return None
+
+    def branch(self, id: int, choice: int) -> "Sequence":
+        """Another choice of the same request, with the same tokens and no blocks yet."""
+        return Sequence(
+            id=id,
+            request=self.request,
+            attempt=self.attempt,
+            choices=(choice,),
+            params=self.params,
+            prompt_length=self.prompt_length,
+            tokens=list(self.tokens),
+            root=self.root,
+            priority=self.priority,
+            arrival=self.arrival,
+            computed=[],
+            open=self.open,
+            early=self.early,
+            tail=self.tail,
+            version=self.version,
+            chunk_at=self.chunk_at,
+            survival=self.survival,
+        )

@@ -103,4 +103,5 @@ class NativeAttention:
             self._path,
             out.data_ptr(),
         )
+        self.cache.written += 1
         return out

@@ -64,7 +64,10 @@ class NativeModel(Model):
         data = attention.cache.data
         step = attention.spans.step(cos, sin)
         cache = CacheStruct(
-            data=data.data_ptr(), layer_stride=data.stride(0), block_size=attention.cache.block_size
+            data=data.data_ptr(),
+            layer_stride=data.stride(0),
+            written=attention.cache.written.ctypes.data,
+            block_size=attention.cache.block_size,
         )
         self._team.library.ss_layers(
             self._team.pool,
