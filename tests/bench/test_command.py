@@ -51,8 +51,8 @@ def test_completions_of_random_tokens(served: Served, tmp_path: Path) -> None:
     assert figure(done.stdout, "Peak concurrent requests:") == 3
     throughput = figure(done.stdout, "Request throughput (req/s):")
     assert figure(done.stdout, "Request goodput (req/s):") == throughput > 0
-    for metric in ("TTFT", "TPOT", "ITL", "E2EL"):
-        assert figure(done.stdout, f"Median {metric} (ms):") > 0
+    for metric in ("TTFT", "TPOT", "ITL", "E2EL"):  # most tokens may come together with others
+        assert figure(done.stdout, f"Mean {metric} (ms):") > 0
     report = json.loads(path.read_text())
     assert report["settings"]["model"] == "tiny"
     assert len(report["requests"]) == 8

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamserve.execution.noise import HIGHEST, LOWEST, gumbel, philox, uniform
+from streamserve.execution.noise import HIGHEST, LOWEST, gumbel, philox, philox_of_one, uniform
 
 WORD = st.integers(0, 2**32 - 1)
 
@@ -37,6 +37,7 @@ def words(*values: int) -> tuple[np.ndarray, ...]:
     ],
 )
 def test_philox_gives_the_known_answers_of_random123(counter, key, expected):
+    assert philox_of_one(counter, key) == expected
     result = philox(words(*counter), words(*key))
     assert tuple(int(word[0]) for word in result) == expected
 

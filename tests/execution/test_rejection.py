@@ -3,6 +3,7 @@ Three rules that are printed elsewhere but not lossless fail the same test."""
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -20,6 +21,12 @@ TARGET = _rng.dirichlet(np.ones(VOCAB), size=(VOCAB + 1, VOCAB + 1))
 DRAFT = 0.5 * TARGET + 0.5 * _rng.dirichlet(np.ones(VOCAB), size=(VOCAB + 1, VOCAB + 1))
 NONE = VOCAB
 """What stands for a token that is not there yet."""
+
+
+@lru_cache(maxsize=8)
+def noise(seed: int, depth: int):
+    """What target and draft share for one output index."""
+    return gumbel(seed, 0, depth, np.arange(VOCAB))
 
 
 def given(table, tokens: list[int]):
@@ -53,8 +60,8 @@ def perturbed_tree(seed: int, width: int) -> TokenTree:
     for depth in range(LEVELS):
         following = []
         for node, path in level:
-            noise = gumbel(seed, 0, depth, np.arange(VOCAB))
-            for token in np.argsort(-(np.log(given(DRAFT, path)) + noise))[:width].tolist():
+            perturbed = np.log(given(DRAFT, path)) + noise(seed, depth)
+            for token in np.argsort(-perturbed)[:width].tolist():
                 following.append((len(tokens), [*path, token]))
                 tokens.append(token)
                 parents.append(node)
@@ -73,8 +80,7 @@ def coupled(seed: int, width: int) -> list[int]:
     walk = Walk(perturbed_tree(seed, width))
 
     def sample(_: list[int]) -> list[int]:
-        noise = gumbel(seed, 0, len(walk.tokens), np.arange(VOCAB))
-        return [int((np.log(given(TARGET, walk.tokens)) + noise).argmax())]
+        return [int((np.log(given(TARGET, walk.tokens)) + noise(seed, len(walk.tokens))).argmax())]
 
     verify([walk], sample)
     return walk.tokens

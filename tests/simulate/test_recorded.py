@@ -64,7 +64,7 @@ def test_what_was_right_is_accepted_and_saves_time() -> None:
 
 def test_a_step_takes_what_drafting_and_verifying_take() -> None:
     counters, end = serve("fixed:2")
-    assert abs(counters.draft_seconds - 0.02 * round(counters.draft_seconds / 0.02)) < 1e-9
+    assert abs(counters.draft_seconds - 0.01 * round(counters.draft_seconds / 0.01)) < 1e-9, "a pass a level"
     assert end > counters.draft_seconds
 
 

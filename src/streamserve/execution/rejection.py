@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.execution.noise import philox, uniform
+from streamserve.execution.noise import philox_of_one, uniform
 from streamserve.execution.verify import Walk
 
 Probabilities = NDArray[np.float64]
@@ -25,10 +25,11 @@ DRAFTING, TESTING = 2, 1
 
 def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> Probabilities:
     """`count` numbers in (0, 1) for one output index: a pure function of the arguments."""
-    words = [np.full(count, word, dtype=np.uint64) for word in (choice & 0xFFFFFFFF, output, 0, purpose)]
-    words[2] = np.arange(count, dtype=np.uint64)
-    key = np.full(count, seed & 0xFFFFFFFF, np.uint64), np.full(count, seed >> 32, np.uint64)
-    w0, w1, _, _ = philox((words[0], words[1], words[2], words[3]), key)
+    key = seed & 0xFFFFFFFF, seed >> 32
+    words = [
+        philox_of_one((choice & 0xFFFFFFFF, output, number, purpose), key)[:2] for number in range(count)
+    ]
+    w0, w1 = np.array(words, dtype=np.uint64).reshape(count, 2).T
     return uniform(w0, w1)
 
 

@@ -68,7 +68,9 @@ class NativeGuesser:
         )  # fmt: skip
         greedy = np.fromiter((one.greedy for one in params), bool, rows)[:, None]
         others = scores[:, [1, *[0] * (looked - 1)]]
-        features = np.where(greedy, np.exp(scores), 1.0 / (1.0 + np.exp(np.minimum(others - scores, 700.0))))
+        with np.errstate(invalid="ignore"):  # where a grammar leaves fewer, scores are -inf and no guesses
+            gaps = np.minimum(others - scores, 700.0)
+        features = np.where(greedy, np.exp(scores), 1.0 / (1.0 + np.exp(gaps)))
         return [
             [guess for guess in zip(a, b, strict=True) if guess[0] >= 0]
             for a, b in zip(tokens[:, :count].tolist(), features[:, :count].tolist(), strict=True)
