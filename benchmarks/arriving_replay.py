@@ -29,7 +29,14 @@ class Replayed:
 
     ttft: list[float]
     completion: float
-    report: Report | None = None
+    reports: tuple[Report, ...] = ()
+
+
+def pooled(runs: Sequence[Replayed]) -> Replayed:
+    """Several runs as one: all their times to first token, and the sum of what they took."""
+    ttft = [seconds for run in runs for seconds in run.ttft]
+    reports = tuple(report for run in runs for report in run.reports)
+    return Replayed(ttft, sum(run.completion for run in runs), reports)
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def virtual(
                 completion = given.time
     (worker,) = simulation.workers.values()
     ttft = [firsts[name] - end for name, end in ends.items()]
-    return Replayed(ttft, completion, worker.engine.report())
+    return Replayed(ttft, completion, (worker.engine.report(),))
 
 
 def _prompts(query: Query, seed: int) -> list[list[int]]:
@@ -154,6 +161,7 @@ async def live(
         first = 0.0
         async for _ in stream.answer():
             first = first or time.perf_counter()
+        first = first or time.perf_counter()  # a token without text
         done.append(time.perf_counter() - started)
         await stream.close()
         return first - end
@@ -166,12 +174,13 @@ async def _until(when: float) -> None:
     await asyncio.sleep(max(0.0, when - time.perf_counter()))
 
 
-async def capacity(url: str, tokens: int, count: int = 12) -> float:
-    """Prompt tokens a second of a server that has nothing but prompts of so many tokens to compute."""
+async def capacity(url: str, words: int, count: int = 12) -> float:
+    """Words a second of a server that has nothing but prompts of so many words to compute."""
     rng = random.Random(0)
-    bodies = [{"prompt": _words(tokens, rng), "max_tokens": 1, "temperature": 0} for _ in range(count)]
+    bodies = [{"prompt": _words(words, rng), "max_tokens": 1, "temperature": 0} for _ in range(count)]
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:
         started = time.perf_counter()
         replies = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
-    used = sum(reply.json()["usage"]["prompt_tokens"] for reply in replies)
-    return float(used / (time.perf_counter() - started))
+    for reply in replies:
+        reply.raise_for_status()
+    return count * words / (time.perf_counter() - started)

@@ -4,20 +4,26 @@ Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming 
 complete), naive streaming (order of arrival, the query computed after every change, evicted KV computed
 again), then every order with every eviction. Loads are shares of the prefill capacity, measured the same way.
 Under pressure the chunks' delays are multiplied, so that more prompts are open than memory holds. Profiles:
-every eviction on several kinds of hardware.
+every eviction on several kinds of hardware. Two rows are bounds, not policies: the default order with memory
+for all, and each prompt alone on the machine.
 
     python -m benchmarks.streaming                              # the grid, in virtual time: an hour
-    python -m benchmarks.streaming --quick --parts append       # main rows of one part
+    python -m benchmarks.streaming --quick --seeds 3 --parts append      # main rows of one part
+    python -m benchmarks.streaming --seconds 200                # part of the grid; the same again goes on
     python -m benchmarks.streaming --live http://127.0.0.1:8000 # no streaming and streaming, over HTTP
-    python -m benchmarks.streaming --trace mine.jsonl           # your own trace (format: arriving_traces)
+    python -m benchmarks.streaming --trace mine.jsonl           # yours (format: arriving_traces), also --live
     python -m benchmarks.streaming --save crawler.jsonl         # write the append trace to a file
 """
 
 import argparse
 import asyncio
+import json
+import math
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +34,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from benchmarks import arriving_traces
-from benchmarks.arriving_replay import Machine, Replayed, capacity, live, virtual
+from benchmarks.arriving_replay import Machine, Replayed, capacity, live, pooled, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import RESULTS, commit, table, write
 from streamserve.policy.cost import Line, SwapCost
 from streamserve.policy.eviction import Eviction
 from streamserve.policy.order import Order
 from streamserve.protocol.config import EngineConfig
 
-LOADS = (0.5, 0.8, 0.95)
+LOADS = (0.8, 0.5, 0.95)
+"""Of the measured capacity; the main one first."""
 PRESSURE = {"append": (10.0, 4.0), "update": (30.0, 2.0)}
 """By how much chunks are slower under pressure, and how many queries come a second (as published)."""
 EVICTIONS: tuple[Eviction, ...] = ("recompute", "swap", "cost")
@@ -79,9 +86,7 @@ second are load 0.8 and wait 0.6 s in a plain queue (median, as published); 80 %
 weights; copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a
 tenth."""
 PAPER = HARDWARE[0]
-MEMORY = 0.5
-"""Share of it under pressure: half of what the prompts that are open hold by then (four queries a second of
-9,100 tokens, the half of which have come in the 99 seconds that they take), so that somebody must go."""
+"""Under pressure open prompts want twice its memory: four queries a second, in 99 seconds of arriving."""
 AMPLE = 10 * PAPER.blocks
 
 ENGINE = EngineConfig(
@@ -104,14 +109,19 @@ class Policy:
 NONE = Policy("no streaming", streaming=False)
 NAIVE = Policy("naive", query_last=False)
 DEFAULT = Policy("slo cost", "slo", "cost")
+UNBOUNDED = Policy("slo, memory for all", "slo")
+ALONE = Policy("slo, alone", "slo")
+APART = 1 / 64
+"""Of the rate: prompts that hardly ever meet."""
 ORDER_ALONE = Policy("slo, no streaming", "slo", streaming=False)
 """What the default order does for prompts that come whole."""
 
 
-def policies(evictions: Sequence[Eviction]) -> list[Policy]:
-    """The baselines and every order with these evictions."""
+def policies(evictions: Sequence[Eviction], bounds: Sequence[Policy], quick: bool) -> list[Policy]:
+    """The main rows and the bounds; unless `quick`, every order with these evictions behind them."""
+    main = [NONE, DEFAULT, NAIVE, *bounds]
     grid = [Policy(f"{order} {way}", order, way) for order in STREAMED for way in evictions]
-    return [NONE, ORDER_ALONE, NAIVE, *grid]
+    return main if quick else main + [policy for policy in [ORDER_ALONE, *grid] if policy not in main]
 
 
 def run(
@@ -162,14 +172,16 @@ def figures(done: Replayed) -> dict[str, Any]:
         "mean": statistics.fmean(ttft),
         "completion": done.completion,
     }
-    if done.report:
-        streams, evictions = done.report.streams, done.report.evictions
+    if done.reports:
+        streams = [report.streams for report in done.reports if report.streams]
+        evictions = [report.evictions for report in done.reports if report.evictions]
         found |= {
-            "preemptions": done.report.preemptions,
-            "swaps": evictions.swaps,
-            "recomputes": evictions.recomputes,
-            "early_share": streams.computed_before / max(streams.tokens, 1),
-            "invalidated_tokens": streams.invalidated,
+            "preemptions": sum(report.preemptions for report in done.reports),
+            "swaps": sum(one.swaps for one in evictions),
+            "recomputes": sum(one.recomputes for one in evictions),
+            "early_share": sum(one.computed_before for one in streams)
+            / max(sum(one.tokens for one in streams), 1),
+            "invalidated_tokens": sum(one.invalidated for one in streams),
         }
     points = [ttft[round(i * (len(ttft) - 1) / 200)] for i in range(201)]
     tail = ttft[int(0.98 * len(ttft)) :]
@@ -182,40 +194,66 @@ def _short(values: Sequence[float]) -> list[float]:
 
 Result = tuple[str, str, dict[str, Any]]
 """Setting, policy, figures."""
+Results = dict[str, dict[str, dict[str, Any]]]
+"""Figures by setting and policy."""
 
 
-def grid(kind: str, count: int, seed: int, quick: bool, own: list[Query] | None) -> Iterator[Result]:
+Trace = Callable[[int], list[Query]]
+"""The queries of a seed."""
+
+
+Wanted = Callable[[str, str], bool]
+"""Whether the row of a setting and a policy is still to be run."""
+
+
+def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
     """Every order at every load, with memory for all: nothing is evicted there, whatever would become of
     it."""
-    plain = [scaled(query) for query in own] if own else TRACES[kind](count, seed, SCALE)
-    tokens = statistics.fmean(query.tokens for query in plain)
-    rate = measured_capacity(plain) / tokens
-    for load in LOADS if not quick else LOADS[1:2]:
-        for policy in policies(["cost"]) if not quick else [NONE, NAIVE, DEFAULT]:
-            yield f"{kind} {load}", policy.name, figures(run(plain, load * rate, policy, PAPER.blocks))
+    traces = [trace(seed) for seed in seeds]
+    rates = [
+        measured_capacity(queries) / statistics.fmean(query.tokens for query in queries) for queries in traces
+    ]
+    for load in LOADS if not quick else LOADS[:1]:
+        for policy in policies(["cost"], [ALONE] if load == LOADS[0] else [], quick):
+            if not wanted(f"{kind} {load}", policy.name):
+                continue
+            share = load * (APART if policy is ALONE else 1.0)
+            runs = [
+                run(queries, share * rate, policy, PAPER.blocks)
+                for queries, rate in zip(traces, rates, strict=True)
+            ]
+            yield f"{kind} {load}", policy.name, figures(pooled(runs))
 
 
-def pressure(kind: str, count: int, seed: int, quick: bool) -> Iterator[Result]:
+def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
     """Every order with every eviction where chunks are slow, and memory is too small for what has come."""
     delay, rate = PRESSURE[kind]
-    slow = TRACES[kind](count, seed, SCALE, delay)
-    for policy in policies(EVICTIONS) if not quick else [NONE, NAIVE, DEFAULT]:
-        done = run(slow, rate, policy, round(PAPER.blocks * MEMORY))
-        yield f"{kind} ×{delay:g}", policy.name, figures(done)
+    traces = [trace(seed) for seed in seeds]
+    for policy in policies(EVICTIONS, [UNBOUNDED, ALONE], quick):
+        if not wanted(f"{kind} ×{delay:g}", policy.name):
+            continue
+        blocks = AMPLE if policy is UNBOUNDED else PAPER.blocks
+        share = APART if policy is ALONE else 1.0
+        runs = [run(queries, share * rate, policy, blocks) for queries in traces]
+        yield f"{kind} ×{delay:g}", policy.name, figures(pooled(runs))
 
 
-def profiles(kind: str, count: int, seed: int) -> Iterator[Result]:
+def profiles(trace: Trace, kind: str, seeds: Sequence[int], wanted: Wanted) -> Iterator[Result]:
     """What becomes of evicted KV, on different hardware, in the default order."""
     delay, rate = PRESSURE[kind]
-    slow = TRACES[kind](count, seed, SCALE, delay)
+    traces = [trace(seed) for seed in seeds]
     for hardware in HARDWARE:
         for way in EVICTIONS:
-            blocks = round(hardware.blocks * MEMORY)
-            done = run(slow, rate * hardware.speed, Policy(way, "slo", way), blocks, hardware)
-            yield f"{kind} ×{delay:g}, {hardware.name}", way, figures(done)
+            policy, setting = Policy(way, "slo", way), f"{kind} ×{delay:g}, {hardware.name}"
+            if not wanted(setting, way):
+                continue
+            runs = [
+                run(queries, rate * hardware.speed, policy, hardware.blocks, hardware) for queries in traces
+            ]
+            yield setting, way, figures(pooled(runs))
 
 
-def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
+def show(results: Results) -> None:
     """A table a setting: seconds, and how many times better than no streaming."""
     for setting, rows in results.items():
         base = rows.get(NONE.name) or next(iter(rows.values()))
@@ -234,7 +272,7 @@ def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
         table(setting, [*columns, "completion", "swapped", "recomputed"], lines)
 
 
-def plot(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+def plot(results: Results, path: Path) -> None:
     """The share of prompts whose first token took longer."""
     columns = (len(results) + 1) // 2
     figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 7), squeeze=False)
@@ -255,35 +293,75 @@ def plot(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
 
 
 async def over_http(
-    url: str, arrival: str | None, count: int, seed: int, scale: float
-) -> dict[str, dict[str, dict[str, Any]]]:
+    url: str, arrival: str | None, traces: dict[str, list[Query]], done: Callable[[Results], object]
+) -> Results:
     """No streaming and streaming against a server, at load 0.8 of its own capacity; and streaming against one
-    that was started with --order arrival, if there is one."""
-    results: dict[str, dict[str, dict[str, Any]]] = {}
-    for kind, make in TRACES.items():
-        queries = make(count, seed, scale)
-        tokens = statistics.fmean(query.tokens for query in queries)
-        rate = LOADS[1] * await capacity(url, round(tokens)) / tokens
-        rows = results.setdefault(f"live {kind} {LOADS[1]}", {})
-        rows[NONE.name] = figures(await live(queries, rate, url, streaming=False))
-        rows["slo"] = figures(await live(queries, rate, url))
-        if arrival:
-            rows["arrival"] = figures(await live(queries, rate, arrival))
+    that was started with --order arrival, if there is one. A token is a word here. `done` is told of each
+    row."""
+    results: Results = {}
+    for kind, queries in traces.items():
+        words = statistics.fmean(query.tokens for query in queries)
+        await capacity(url, round(words), 2)  # warm
+        rate = LOADS[0] * await capacity(url, round(words)) / words
+        print(f"{kind}: {words:.0f} words a query, {rate:.2f} queries a second", flush=True)
+        servers = {NONE.name: url, "slo": url} | ({"arrival": arrival} if arrival else {})
+        for name, server in servers.items():
+            found = figures(await live(queries, rate, server, streaming=name != NONE.name))
+            results.setdefault(f"live {kind} {LOADS[0]}", {})[name] = found
+            print(f"{name}: " + " ".join(f"{key} {found[key]:.3f}" for key in ("p50", "p95")), flush=True)
+            done(results)
     return results
 
 
 PARTS = ("append", "update", "append-pressure", "update-pressure", "append-profiles", "update-profiles")
-COUNTS = {"append": 1500, "update": 500}
-"""Queries: enough for open prompts to be as many as they get."""
+COUNTS = {
+    "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
+    "update": 500, "update-pressure": 500, "update-profiles": 300,
+}  # fmt: skip
+"""Queries: enough for open prompts to be as many as they get. Published were 4,322 and 500."""
 
 
-def part(name: str, args: argparse.Namespace, own: list[Query] | None) -> Iterator[Result]:
+def part(name: str, args: argparse.Namespace, own: list[Query] | None, wanted: Wanted) -> Iterator[Result]:
     """One part of the grid."""
     kind, _, what = name.partition("-")
-    count = args.queries or COUNTS[kind]
+    count, seeds = args.queries or COUNTS[name], range(args.seed, args.seed + args.seeds)
+    delay = PRESSURE[kind][0] if what else 1.0
+
+    def trace(seed: int) -> list[Query]:
+        return [scaled(query) for query in own] if own else TRACES[kind](count, seed, SCALE, delay)
+
     if what == "pressure":
-        return pressure(kind, count, args.seed, args.quick)
-    return profiles(kind, count, args.seed) if what else grid(kind, count, args.seed, args.quick, own)
+        return pressure(trace, kind, seeds, args.quick, wanted)
+    if what:
+        return profiles(trace, kind, seeds, wanted)
+    return grid(trace, kind, seeds, args.quick, wanted)
+
+
+def known(file: str, settings: dict[str, str]) -> Results:
+    """The rows that were run before with the same settings."""
+    path = RESULTS / f"{file}.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    return dict(report["figures"]) if report.get("settings") == settings else {}
+
+
+def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until: float) -> None:
+    """Run one part, or go on with it, print and write it; no row is begun after `until`."""
+    file = f"streaming-{'own' if own else name}{'-main' if args.quick else ''}"
+    settings = {key: str(vars(args)[key]) for key in ("queries", "seed", "seeds", "quick", "trace")}
+    results = known(file, settings) if args.seconds else {}
+
+    def wanted(setting: str, policy: str) -> bool:
+        return time.monotonic() < until and policy not in results.get(setting, {})
+
+    begun = time.monotonic()
+    for setting, policy, one in part(name, args, own, wanted):
+        took, begun = time.monotonic() - begun, time.monotonic()
+        results.setdefault(setting, {})[policy] = one | {"commit": commit(), "took": round(took, 1)}
+        seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))
+        print(f"{setting:14s} {policy:18s} {seconds}  ({took:.0f} s)", flush=True)
+        write(file, settings, results)
+    show(results)
+    plot(results, RESULTS / f"{file}.png")
 
 
 def main() -> None:
@@ -291,8 +369,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--queries", type=int, help="of a trace; by default enough for the most open prompts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seeds", type=int, default=1, help="so many traces, taken together")
+    parser.add_argument("--quick", action="store_true", help="main rows only")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seconds", type=float, help="begin no row later; rows of a last time are kept")
     parser.add_argument("--live", metavar="URL")
     parser.add_argument("--arrival", metavar="URL", help="a server that runs with --order arrival")
     parser.add_argument("--scale", type=float, default=0.1, help="of the tokens, over HTTP")
@@ -304,24 +384,22 @@ def main() -> None:
         return
     settings = {key: str(value) for key, value in vars(args).items()}
     if args.live:
-        live_results = asyncio.run(
-            over_http(args.live, args.arrival, args.queries or 60, args.seed, args.scale)
+        count = args.queries or 60
+        traces = (
+            {"own": arriving_traces.read(args.trace)}
+            if args.trace
+            else {kind: TRACES[kind](count, args.seed, args.scale) for kind in TRACES if kind in args.parts}
         )
+        file = "-".join(["streaming-live", *(traces if len(traces) == 1 else [])])
+        done = partial(write, file, settings)
+        live_results = asyncio.run(over_http(args.live, args.arrival, traces, done))
         show(live_results)
-        print(write("streaming_live", settings, live_results))
-        plot(live_results, RESULTS / "streaming_live.png")
+        plot(live_results, RESULTS / f"{file}.png")
         return
     own = arriving_traces.read(args.trace) if args.trace else None
+    until = time.monotonic() + (args.seconds or math.inf)
     for name in PARTS[:1] if own else args.parts:
-        results: dict[str, dict[str, dict[str, Any]]] = {}
-        for setting, policy, one in part(name, args, own):
-            results.setdefault(setting, {})[policy] = one
-            seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))
-            print(f"{setting:14s} {policy:18s} {seconds}", flush=True)
-        show(results)
-        file = f"streaming-{'own' if own else name}"
-        print(write(file, settings, results))
-        plot(results, RESULTS / f"{file}.png")
+        run_part(name, args, own, until)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from streamserve.client import AsyncPromptStream, PromptStream, StreamError
+from streamserve.client import AsyncPromptStream, PromptStream, StreamError, Withdrawn
 from tests.serving import Served, serving
 
 SAMPLING = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -89,3 +89,36 @@ def test_a_reply_that_was_lost_is_asked_for_again(server: Served, monkeypatch: p
         assert stream.append("a") == "chunk-1"
         assert lost
         assert (stream.version, stream.state()["version"]) == (1, 1)
+
+
+def test_an_early_answer_and_its_withdrawal(server: Served) -> None:
+    """What was read before the context changed is void; the rest is the final prompt's answer."""
+    with PromptStream(server.url, api_key="a-key-of-some-length", answer_early=True, **FIELDS) as stream:
+        stream.append("Zero.")
+        pieces = stream.early()
+        text = str(next(pieces))
+        stream.append(" One.")
+        stands = False
+        for piece in pieces:
+            text = "" if isinstance(piece, Withdrawn) else text + piece
+            if not stands:
+                stands = stream.finish()["version"] == 2
+    assert text == whole(server, "Zero. One." + FIELDS["query"])
+
+
+async def test_an_early_answer_in_an_event_loop(server: Served) -> None:
+    key = "a-key-of-some-length"
+    async with AsyncPromptStream(server.url, api_key=key, answer_early=True, **FIELDS) as stream:
+        await stream.append("Zero.")
+        text, versions = "", []
+        async for piece in stream.early():
+            if isinstance(piece, Withdrawn):
+                versions.append(piece.version)
+                text = ""
+                await stream.finish()
+                continue
+            text += piece
+            if not versions and stream.version == 1:
+                await stream.append(" One.")
+    assert versions == [2]
+    assert text == whole(server, "Zero. One." + FIELDS["query"])

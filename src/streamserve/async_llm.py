@@ -161,13 +161,28 @@ class AsyncLLM:
                 yield item
 
     async def open(
-        self, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+        self,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        answer_early: bool = False,
     ) -> OpenPrompt:
-        """A prompt that is still arriving, empty at first. Only `params.n` counts before it is answered.
-        Raises RequestError if no more requests are taken."""
+        """A prompt that is still arriving, empty at first. Unless it is answered early, only `params.n`
+        counts before it is finished. Raises RequestError if no more requests are taken, or if it cannot be
+        answered early."""
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        params = msgspec.structs.replace(params, seed=seed, max_tokens=self.model.max_model_len)
-        opened = Open(request_id, [], params, priority, cache_salt, open=True)
+        most = params.max_tokens if answer_early else None
+        params = msgspec.structs.replace(
+            params, seed=seed, max_tokens=self.model.max_model_len if most is None else most
+        )
+        if answer_early and params.stop:
+            raise RequestError(
+                "an answer that may be withdrawn cannot end by a stop string: leave out stop or answer_early",
+                field="stop",
+            )
+        opened = Open(request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early)
         prompt = OpenPrompt(self._shell, self.tokenizer, opened)
         await prompt.start()
         return prompt

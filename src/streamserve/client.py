@@ -10,13 +10,22 @@ Needs httpx (`pip install "streamserve[client]"`), and nothing else of this pack
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 
 RETRIES = 3
 """Attempts at a request whose reply was lost. Each carries the same Idempotency-Key, so it is done once."""
+
+
+class Withdrawn:
+    """What came of an early answer until here is void: the prompt is `version` now."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
 
 Place = str | int
 """A chunk's id, or its index among all."""
@@ -97,12 +106,22 @@ class PromptStream:
         return _checked(self._http.get(f"/v1/streams/{self.id}"))
 
     def finish(self) -> dict[str, Any]:
-        """The answer, in the shape of completions or chats."""
+        """The answer, in the shape of completions or chats; where it is read early, only that it stands."""
         return self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
 
     def answer(self) -> Iterator[str]:
         """The answer's text, piece by piece. Leaving the loop early ends the answer."""
-        with self._http.stream("POST", f"/v1/streams/{self.id}/finish", json={"stream": True}) as reply:
+        for piece in self._read("finish", {"stream": True}):
+            if isinstance(piece, str):
+                yield piece
+
+    def early(self) -> Iterator[str | Withdrawn]:
+        """The answer to the prompt as it stands, while others edit it, until somebody finishes it; needs
+        answer_early=True. At a Withdrawn, forget the pieces before it. Leaving the loop ends the stream."""
+        return self._read("answer", {})
+
+    def _read(self, what: str, body: dict[str, Any]) -> Iterator[str | Withdrawn]:
+        with self._http.stream("POST", f"/v1/streams/{self.id}/{what}", json=body) as reply:
             if reply.status_code != 200:
                 reply.read()
                 _checked(reply)
@@ -178,13 +197,24 @@ class AsyncPromptStream:
         return _checked(await self._http.get(f"/v1/streams/{self.id}"))
 
     async def finish(self) -> dict[str, Any]:
-        """The answer, in the shape of completions or chats."""
+        """The answer, in the shape of completions or chats; where it is read early, only that it stands."""
         return await self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
 
     async def answer(self) -> AsyncIterator[str]:
         """The answer's text, piece by piece. Leaving the loop early ends the answer."""
-        path = f"/v1/streams/{self.id}/finish"
-        async with self._http.stream("POST", path, json={"stream": True}) as reply:
+        async with aclosing(self._read("finish", {"stream": True})) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, str):
+                    yield piece
+
+    def early(self) -> AsyncGenerator[str | Withdrawn, None]:
+        """The answer to the prompt as it stands, while others edit it, until somebody finishes it; needs
+        answer_early=True. At a Withdrawn, forget the pieces before it. Leaving the loop ends the stream."""
+        return self._read("answer", {})
+
+    async def _read(self, what: str, body: dict[str, Any]) -> AsyncGenerator[str | Withdrawn, None]:
+        path = f"/v1/streams/{self.id}/{what}"
+        async with self._http.stream("POST", path, json=body) as reply:
             if reply.status_code != 200:
                 await reply.aread()
                 _checked(reply)
@@ -241,15 +271,18 @@ def _checked(reply: httpx.Response) -> dict[str, Any]:
     raise StreamError(reply.status_code, str(error.get("message")), error.get("version"))
 
 
-def _pieces(line: str) -> Iterator[str]:
-    """The texts of one line of an event stream. Raises StreamError for an error that came in between."""
+def _pieces(line: str) -> Iterator[str | Withdrawn]:
+    """The texts of one line of an event stream, or that those before are void. Raises StreamError for an
+    error that came in between."""
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
         return
     event = json.loads(data)
     if "error" in event:
         raise StreamError(500, event["error"]["message"])
-    for choice in event["choices"]:
+    if event.get("object") == "prompt_stream.withdrawn":
+        yield Withdrawn(event["version"])
+    for choice in event.get("choices", ()):
         text = choice.get("text") or choice.get("delta", {}).get("content")
         if text:
             yield text

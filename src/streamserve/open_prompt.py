@@ -1,17 +1,22 @@
-"""A prompt that is still arriving, in the engine: it is told what changed, and computes it meanwhile."""
+"""A prompt that is still arriving, in the engine: it is told what changed, and computes it meanwhile.
+
+One that is answered early has an answer from its first tokens on, void as soon as an edit changes it.
+"""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from streamserve.control.events import Edit, Open
 from streamserve.control.shell import FleetShell
 from streamserve.items import Item, read_items
-from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Event, Progress
+from streamserve.protocol.errors import PromptChanged, RequestError
+from streamserve.protocol.messages import Event, Progress, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
+from streamserve.text.output import Usage
 from streamserve.text.retokenize import common_prefix
 from streamserve.text.tokenizer import Tokenizer
 
@@ -53,14 +58,22 @@ class OpenPrompt:
 
     async def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         """Finish the prompt as `ids`, and give what it comes to; a Usage is last. `params.max_tokens` is
-        set. Raises RequestError if the request is lost."""
+        set. Raises RequestError if the request is lost.
+
+        Of a prompt that is answered early, give the answer as it stands, to the end once it is finished.
+        Raises PromptChanged when that is void: then ask again."""
         watch = Stopwatch(time.monotonic())
-        await self._tell(ids, common_prefix(self.ids, ids), 0, params)
+        if not self._opened.answer_early:
+            await self._tell(ids, common_prefix(self.ids, ids), 0, params)
         items = read_items(
             self._steps(), self._shell, self._tokenizer, self._opened.request, len(ids), params, watch
         )
         async for item in items:
-            yield item
+            yield replace(item, prompt_tokens=len(self.ids)) if isinstance(item, Usage) else item
+
+    async def finish(self) -> None:
+        """Nothing changes any more: an early answer stands. Raises RequestError if the request is lost."""
+        await self._tell(self.ids, len(self.ids), 0, finish=True)
 
     async def close(self) -> None:
         """Cancel the request, if it is not over; harmless when closed already. Who waits for an answer gets
@@ -69,12 +82,18 @@ class OpenPrompt:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def _tell(self, ids: list[int], keep: int, tail: int, params: SamplingParams | None = None) -> None:
+    async def _tell(
+        self,
+        ids: list[int],
+        keep: int,
+        tail: int,
+        params: SamplingParams | None = None,
+        finish: bool = False,
+    ) -> None:
         if self._lost:
             raise self._lost
-        edit = Edit(
-            self._opened.request, self._version + 1, keep, ids[keep:], params is not None, params, tail
-        )
+        finish = finish or params is not None
+        edit = Edit(self._opened.request, self._version + 1, keep, ids[keep:], finish, params, tail)
         await self._shell.edit(edit)
         self.ids = ids
         self._version += 1
@@ -84,6 +103,8 @@ class OpenPrompt:
             news = await self._events.get()
             if isinstance(news, RequestError):
                 raise news
+            if any(isinstance(event, Withdrawn) for event in news):
+                raise PromptChanged
             yield news
 
     async def _read(self) -> None:
@@ -95,6 +116,8 @@ class OpenPrompt:
                     if not self._taken.done():
                         self._taken.set_result(None)
                     rest = [event for event in events if not self._is_progress(event)]
+                    if any(isinstance(event, Withdrawn) for event in rest):
+                        self._forget()
                     if rest:
                         self._events.put_nowait(rest)
         except RequestError as refused:
@@ -103,6 +126,11 @@ class OpenPrompt:
             if not self._taken.done():
                 self._taken.set_exception(error)
             self._events.put_nowait(error)
+
+    def _forget(self) -> None:
+        """Nobody needs what has not been read of an answer that is void."""
+        while not self._events.empty():
+            self._events.get_nowait()
 
     def _is_progress(self, event: Event) -> bool:
         if not isinstance(event, Progress):

@@ -149,6 +149,9 @@ class ScriptedPrompt:
     def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         return self.script(ids, params)
 
+    async def finish(self) -> None:
+        """Nothing is answered before it is asked for."""
+
     async def close(self) -> None:
         """There is nothing to cancel."""
 
@@ -197,7 +200,13 @@ class ScriptedGenerator:
         return self.script(prompt, params)
 
     async def open(
-        self, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+        self,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        answer_early: bool = False,
     ) -> "ScriptedPrompt":
         return ScriptedPrompt(self.script)
 

@@ -47,6 +47,8 @@ def test_the_examples_work(server: Served, description: Any) -> None:
     for path, operations in description["paths"].items():
         if "requestBody" in operations.get("post", {}):
             example = operations["post"]["requestBody"]["content"]["application/json"]["examples"]["request"]
+            if path == "/v1/streams/{name}/answer":
+                continue  # has no end before the prompt has: test_stream_early.py
             if "{name}" in path:
                 made = server.post("/v1/streams", query="hello", max_tokens=2).json()
                 path = path.replace("{name}", made["id"])

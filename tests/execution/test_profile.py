@@ -68,6 +68,9 @@ def test_a_measured_profile_is_a_whole_grid_within_the_models_limits(loaded: Loa
     assert min(profile.bandwidth, profile.matrix_rate) > 0
     assert profile.cost.byte_seconds == 1 / profile.bandwidth
     assert [len(line) for line in profile.floor] == [3, 3, 3]
+    assert profile.swap is not None
+    for copy in (profile.swap.out, profile.swap.back):  # seconds by bytes of KV
+        assert 0 < copy(1 << 20) <= copy(1 << 30)
     assert [done for done, _ in reported] == list(range(1, reported[0][1] + 1))
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from streamserve.policy.routing import (
     Arrival,
+    ByClass,
     Costs,
     FlowGuard,
     Place,
@@ -54,6 +55,7 @@ routers: list[Router] = [
     least_loaded,
     cache_aware,
     Predictive(COSTS),
+    ByClass((0.02, 0.05)),
 ]
 
 
@@ -174,8 +176,18 @@ def test_where_a_cost_is_not_known_flowguard_chooses() -> None:
     assert decision.reason == "a cost is not known: highest score"
 
 
+def test_classes_of_targets_keep_to_their_own_pipelines() -> None:
+    router, six = ByClass((0.02, 0.05)), [place(), place(), place(), place(queued=9), place(), place()]
+    for tpot, own in ((0.01, 0), (0.02, 0), (0.021, 1), (0.05, 1), (9.0, 2), (None, 2)):
+        chosen = {router(Arrival(10, tpot=tpot), six, turn).chosen for turn in range(6)}
+        assert chosen == ({0} if own == 0 else {own, own + 3}), "the fewest requests of its places"
+    two = [router(Arrival(10, tpot=tpot), six[:2], 0).chosen for tpot in (0.01, 0.03, None)]
+    assert two == [0, 1, 0], "with fewer places than classes, some share"
+
+
 def test_routers_are_read_by_name_and_flowguard_with_its_weights() -> None:
     assert parse_router("predictive") == Predictive()
+    assert parse_router("classes:20,50") == ByClass((0.02, 0.05))
     assert parse_router("flowguard:0.7,0.1,0.1,0.1") == FlowGuard((0.7, 0.1, 0.1, 0.1))
     assert parse_router("flowguard:0.7,0.1,0.1,0.1:0.5") == FlowGuard((0.7, 0.1, 0.1, 0.1), overload=0.5)
     assert parse_router("flowguard-printed:0.7,0.1,0.1,0.1") == FlowGuard((0.7, 0.1, 0.1, 0.1), printed=True)
@@ -186,6 +198,11 @@ def test_routers_are_read_by_name_and_flowguard_with_its_weights() -> None:
     [
         ("magic", "none of flowguard"),
         ("random:1", "only flowguard"),
+        ("classes", "ends in milliseconds"),
+        ("classes:20:50", "ends in milliseconds"),
+        ("classes:50,20", "ends in milliseconds"),
+        ("classes:0,20", "ends in milliseconds"),
+        ("classes:nan", "ends in milliseconds"),
         ("flowguard:1,2", "four weights"),
         ("flowguard:a,b,c,d", "numbers"),
         ("flowguard:0.5,0.5,0.5,0.5", "sum to 1"),

@@ -2,16 +2,22 @@
 
 create ─▶ open ── edit, edit, … ──▶ finish ─▶ answering ─▶ gone
             └── delete, or nobody touches it for a while ──────▶ gone
+
+One that is answered early may be read while it is open: each change withdraws what was read.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from streamserve.api.arriving_form import Answer, Form, behind_context, form_of
 from streamserve.api.arriving_schemas import (
+    AnswerRequest,
     ChunkState,
     EditReply,
     EditRequest,
@@ -19,6 +25,7 @@ from streamserve.api.arriving_schemas import (
     StreamReply,
     StreamRequest,
     StreamState,
+    WithdrawnReply,
 )
 from streamserve.api.generation import Door, Job, new_id
 from streamserve.api.generator import ArrivingPrompt
@@ -26,7 +33,7 @@ from streamserve.api.limits import BODIES
 from streamserve.api.models import served_name
 from streamserve.api.prompts import Prompt
 from streamserve.api.sse import Emit
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.text.arriving import Context
 from streamserve.text.retokenize import NOTHING, Retokenizer, Tokenized, common_prefix
 
@@ -49,8 +56,12 @@ class PromptStream:
         prompt: ArrivingPrompt,
         retokenizer: Retokenizer,
         room: Callable[[], int],
+        early: bool,
     ) -> None:
         self.name = name
+        self.early = early
+        self.reading = False
+        """Whether somebody reads its early answer."""
         self.answering = False
         self.touched = time.monotonic()
         self.prompt = prompt
@@ -69,6 +80,11 @@ class PromptStream:
     def wants_events(self) -> bool:
         """Whether its answer was to be a stream of events, when it was made."""
         return self._form.wants_events
+
+    @property
+    def version(self) -> int:
+        """Counts the edits."""
+        return self._context.version
 
     @property
     def characters(self) -> int:
@@ -93,14 +109,32 @@ class PromptStream:
         """What answers the prompt as it is now; nothing else is taken from here on."""
         async with self._one_at_a_time:
             self._check_open(wanted.version)
-            llm = self._door.llm
-            prompt = Prompt(self.prompt.ids, self._tokenized.text)
-            answer, job = await self._form.answer(prompt, wanted)
-            params = llm.complete(prompt.ids, job.params)
+            answer, job = await self._answer(wanted)
+            params = self._door.llm.complete(job.prompt.ids, job.params)
+            if self.early:
+                await self.prompt.finish()
             self.answering = True
-            return answer, Job(
-                0, job.request_id, prompt, params, job.priority, job.cache_salt, arriving=self.prompt
-            )
+            return answer, replace(job, params=params)
+
+    async def read(self) -> None:
+        """Somebody reads the early answer from here on: nobody else may."""
+        async with self._one_at_a_time:
+            self._check_open(None)
+            if not self.early:
+                raise RequestError("the stream was not made with answer_early", status=409)
+            if self.reading:
+                raise RequestError("somebody reads this answer already", status=409)
+            self.reading = True
+
+    async def as_it_stands(self, wanted: FinishRequest) -> tuple[Answer, Job, int]:
+        """What gives the early answer to the prompt as it is now, and its version."""
+        async with self._one_at_a_time:
+            return *await self._answer(wanted), self._context.version
+
+    async def _answer(self, wanted: FinishRequest) -> tuple[Answer, Job]:
+        prompt = Prompt(self.prompt.ids, self._tokenized.text)
+        answer, job = await self._form.answer(prompt, wanted)
+        return answer, replace(job, arriving=self.prompt)
 
     def state(self) -> StreamState:
         """Where it stands."""
@@ -182,9 +216,15 @@ class Streams:
             form = form_of(self._door, wanted)
             _, job = await form.answer(Prompt([0], form.text("")), FinishRequest())  # all that is wrong, now
             prompt = await llm.open(
-                job.params, request_id=name, priority=wanted.priority, cache_salt=wanted.cache_salt
+                job.params,
+                request_id=name,
+                priority=wanted.priority,
+                cache_salt=wanted.cache_salt,
+                answer_early=wanted.answer_early,
             )
-            stream = PromptStream(name, model, self._door, form, prompt, self._retokenizer, self._room)
+            stream = PromptStream(
+                name, model, self._door, form, prompt, self._retokenizer, self._room, wanted.answer_early
+            )
             try:
                 await stream.begin()
             except BaseException:
@@ -219,7 +259,9 @@ class Streams:
         return set(self._streams)
 
     def wants_events(self, name: str, wanted: FinishRequest) -> bool:
-        """Whether a stream is to be answered event by event."""
+        """Whether to finish a stream is to answer it event by event."""
+        if name in self._streams and self._streams[name].reading:
+            return False
         if wanted.stream is None:
             return name in self._streams and self._streams[name].wants_events
         return wanted.stream
@@ -232,11 +274,17 @@ class Streams:
         return self._streams[name]
 
     async def finish(self, name: str, wanted: FinishRequest) -> bytes:
-        """Answer a stream in one piece."""
+        """Answer a stream in one piece; if somebody reads its answer already, only say that it stands."""
         stream = self.get(name)
         answer, job = await stream.finish(wanted)
+        if stream.reading:
+            return msgspec.json.encode(StreamReply(id=name, version=stream.version))
         try:
-            return await answer.whole([job])
+            while True:
+                try:
+                    return await answer.whole([job])
+                except PromptChanged:  # by an edit before it was finished
+                    answer, job, _ = await stream.as_it_stands(wanted)
         finally:
             await self._end(stream)
 
@@ -249,11 +297,49 @@ class Streams:
 
         async def produce(emit: Emit) -> None:
             try:
-                await answer.stream([job], emit)
+                await self._send(stream, wanted, answer, job, emit)
             finally:
                 await self._end(stream)
 
         return produce
+
+    async def answer_early(
+        self, name: str, wanted: AnswerRequest
+    ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
+        """Answer a stream as it stands, event by event, until it is finished: what sends them. It has to be
+        called. Raises RequestError (409) if it is not answered early, or read already."""
+        stream = self.get(name)
+        await stream.read()
+        options = FinishRequest(stream=True, stream_options=wanted.stream_options)
+
+        async def produce(emit: Emit) -> None:
+            try:
+                answer, job, _ = await stream.as_it_stands(options)
+                await self._send(stream, options, answer, job, emit)
+            finally:
+                await self._end(stream)
+
+        return produce
+
+    async def _send(
+        self, stream: PromptStream, wanted: FinishRequest, answer: Answer, job: Job, emit: Emit
+    ) -> None:
+        """Send the events of an answer; where it is withdrawn, say so, and begin anew."""
+        sent = 0
+
+        async def count(event: msgspec.Struct) -> None:
+            nonlocal sent
+            sent += 1
+            await emit(event)
+
+        while True:
+            try:
+                return await answer.stream([job], count)
+            except PromptChanged:
+                answer, job, version = await stream.as_it_stands(wanted)
+                if sent:
+                    await emit(WithdrawnReply(id=stream.name, version=version))
+                sent = 0
 
     async def delete(self, name: str) -> None:
         """End a stream; if it is being answered, its client gets an error. Raises RequestError (404)."""

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Request, Response
 from streamserve.api.arriving import Streams
 from streamserve.api.arriving_schemas import (
     UNSUPPORTED_IN_STREAMS,
+    AnswerRequest,
     DeletedReply,
     EditReply,
     EditRequest,
@@ -81,6 +82,21 @@ def arriving_routes(door: Door) -> APIRouter:
         work = replays.once(f"finish {name}", key, wanted, lambda: streams.finish(name, wanted))
         body = await while_connected(request.receive, work)
         return Response(body, media_type="application/json")
+
+    @router.post(
+        "/v1/streams/{name}/answer",
+        openapi_extra=described(
+            "Answer the prompt as it stands (answer_early), in the shape of completions or chats; an event "
+            "whose object is prompt_stream.withdrawn voids those before it",
+            AnswerRequest,
+            event=ChatReply,
+            media="text/event-stream",
+            example={},
+        ),
+    )
+    async def answer(request: Request, name: str) -> Response:
+        wanted = await read_request(request, limit, AnswerRequest, {})
+        return EventStream(await streams.answer_early(name, wanted))
 
     @router.get(
         "/v1/streams/{name}",

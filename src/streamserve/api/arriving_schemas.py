@@ -33,6 +33,10 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
             minItems=1,
         ),
     ] = None
+    answer_early: Annotated[
+        bool,
+        about("answer the context as it stands, to be read at /answer; what changes then is withdrawn"),
+    ] = False
     logprobs: Annotated[
         bool | int | None,
         about("log-probabilities: of a chat true, otherwise how many alternatives", maximum=MAX_LOGPROBS),
@@ -117,6 +121,21 @@ class EditReply(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     version: int
     chunks: list[str]
+
+
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/streams/{id}/answer: the early answer, event by event."""
+
+    stream_options: StreamOptions | None = None
+
+
+class WithdrawnReply(msgspec.Struct, frozen=True, kw_only=True):
+    """All events of the early answer so far are void: the context became another, now `version`. The answer
+    begins anew, under another id."""
+
+    id: str
+    version: int
+    object: Literal["prompt_stream.withdrawn"] = "prompt_stream.withdrawn"
 
 
 class ChunkState(msgspec.Struct, frozen=True):

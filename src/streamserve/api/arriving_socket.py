@@ -10,7 +10,7 @@ order; an answer does not hold up what comes after it.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 from streamserve.api.arriving import Streams
 from streamserve.api.arriving_schemas import (
     UNSUPPORTED_IN_STREAMS,
+    AnswerRequest,
     DeletedReply,
     EditRequest,
     FinishRequest,
@@ -28,6 +29,7 @@ from streamserve.api.arriving_schemas import (
 from streamserve.api.body import checked, parse
 from streamserve.api.errors import as_request_error, error_body
 from streamserve.api.replays import Replays, caller
+from streamserve.api.sse import Emit
 from streamserve.protocol.errors import RequestError
 
 MAX_ANSWERS = 64
@@ -41,7 +43,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One message of a client."""
 
     request: str = ""
-    method: Literal["create", "edit", "finish", "get", "delete"]
+    method: Literal["create", "edit", "answer", "finish", "get", "delete"]
     id: str = ""
     idempotency_key: str | None = None
     body: dict[str, Any] = {}
@@ -91,12 +93,12 @@ class _Conversation:
         call = None
         try:
             call = checked(parse(data), Call, {})
-            if call.method != "finish":
+            if call.method not in ("answer", "finish"):
                 await self._reply(call, await self._done(call))
             elif len(self._answers) >= MAX_ANSWERS:
                 raise RequestError(f"{MAX_ANSWERS} answers are on their way, the limit", status=429)
             else:
-                task = asyncio.create_task(self._finish(call))
+                task = asyncio.create_task(self._answer(call))
                 self._answers.add(task)
                 task.add_done_callback(self._answers.discard)
         except (WebSocketDisconnect, TimeoutError):
@@ -120,27 +122,37 @@ class _Conversation:
         await streams.delete(call.id)
         return DeletedReply(id=call.id)
 
-    async def _finish(self, call: Call) -> None:
-        streams, name = self._streams, call.id
-
-        async def emit(event: msgspec.Struct) -> None:
-            await self._send({"request": call.request, "event": event})
-
+    async def _answer(self, call: Call) -> None:
         try:
-            wanted = checked(call.body, FinishRequest, {})
-            if streams.wants_events(name, wanted):
-                produce = await streams.finish_streaming(name, wanted)
-                await produce(emit)
-                await self._send({"request": call.request, "status": 200})
-                return
-            work = self._replays.once(
-                f"finish {name}", call.idempotency_key, wanted, lambda: streams.finish(name, wanted)
-            )
-            await self._reply(call, msgspec.Raw(await work))
+            await (self._early(call) if call.method == "answer" else self._finish(call))
         except (WebSocketDisconnect, TimeoutError):
             return
         except Exception as error:
             await self._refuse(call, error)
+
+    async def _early(self, call: Call) -> None:
+        await self._events(
+            call, await self._streams.answer_early(call.id, checked(call.body, AnswerRequest, {}))
+        )
+
+    async def _finish(self, call: Call) -> None:
+        streams, name, wanted = self._streams, call.id, checked(call.body, FinishRequest, {})
+        if streams.wants_events(name, wanted):
+            await self._events(call, await streams.finish_streaming(name, wanted))
+            return
+        work = self._replays.once(
+            f"finish {name}", call.idempotency_key, wanted, lambda: streams.finish(name, wanted)
+        )
+        await self._reply(call, msgspec.Raw(await work))
+
+    async def _events(self, call: Call, produce: Callable[[Emit], Awaitable[None]]) -> None:
+        """Send what `produce` has to say, and that it was all."""
+
+        async def emit(event: msgspec.Struct) -> None:
+            await self._send({"request": call.request, "event": event})
+
+        await produce(emit)
+        await self._send({"request": call.request, "status": 200})
 
     async def _reply(self, call: Call, body: Any) -> None:
         await self._send({"request": call.request, "status": 200, "body": body})

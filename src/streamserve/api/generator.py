@@ -42,7 +42,11 @@ class ArrivingPrompt(Protocol):
         if the request was lost."""
 
     def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        """Finish the prompt as `ids` and generate, as Generator.submit does."""
+        """Finish the prompt as `ids` and generate, as Generator.submit does. Of a prompt that is answered
+        early, the answer as it stands; raises PromptChanged when that is void."""
+
+    async def finish(self) -> None:
+        """An early answer stands: nothing changes any more. Raises RequestError if the request was lost."""
 
     async def close(self) -> None:
         """Cancel what is not over."""
@@ -85,10 +89,17 @@ class Generator(Protocol):
         """
 
     async def open(
-        self, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+        self,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        answer_early: bool = False,
     ) -> ArrivingPrompt:
-        """A prompt that is still arriving, empty at first; only `params.n` counts before it is answered.
-        Raises RequestError if no more requests are taken."""
+        """A prompt that is still arriving, empty at first; unless it is answered early, only `params.n`
+        counts before it is finished. Raises RequestError if no more requests are taken, or if it cannot be
+        answered early."""
 
     def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
         """`params` with a seed and a length. Raises RequestError if they or the prompt cannot be served."""

@@ -20,9 +20,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.api.slo import strictness
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.messages import (
     EvictionReport,
+    RemoteReport,
     Report,
     SpeculationReport,
     StepParts,
@@ -163,6 +164,9 @@ class Metrics:
         except asyncio.CancelledError:
             watch.close("abort")
             raise
+        except PromptChanged:
+            watch.close("abort")
+            raise
         except Exception:
             watch.close("error")
             raise
@@ -283,6 +287,8 @@ class _WorkerReport(Collector):
             for name in EvictionReport.__struct_fields__:
                 text = f"Evicted KV: {name.replace('_', ' ')}, in sequences, blocks or seconds."
                 yield self._counter(f"eviction_{name}", text, getattr(report.evictions, name))
+        if report.remote is not None:
+            yield from self._remote(report.remote)
         if report.transfer is not None:
             yield from self._transfer(report.transfer)
 
@@ -305,6 +311,9 @@ class _WorkerReport(Collector):
             "stream_invalidated_tokens", "Computed tokens that edits made void.", report.invalidated
         )
         yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
+        yield self._counter(
+            "stream_withdrawn_tokens", "Of early answers that edits made void.", report.withdrawn
+        )
         early = report.computed_before
         yield self._counter("stream_early_tokens", "Of them, computed before they were finished.", early)
         share = early / report.tokens if report.tokens else 0.0
@@ -332,6 +341,23 @@ class _WorkerReport(Collector):
         yield self._counter(
             "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
         )
+
+    def _remote(self, report: RemoteReport) -> Iterable[Metric]:
+        yield self._gauge("draft_services", "Draft services there is a session with.", report.services)
+        yield self._counter("draft_service_late_trees", "Trees used after their step.", report.late)
+        yield self._counter("draft_service_moves", "Changes from one service to another.", report.moves)
+        for name, text, services, stand_in in (
+            ("trees", "Trees used", report.trees, report.stand_in_trees),
+            ("accepted", "Guesses in them that the text followed", report.accepted, report.stand_in_accepted),
+        ):
+            family = CounterMetricFamily(
+                f"{OURS}draft_service_{name}",
+                f"{text}, from services and from n-grams where those had none.",
+                labels=(_LABEL, "source"),
+            )
+            family.add_metric((self._model_name, "service"), services)
+            family.add_metric((self._model_name, "ngram"), stand_in)
+            yield family
 
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
         yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)

@@ -27,6 +27,8 @@ FIRST_OUTPUT = 64.0
 """How many tokens an output has, as long as none has ended."""
 GRACE = PATIENCE / 10
 """Seconds that a prompt waits for others' targets at least, before it is taken in at their cost."""
+ENOUGH = 4
+"""Steps' worth of arriving prompts of which the next may consist: there may be hundreds."""
 RECENT = 0.05
 """Share of the latest in a running mean."""
 
@@ -114,7 +116,8 @@ def agenda(
             budget, config.max_chunk, pace.step,
         )  # fmt: skip
         for open in (False, True):  # arriving prompts are computed where no complete one is
-            group = [one for one in prompts if one.open == open]
+            group: List[Sequence] = [one for one in prompts if one.open == open]
+            group = _first(group, ENOUGH * budget, idle) if open else group
             given = [_prompt(one, now, idle) for one in group]
             found = chunks(given, company, pace.output, config.prefill_share)
             wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
@@ -124,6 +127,12 @@ def agenda(
     if apart:
         wanted |= {one.id: _steady(one, wanted.get(one.id), config) for one in prompts if one.open}
     return Agenda(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
+
+
+def _first(prompts: List[Sequence], tokens: int, idle: bool) -> List[Sequence]:
+    """The first of the prompts that have so many tokens to compute."""
+    sums = accumulate(one.todo(idle) for one in prompts)
+    return prompts[: 1 + sum(1 for so_far in sums if so_far < tokens)]
 
 
 def _taken_in(
@@ -207,6 +216,19 @@ def _resting(sequence: Sequence) -> Candidate:
 
 
 def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
+    if sequence.open and not sequence.early:  # there may be hundreds
+        return Candidate(
+            arrival=sequence.arrival,
+            priority=sequence.priority,
+            remaining=sequence.pending,
+            work=sequence.pending * token_seconds,
+            computed=sequence.computed[TARGET],
+            running=bool(sequence.blocks),
+            complete=False,
+            last_chunk_at=sequence.chunk_at,
+            asked_at=sequence.arrival,
+            steady=sequence.steady,
+        )
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,

@@ -3,6 +3,7 @@ verifying."""
 
 from collections.abc import Callable
 
+from streamserve.engine.agenda import Pace
 from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
@@ -27,6 +28,7 @@ class Drafting:
         clock: Callable[[], float],
         wait: float,
         watch: Watch,
+        pace: Pace,
     ) -> None:
         self._drafter = drafter
         self.speculation = speculation
@@ -35,6 +37,7 @@ class Drafting:
         self._clock = clock
         self._wait = wait
         self._watch = watch
+        self._pace = pace
 
     def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
         """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
@@ -42,12 +45,17 @@ class Drafting:
             return {}
         if self._scheduler.released:
             self._drafter.release(self._scheduler.released)
-        able = [proposal for proposal in proposals if proposal.nodes]
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
+        decoding = sum(proposal.room == proposal.sequence.pending for proposal in proposals)
+        able = [p for p in proposals if p.nodes and self._worth_reading(p.sequence, decoding, kv_tokens)]
         budget = self._config.max_num_batched_tokens - len(able)
         guessed_for = {proposal.sequence.id for proposal in able}
-        needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
+        needs = {
+            p.sequence.id: p.sequence.need
+            for p in proposals
+            if p.sequence.id in guessed_for or self._minds(p.sequence)
+        }
         shapes = self.speculation.shapes(
             [_candidate(proposal) for proposal in able],
             rows - len(able),
@@ -122,6 +130,14 @@ class Drafting:
     def _reads(self) -> bool:
         """Whether there is a draft model that should know prompts."""
         return self._drafter is not None and self._drafter.plane == DRAFT and self.speculation.guessing
+
+    def _worth_reading(self, sequence: Sequence, decoding: int, kv_tokens: int) -> bool:
+        """Whether a draft model that has not read all of the text should, to guess for what comes yet."""
+        if self._drafter is None or self._drafter.plane != DRAFT:
+            return True
+        left = min(sequence.outputs_left(self._config.max_model_len), self._pace.output)
+        unread = len(sequence.tokens) - sequence.computed[DRAFT]
+        return self.speculation.worth_reading(unread, left, decoding, kv_tokens)
 
     def _minds(self, sequence: Sequence) -> bool:
         """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,

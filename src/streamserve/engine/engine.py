@@ -78,15 +78,15 @@ class Engine:
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
         self._watch = OfClients(watch) if watch else Unwatched()
+        self.pace = Pace()
         self._drafting = Drafting(
-            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch
+            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch, self.pace
         )
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
         self._stepping = False
         self._later: list[ToEngine] = []
-        self.pace = Pace()
         pool = self.scheduler.tables.pool
         outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         incoming = Incoming(cache, name, pool, config.block_size) if cache else None

@@ -26,6 +26,10 @@ from streamserve.policy.prefill import Chunk
 from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
 
+SHORT_END = 64
+"""A prompt is guessed behind as soon as no more than so many of its tokens are left to compute: of a longer
+rest the draft would have to read as much while the first token is waited for."""
+
 
 class Proposal(msgspec.Struct, frozen=True):
     """Room was made for the next `room` tokens of a sequence, `due` of them whatever else might be in the
@@ -84,7 +88,7 @@ class Scheduler:
         return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
 
     def running(self) -> list[Sequence]:
-        return [sequence for sequence in self.sequences.values() if sequence.running]
+        return [sequence for sequence in self.sequences.values() if sequence.blocks]
 
     def of(self, request: str) -> list[Sequence]:
         """The sequences of a request."""
@@ -261,6 +265,8 @@ class Scheduler:
 
     def _seated(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
         """Whether there is a place for one more to run beside those that have something to compute."""
+        if sum(len(s.choices) for s in self.sequences.values()) <= self.config.max_num_seqs:
+            return True
         while True:
             working = [s for s in self.running() if s.held or self._wanted(s)]
             if sum(len(s.choices) for s in working) + len(sequence.choices) <= self.config.max_num_seqs:
@@ -343,7 +349,9 @@ class Scheduler:
 
     def _nodes(self, sequence: Sequence, room: int) -> int:
         """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
-        if not self.drafting or sequence.pending > 1 or len(sequence.choices) > 1:
+        if not self.drafting or room < sequence.pending or len(sequence.choices) > 1:
+            return 0
+        if sequence.pending > (1 if sequence.open else SHORT_END):
             return 0
         if not sequence.params.speculation.enabled or sequence.handoff:
             return 0  # who hands over gives one token of each choice
@@ -356,7 +364,7 @@ class Scheduler:
     ) -> list[Sequence]:
         """Running sequences that rank below this one and are not part of the step yet."""
         lower = ranked[ranked.index(sequence) + 1 :]
-        return [s for s in lower if s.running and s.id not in proposals and s.id not in self.swap.moved]
+        return [s for s in lower if s.blocks and s.id not in proposals and s.id not in self.swap.moved]
 
     def _evict_below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]

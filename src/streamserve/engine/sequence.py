@@ -108,10 +108,11 @@ class Sequence:
         wanted yet, and its tail only where a step would be `idle` otherwise."""
         if self.ending is not None:
             return 0
+        pending = len(self.tokens) - self.computed[TARGET]
         if not self.open or self.early:
-            return self.pending
-        last = 1 if idle else max(self.tail, 1)
-        return max(0, len(self.tokens) - last - self.computed[TARGET])
+            return pending
+        last = 1 if idle else self.tail or 1
+        return pending - last if pending > last else 0
 
     @property
     def streamed(self) -> bool:
@@ -179,7 +180,7 @@ class Sequence:
         """Read the decode clock as a step begins; it starts where the first token is there for the first
         time."""
         if self.first_token_at is None:
-            if not self.outputs:
+            if len(self.tokens) == self.prompt_length:
                 return
             self.first_token_at, self.clocked = now, self.outputs
         self.decode_seconds = max(0.0, now - self.first_token_at)

@@ -63,11 +63,8 @@ def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]
     """The candidates' indices, the first to be served first; equals stay in the given order."""
     key, apart = _KEYS.get(order, _by_arrival), order in COMPLETE_FIRST
 
-    def place(i: int) -> tuple[int, bool, float]:
-        one = candidates[i]
-        return (one.priority, apart and not one.complete, key(one, now))
-
-    return sorted(range(len(candidates)), key=place)
+    places = [(one.priority, apart and not one.complete, key(one, now)) for one in candidates]
+    return sorted(range(len(candidates)), key=places.__getitem__)
 
 
 def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float) -> list[int]:

@@ -8,6 +8,7 @@ FlowGuard takes the prefill worker by C and Q, the decode worker by M and L. Rou
 from call to call (`turn`, how many requests were routed before) is given to them.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -195,6 +196,34 @@ def cache_aware(arrival: Arrival, places: Sequence[Place], turn: int) -> Decisio
 
 
 @dataclass(frozen=True)
+class ByClass:
+    """Separate pipelines for classes of latency targets, as AdaServe compares itself with: of n classes the
+    i-th has every n-th place from the i-th on, where there are fewer some share. A request's class is the
+    first of the ascending `ends`, in seconds, that its target for the time per output token does not exceed,
+    the last one behind all; among the class's places the fewest requests win. Raises ValueError unless ends
+    are positive, finite and ascend.
+    """
+
+    ends: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ends or list(self.ends) != sorted({end for end in self.ends if 0 < end < inf}):
+            raise ValueError(f"the ends of classes {self.ends} must be positive and ascend")
+
+    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+        own = bisect_left(self.ends, inf if arrival.tpot is None else arrival.tpot)
+        pipelines = min(len(self.ends) + 1, len(places))
+        scores = tuple(
+            -float(place.prefill.queued + place.decode.decoding)
+            if index % pipelines == own % pipelines
+            else None
+            for index, place in enumerate(places)
+        )
+        keys = [(-inf if score is None else score,) for score in scores]
+        return Decision(_best(keys, turn), scores, f"class {own}, fewest requests")
+
+
+@dataclass(frozen=True)
 class Costs:
     """What steps cost, in seconds: a prefill of so many tokens, and a decode step of so many sequences that
     hold so many KV tokens in all. `block_size` turns blocks into tokens."""
@@ -275,10 +304,13 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
 
 def parse_router(text: str) -> Router:
     """The router of that name; FlowGuard's weights and threshold may follow as in
-    "flowguard:0.4,0.1,0.3,0.2:0.85". Raises ValueError for anything else."""
+    "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50". Raises
+    ValueError for anything else."""
     name, *given = text.split(":")
+    if name == "classes":
+        return _parse_classes(text, given)
     if name not in ROUTERS:
-        raise ValueError(f"the router {name!r} is none of {', '.join(ROUTERS)}")
+        raise ValueError(f"the router {name!r} is none of {', '.join(ROUTERS)}, classes:MS,…")
     router = ROUTERS[name]
     if not given:
         return router
@@ -292,6 +324,14 @@ def parse_router(text: str) -> Router:
     if len(weights) != 4:
         raise ValueError(f"{text!r}: FlowGuard has four weights, not {len(weights)}")
     return replace(router, weights=weights, overload=overload)
+
+
+def _parse_classes(text: str, given: Sequence[str]) -> ByClass:
+    try:
+        (ends,) = given
+        return ByClass(tuple(float(end) / 1000 for end in ends.split(",")))
+    except ValueError:
+        raise ValueError(f"{text!r}: classes take ends in milliseconds that ascend, as 20,50") from None
 
 
 def _breaks(value: float, target: float | None) -> int:

@@ -15,6 +15,10 @@ class RequestError(Exception):
         self.retry_after = retry_after
 
 
+class PromptChanged(Exception):
+    """What was answered so far is withdrawn: it was of a prompt that has changed since."""
+
+
 class CheckpointError(Exception):
     """A model folder that cannot be served. The message names the file and the field; exit code 2."""
 

@@ -337,6 +337,20 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int = 0
 
 
+class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What draft services elsewhere brought to a worker so far. `services` it has a session with now; their
+    `trees`, those of them that were `late` for the step they were asked for, and guesses in them that the
+    text followed. The same for the stand-in, which guesses where they do not. `moves` from one to another."""
+
+    services: int
+    trees: int
+    late: int
+    accepted: int
+    stand_in_trees: int
+    stand_in_accepted: int
+    moves: int
+
+
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
@@ -360,6 +374,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     evictions: EvictionReport | None = None
     streams: StreamReport | None = None
     transfer: TransferReport | None = None
+    remote: RemoteReport | None = None
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):

@@ -17,6 +17,7 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import claim
+from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import Profile, users_profiles
 from streamserve.execution.profile_draft import draft_cost
@@ -36,6 +37,7 @@ from streamserve.protocol.messages import (
     Failed,
     FromWorker,
     Ready,
+    Report,
     Stop,
     Traced,
     Transfers,
@@ -95,7 +97,11 @@ def run(config: WorkerConfig) -> int:
         except TransferError as error:
             _send(socket, Failed(str(error), 1))
             return 1
-        drafter = loaded.drafter or remote_drafter(config, loaded.model_info.vocab_size)
+        stand_in = NGramDrafter(loaded.model_info.eos_token_ids)
+        drafter = loaded.drafter or remote_drafter(config, loaded.model_info.vocab_size, stand_in)
+        remote = drafter if isinstance(drafter, RemoteDrafter) else None
+        if remote:
+            remote.attend()
         if cores:
             settle(cores, loaded)
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
@@ -133,15 +139,15 @@ def run(config: WorkerConfig) -> int:
                 cost=_curve(profile) if profile else None,
             ),
         )
-        _send(socket, engine.report())
+        _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
         try:
-            _serve(engine, socket, tracer)
+            _serve(engine, socket, tracer, remote)
         finally:  # its thread may wait for a step that will never come
             if transport:
                 transport.close()
-        if isinstance(drafter, RemoteDrafter):
-            drafter.close()
+        if remote:
+            remote.close()
         memory.close()
         loaded.executor.close()
     return 0
@@ -174,7 +180,9 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
     return socket
 
 
-def _serve(engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None) -> None:
+def _serve(
+    engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None, remote: RemoteDrafter | None
+) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
     reported = time.monotonic()
     pace = Pace(engine.report(), reported)
@@ -207,10 +215,17 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None) -> 
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not engine.has_work:
             reported = now
-            report = engine.report()
+            if remote:
+                remote.attend()
+            report = _report(engine, remote)
             _send(socket, report)
             if line := pace.line(report, now):
                 logger.info(line)
+
+
+def _report(engine: Engine, remote: RemoteDrafter | None) -> Report:
+    report = engine.report()
+    return msgspec.structs.replace(report, remote=remote.report()) if remote else report
 
 
 def _send(socket: zmq.Socket[bytes], message: FromWorker) -> None:
