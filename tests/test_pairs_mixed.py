@@ -61,6 +61,7 @@ async def test_everything_at_once_gives_the_text_of_one_worker(
     asked, edited = mixed(count, scale.seed), count // 6
     async with serving(checkpoint, dtype=dtype, draft="none") as llm:
         expected = await texts(llm, asked, edited)
+        await empty(llm)
         report = llm.report()
         assert report
         assert report.generation_tokens > count
