@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     result: dict[str, Any] = {"families": {}, "ablation": {}, "interaction": {}, "sweep": []}
+    settings = {**vars(args), "costs": MACHINES[args.machine]().note, "requests": REQUESTS, "time": "virtual"}
     with ProcessPoolExecutor(args.processes) as pool:
         run = partial(median, pool, args.machine, args.seeds)
         for family in PROMPTS:
@@ -236,12 +237,12 @@ def main() -> None:
             show(f"{family}: table 8", ablated)
             result["families"][family], result["ablation"][family] = found, ablated
             result["interaction"][family] = interaction(ablated)
+            write(f"streamserve_{args.machine}", settings, result)
         print("interaction", result["interaction"])
         for at_once, family in itertools.product(args.sweep, ["functions"]):
             swept = {name: run(system, family, at_once) for name, system in SYSTEMS.items()}
             show(f"{family}, {at_once} at once: figures 3 and 4", swept)
             result["sweep"].append({"at_once": at_once, "family": family, **swept})
-    settings = {**vars(args), "costs": MACHINES[args.machine]().note, "requests": REQUESTS, "time": "virtual"}
     print(write(f"streamserve_{args.machine}", settings, result))
     plot(result["sweep"], args.machine)
 

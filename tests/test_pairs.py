@@ -17,6 +17,8 @@ from streamserve.async_llm import AsyncLLM, worker_model
 from streamserve.control.events import Send
 from streamserve.control.fleet import Fleet
 from streamserve.control.workers import unified
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.tickets import Push
@@ -28,6 +30,7 @@ from tests.simulate.test_hostile import TAMPERED
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 ROUNDS = 5
+NUMBERS = Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}")
 Request = tuple[list[int], SamplingParams]
 
 
@@ -60,7 +63,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def requests(count: int, seed: int) -> list[Request]:
-    """Short and long prompts, some with a common head, greedy and sampled, one or several choices."""
+    """Short and long prompts, some with a common head, greedy and sampled, one or several choices, free or
+    with a grammar."""
     rng = random.Random(seed)
     head = [rng.randrange(5, 200) for _ in range(48)]
     made = []
@@ -74,6 +78,7 @@ def requests(count: int, seed: int) -> list[Request]:
                     temperature=rng.choice((0.0, 1.0)), seed=number, n=rng.choice((1, 1, 3)),
                     max_tokens=rng.choice((1, 2, 24, 60)), ignore_eos=number % 2 == 0, logprobs=2,
                     frequency_penalty=rng.choice((0.0, 0.5)),
+                    grammar=NUMBERS if number % 5 == 4 else None,
                 ),
             )
         )  # fmt: skip
@@ -98,6 +103,7 @@ async def answers(llm: AsyncLLM, asked: list[Request]) -> list[dict[int, list[tu
                     usage = item
         assert usage is not None
         assert usage.prompt_tokens == len(prompt)
+        assert usage.completion_tokens == sum(map(len, found.values()))
         return found
 
     return list(await asyncio.gather(*(one(n, *request) for n, request in enumerate(asked))))
@@ -252,6 +258,12 @@ async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: P
         await until(lambda: not llm.health().ready)
         await until(lambda: llm.health().ready)
         assert await answers(llm, requests(2, 5))
+        fleet(llm).crew._max_restarts = 1  # it has had one
+        os.kill(llm.process_id("prefill-0"), signal.SIGKILL)
+        await until(lambda: not llm.health().ready)
+        with pytest.raises(RequestError, match="prefill-0 is down") as refused:
+            await answers(llm, requests(1, 5))
+        assert (refused.value.status, refused.value.retry_after) == (503, 5.0)
 
 
 @pytest.mark.parametrize(

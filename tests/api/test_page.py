@@ -11,15 +11,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from streamserve.api.generator import Item
 from streamserve.api.page import content_security_policy
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
+from streamserve.protocol.messages import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted
+from tests.api.test_metrics import REPORT
 from tests.serving import serving
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -78,13 +81,18 @@ def test_only_its_own_script_may_run(hello: Served) -> None:
     assert not re.search(rb"innerHTML|eval|localStorage|sessionStorage|document\.cookie|Function\(", script)
 
 
-def test_it_reads_metrics_that_exist(server: Served) -> None:
+def test_it_reads_metrics_that_exist(server: Served, generator: ScriptedGenerator) -> None:
     named = set(re.findall(r'"(\w+_(?:total|seconds|perc|running|waiting))"', server.http.get("/").text))
     named |= set(re.findall(r'streamserve:(\w+)"', server.http.get("/").text))
     there = server.http.get("/metrics").text
     assert len(named) >= 7
     missing = {name for name in named if f"streamserve:{name}" not in there}
-    assert missing <= {"step_floor_seconds_total"}
+    of_pairs = {name for name in named if name.startswith("kv_transfer")}  # one worker moves nothing
+    assert len(of_pairs) == 6
+    assert missing <= {"step_floor_seconds_total"} | of_pairs
+    with scripted(generator.but(latest=replace(REPORT, transfer=TransferReport()))) as pair:
+        there = pair.http.get("/metrics").text
+        assert all(f"streamserve:{name}" in there for name in of_pairs)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Workers that die, misfit or rest, and when they are started anew."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -62,11 +64,22 @@ def test_who_drains_serves_what_is_open_when_nobody_else_is_left() -> None:
     assert not crew.health()[0]
 
 
-def test_a_worker_that_does_not_fit_is_not_taken() -> None:
+@pytest.mark.parametrize(
+    ("other", "both"),
+    [
+        ({"block_size": 8}, ("pretended/8/1", "pretended/4/1")),
+        ({"model": replace(READY.model, fingerprint="another")}, ("another/4/1", "pretended/4/1")),
+        ({"draft": "drafty"}, ("pretended/drafty/4/1", "pretended/4/1")),
+    ],
+)
+def test_a_worker_that_does_not_fit_is_not_taken(other: dict[str, Any], both: tuple[str, str]) -> None:
     crew = started(pairs(1))
     crew.lose("decode-0", 1, "killed", 1.0)
-    assert not crew.join("decode-0", replace(READY, block_size=8))
+    assert not crew.join("decode-0", replace(READY, **other))
     assert crew.serving() == {"prefill-0"}
+    failure = crew.workers["decode-0"].failure
+    assert failure
+    assert failure.error == f"its KV is of {both[0]}, that of worker prefill-0 of {both[1]}"
 
 
 def test_a_worker_is_priced_by_the_curve_it_tells() -> None:
