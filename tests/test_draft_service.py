@@ -215,8 +215,8 @@ async def test_sessions_move_when_their_service_dies(
 async def test_a_service_that_is_not_there_is_named_and_used_when_it_comes(
     pair: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With all that the documentation has: `keys new`, --key, --clients, --share, --explain; and a line for each
-    session, nothing of its texts."""
+    """With all that the documentation has: `keys new`, --key, --clients, --share, --explain; and a line for
+    each session, nothing of its texts."""
     target, draft = pair
     asked = requests(2, 3)
     texts, _ = here(target, "none", asked)
@@ -236,17 +236,17 @@ async def test_a_service_that_is_not_there_is_named_and_used_when_it_comes(
         return text in "".join(said)
 
     there = f"tcp://{public}@127.0.0.1:{port}"
-    async with targets(target, 1, there, log_level="warning", draft_key=str(own_key)) as llms:
-        await until(lambda: says(f"tcp://127.0.0.1:{port} does not answer"))
-        again, _ = await all_answers(llms, asked, "alone")
-        assert again == [texts]
-        assert by_services(llms) == [0]
-        with drafting(draft, *FLAGS, *flags, port=port) as service:
+    with contextlib.ExitStack() as stack:
+        async with targets(target, 1, there, log_level="warning", draft_key=str(own_key)) as llms:
+            await until(lambda: says(f"tcp://127.0.0.1:{port} does not answer"))
+            again, _ = await all_answers(llms, asked, "alone")
+            assert again == [texts]
+            assert by_services(llms) == [0]
+            service = stack.enter_context(drafting(draft, *FLAGS, *flags, port=port))
             await until_reported(llms, 1)
             await until_accepted(llms, asked, texts, "there")
             await until(lambda: service.printed("load     predicted"))
-            await llms[0].close()
-            await until(lambda: service.printed("closed, as the target left: target 'web-1'"))
+        await until(lambda: service.printed("closed, as the target left: target 'web-1'"))
     assert says(f"tcp://127.0.0.1:{port} is there again")
     (opened,) = (line for line in service.lines if " opened: target 'web-1'" in line)
     assert own[:16] in opened
