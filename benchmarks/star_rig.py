@@ -181,7 +181,7 @@ def summary(
     t_s = change["pass_seconds_total"] / passes
     turn = change["busy_seconds_total"] / batches
     batch = requests / batches
-    back = change["back_seconds_total"] / max(change["returns_total"], 1)
+    back = change["away_seconds_total"] / max(change["returns_total"], 1)
     star = Star(turn, back, max(1, round(batch)), turn)
     beta = change["accepted_total"] / max(change["guesses_total"], 1)
     speeds = [one["tokens_per_second"] for one in found]

@@ -88,7 +88,7 @@ class Figures:
         if back < GAP:
             self.back.add(back)
             self.counters.returns += 1
-            self.counters.back_seconds += back
+            self.counters.away_seconds += back
             if 0.0 < verify <= back:
                 self.verify.add(verify)
         if 0.0 < plain < GAP:

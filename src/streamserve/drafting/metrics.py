@@ -48,7 +48,7 @@ COUNTERS = {
     "pass_squares": "Sum of the squares of each one's seconds.",
     "warm_passes": "Draft passes for nobody.",
     "returns": "Requests that followed an answer to the same target.",
-    "back_seconds": "Seconds between those.",
+    "away_seconds": "Seconds between those.",
     "rounds": "Answers that followed another to the same target.",
     "round_seconds": "Seconds between those.",
 }

@@ -228,7 +228,8 @@ class Service:
 
     def warm_up(self, now: float) -> DraftRequest | None:
         """A pass that is for nobody, if it is time for one; `warmed` is to be told when it is made."""
-        return self.shelf.spare() if self.turns.warmth.due(now) == 0.0 else None
+        due = self.turns.warmth.due(now)
+        return self.shelf.spare() if due is not None and due < LEAST_SECONDS else None
 
     def warmed(self, request: DraftRequest, now: float) -> None:
         """A pass for nobody has been made."""

@@ -231,7 +231,7 @@ class DraftSums(msgspec.Struct):
     rounds: int = 0
     round_seconds: float = 0.0
     returns: int = 0
-    back_seconds: float = 0.0
+    away_seconds: float = 0.0
     warm_passes: int = 0
     refused: dict[str, int] = {}
 
