@@ -85,9 +85,10 @@ class Warmth:
 
     def due(self, now: float) -> float | None:
         """Seconds until a pass is to be made for nobody, 0 if it is time; None if none is."""
-        if not self._trying or self._last is None or now - self._last > LONGEST:
+        if not self._trying or self._last is None:
             return None
-        return max(0.0, max(self._last, self._passed) + EVERY - now)
+        at = max(self._last, self._passed) + EVERY
+        return None if max(at, now) - self._last > LONGEST else max(0.0, at - now)
 
     def warmed(self, now: float) -> None:
         """Such a pass has been made."""

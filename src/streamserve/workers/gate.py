@@ -67,7 +67,7 @@ class Gate:
         self._peers: dict[int, bytes] = {}
         """Whose messages come by a connection, by its file descriptor."""
         if pair:
-            self._names = {z85.encode(key).decode(): name for key, name in clients.items()}
+            self._names = {key.hex(): name for key, name in clients.items()}
             self._authenticator = ThreadAuthenticator(context)
             self._authenticator.start()
             self._authenticator.configure_curve_callback("*", self)
@@ -82,7 +82,7 @@ class Gate:
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether a client with this public key (in Z85) may come in; called by the authenticator."""
-        return key.decode() in self._names
+        return z85.decode(key).hex() in self._names
 
     def receive(self) -> Iterator[Received]:
         """What has come, some of it: the others of this process are waiting too."""
@@ -117,6 +117,5 @@ class Gate:
         self.socket.close()
 
     def _key(self, part: zmq.Frame) -> str:
-        if not self._names:
-            return ""
-        return str(part.get("User-Id"))
+        """The public key of whoever sent it, in hex as key files have it; empty without keys."""
+        return z85.decode(str(part.get("User-Id"))).hex() if self._names else ""
