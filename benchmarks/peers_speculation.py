@@ -116,7 +116,7 @@ class Measurement:
             return
         self.running[name] = engine
         for streams in STREAMS:
-            self._ask(name, streams, most=1)
+            self._ask(name, streams)
         engine.stop()
         print(
             f"{name}: {engine.version}, {engine.precision}, {time.perf_counter() - started:.0f} s", flush=True
@@ -136,11 +136,11 @@ class Measurement:
                     record = {"slice": self._slice, "round": number, "streams": streams, "engine": name}
                     append(self._records, {**record, **found, "commit": commit()})
 
-    def _ask(self, name: str, streams: int, most: int | None = None) -> Record | None:
-        """Seconds and tokens of all works, or of the first; None if it failed, which is not asked again."""
+    def _ask(self, name: str, streams: int) -> Record | None:
+        """Seconds and tokens of all works; None if it failed, and then it is not asked again."""
         seconds, tokens = 0.0, 0
         try:
-            for work in works(streams)[:most]:
+            for work in works(streams):
                 done = self.running[name].run(work)
                 seconds += done["seconds"]
                 answers = [answer for turn in done["answers"] for answer in turn]
