@@ -129,7 +129,7 @@ def agenda(
     return Agenda(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
 
 
-def _first(prompts: List[Sequence], tokens: int, idle: bool) -> List[Sequence]:
+def _first(prompts: list[Sequence], tokens: int, idle: bool) -> list[Sequence]:
     """The first of the prompts that have so many tokens to compute."""
     sums = accumulate(one.todo(idle) for one in prompts)
     return prompts[: 1 + sum(1 for so_far in sums if so_far < tokens)]
