@@ -28,7 +28,7 @@ from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import a100
 from streamserve.control.events import Deliver, Heard, Open
 from streamserve.control.fleet import Fleet, FleetConfig
-from streamserve.control.workers import pairs
+from streamserve.control.workers import Queued, pairs
 from streamserve.policy.routing import ROUTERS, Arrival, Costs, Place, Predictive, Router
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import PROTOCOL_VERSION, ModelInfo, Ready, Token
@@ -175,7 +175,7 @@ def decision_seconds(count: int, times: int = 2000) -> dict[str, dict[str, float
             max_num_seqs=ENGINE.max_num_seqs, kv_cache_bytes=0, load_seconds=0.0,
         )  # fmt: skip
         fleet.handle(Heard(name, 1, ready), 0.0)
-        worker.prefilling = {f"w{n}": 300 for n in range(rng.randint(0, 6))}
+        worker.prefilling = {f"w{n}": Queued(300) for n in range(rng.randint(0, 6))}
     places = [
         Place(fleet.workers[front].load(front, 0.1), fleet.workers[back].load(back, 0.1), rng.randint(0, 500))
         for front, back in zip(fleet.config.topology.prefill, fleet.config.topology.decode, strict=True)

@@ -1,19 +1,24 @@
 """Stream pairs on this machine: how much of the KV transfer shows, what a burst of long prompts does to
-others, and what the next turn of a chat costs.
+others, what the next turn of a chat costs, and every router on two pairs.
 
 Transfer: prompts one after another on one pair; the time from a prompt's end until its KV has landed, as a
 share of its prefill; through shared memory, through NIXL where it is installed, and sent only when the whole
 prompt is computed (one chunk: a blocking copy); and on a wire so slow that moving a prompt takes half as long
-as computing it. Burst: a few streams decode while long prompts come in at once; the time between their tokens
-while these are being computed, on one worker (for several chunk sizes) and on a pair with the same cores, in
-interleaved rounds. Chat: the time to the first token of a second turn, on one worker, on a pair, and on a
-pair whose decode worker leaves it to the prefill worker.
+as computing it, which is first measured on such a wire. Burst: a few streams decode while prompts (short,
+long, mixed) come in at once; the time between their tokens while these are being computed, on one worker that
+decodes first and fills its steps with prompts (order `chunked`, for several chunk sizes) or goes by latency
+targets, and on a pair with the same cores, in interleaved rounds. Chat: the time to the first token of a
+second turn: on one worker; on a pair to which the answer has returned; and on a pair whose decode worker
+computes what is new. Routers: the traces of benchmarks/pairs.py on two pairs, each worker on half a core.
 
     python -m benchmarks.pairs_live --model embedded --rounds 5
+
+Parts that are not run are kept as the result file has them.
 """
 
 import argparse
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncGenerator
@@ -22,16 +27,24 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pairs import TRACES, Asked, trace
 from benchmarks.report import RESULTS, table, write
 from streamserve.async_llm import AsyncLLM
+from streamserve.policy.routing import ROUTERS
 from streamserve.protocol.messages import TransferReport
 from streamserve.protocol.nixl import nixl_package
-from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.settings import resolve
 from streamserve.text.output import Delta
 
-CHUNKS = (16, 32, 64, 128, 512)
-STREAMS, BURST = 4, 6
+CHUNKS = (64, 128, 256, 512)
+STREAMS = 4
+WARM = 3
+LIVE_TARGETS = (0.5, 0.03)
+"""Seconds to the first token and for each further one, by which the routers' attainment is counted."""
+BURSTS = {"long": [1400] * 6, "short": [64] * 24, "mixed": [1400, 64, 64, 64] * 4}
+"""Prompts of a burst, in tokens."""
+PARTS = ("transfer", "burst", "chat", "routers")
 ANSWER, QUESTION = 200, 24
 """Tokens of a chat's first answer, and of its second turn."""
 
@@ -57,10 +70,15 @@ def prompt(rng: random.Random, length: int) -> list[int]:
 
 
 async def times(
-    llm: AsyncLLM, tokens: list[int], count: int, name: str, into: list[float] | None = None
+    llm: AsyncLLM,
+    tokens: list[int],
+    count: int,
+    name: str,
+    into: list[float] | None = None,
+    slo: Slo = NO_SLO,
 ) -> list[float]:
     """When the request was sent, and when each of its `count` tokens came."""
-    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, slo=slo)
     seen = [] if into is None else into
     seen.append(time.monotonic())
     async with aclosing(llm.submit(tokens, params, request_id=name)) as news:
@@ -83,19 +101,21 @@ async def transfer(model: str, lengths: list[int], **given: object) -> dict[str,
     """Of prompts one after another: seconds to the first token, seconds exposed, bytes."""
     rng = random.Random(1)
     async with serving(model, pairs=1, **{"max_chunk": 128, **given}) as llm:
-        await times(llm, prompt(rng, 64), 3, "warm")
-        before = await sent(llm, 1)
+        for number in range(WARM):  # the first touch of memory is slow
+            await times(llm, prompt(rng, 1500), 3, f"warm{number}")
+        before = await sent(llm, WARM)
         first = []
         for number, length in enumerate(lengths):
             seen = await times(llm, prompt(rng, length), 3, f"r{number}")
             first.append(seen[1] - seen[0])
-        report = await sent(llm, len(lengths) + 1)
+        report = await sent(llm, len(lengths) + WARM)
     exposed = report.exposed_seconds - before.exposed_seconds
     return {
         "prefill_seconds": sum(first),
         "exposed_seconds": exposed,
         "bytes": float(report.sent_bytes - before.sent_bytes),
         "exposed_share": exposed / sum(first),
+        "wire_seconds": report.wire_seconds - before.wire_seconds,
     }
 
 
@@ -107,15 +127,23 @@ async def transfers(model: str, lengths: list[int]) -> dict[str, dict[str, float
     whole = {"max_chunk": 2048, "max_num_batched_tokens": 2048}
     ways["all at the end"] = whole
     found = {name: await transfer(model, lengths, **given) for name, given in ways.items()}
-    plain = found["shared memory"]
-    wire = {"kv_bytes_per_second": plain["bytes"] / (plain["prefill_seconds"] / 2)}
-    found["a wire that takes half of prefill"] = await transfer(model, lengths, **wire)
-    found["the same, all at the end"] = await transfer(model, lengths, **wire, **whole)
+    wire = half_of(found["shared memory"])
+    slow = await transfer(model, lengths, kv_bytes_per_second=wire)
+    wire = half_of(slow)  # for on such a wire prefill may take another time
+    name = "a wire that takes half of prefill"
+    found[name] = await transfer(model, lengths, kv_bytes_per_second=wire)
+    found[name]["wire_share"] = found[name]["bytes"] / wire / found[name]["prefill_seconds"]
+    found["the same, all at the end"] = await transfer(model, lengths, kv_bytes_per_second=wire, **whole)
     return found
 
 
-async def burst(llm: AsyncLLM, name: str, length: int) -> dict[str, float]:
-    """Gaps between the tokens of streams that decode while long prompts are computed, and their TTFT."""
+def half_of(found: dict[str, float]) -> float:
+    """The bytes a second at which what was sent takes half of the time that prefill took."""
+    return found["bytes"] / (found["prefill_seconds"] / 2)
+
+
+async def burst(llm: AsyncLLM, name: str, lengths: list[int]) -> dict[str, float]:
+    """Gaps between the tokens of streams that decode while prompts are computed, and their TTFT."""
     rng = random.Random(name)
     seen: list[list[float]] = [[] for _ in range(STREAMS)]
     streams = [
@@ -125,8 +153,11 @@ async def burst(llm: AsyncLLM, name: str, length: int) -> dict[str, float]:
     while min(map(len, seen)) < 20:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     began = time.monotonic()
-    long = [asyncio.create_task(times(llm, prompt(rng, length), 2, f"{name}-p{n}")) for n in range(BURST)]
-    first = [found[1] - found[0] for found in await asyncio.gather(*long)]
+    asked = [
+        asyncio.create_task(times(llm, prompt(rng, length), 2, f"{name}-p{n}"))
+        for n, length in enumerate(lengths)
+    ]
+    first = [found[1] - found[0] for found in await asyncio.gather(*asked)]
     assert not any(stream.done() for stream in streams), "the streams ended before the burst did"
     for stream in streams:
         stream.cancel()
@@ -148,19 +179,20 @@ def _gaps(seen: list[float], began: float, ended: float) -> np.ndarray:
 
 async def chats(model: str, rounds: int) -> dict[str, float]:
     """Medians of the time to the first token of a second turn."""
-    setups: dict[str, dict[str, object]] = {
-        "one worker": {},
-        "a pair": {"pairs": 1},
-        "a pair, computed by the prefill worker": {"pairs": 1, "continue_tokens": 0},
+    setups: dict[str, tuple[float, dict[str, object]]] = {
+        "one worker": (0.2, {}),
+        "a pair, the answer returned": (0.2, {"pairs": 1}),
+        "a pair, at once": (0.0, {"pairs": 1}),
     }
     found: dict[str, list[float]] = {name: [] for name in setups}
-    for name, given in setups.items():
+    for name, (pause, given) in setups.items():
         rng = random.Random(2)
         async with serving(model, **given) as llm:
             await times(llm, prompt(rng, 600), 8, "warm")
             for number in range(3 * rounds):
                 text = prompt(rng, 600)
                 text += await answer(llm, text, f"a{number}")
+                await asyncio.sleep(pause)
                 seen = await times(llm, text + prompt(rng, QUESTION), 3, f"b{number}")
                 found[name].append(seen[1] - seen[0])
     return {name: float(np.median(seen)) for name, seen in found.items()}
@@ -177,31 +209,65 @@ async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
     return given
 
 
-async def bursts(model: str, rounds: int, length: int) -> dict[str, dict[str, float]]:
-    """Medians over interleaved rounds, of one worker with each chunk size and of a pair."""
-    found: dict[str, list[dict[str, float]]] = {}
-    setups: dict[str, dict[str, Any]] = {f"one worker, chunks of {c}": {"max_chunk": c} for c in CHUNKS}
+async def bursts(model: str, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+    """For each kind of burst medians over interleaved rounds, of one worker and of a pair."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {kind: {} for kind in BURSTS}
+    setups: dict[str, dict[str, Any]] = {
+        f"one worker, chunks of {c}": {"order": "chunked", "max_chunk": c} for c in CHUNKS
+    }
+    setups["one worker, by targets"] = {"max_chunk": 512}
     setups["a pair"] = {"pairs": 1, "max_chunk": 256}
     for number in range(rounds):
         for name, given in setups.items():
-            async with serving(model, **given) as llm:
-                await times(llm, prompt(random.Random(0), 64), 8, "warm")
-                found.setdefault(name, []).append(await burst(llm, f"{number}", length))
+            async with serving(model, num_blocks=2000, **given) as llm:
+                for warm in range(2):
+                    await times(llm, prompt(random.Random(warm), 1400), 8, f"warm{warm}")
+                for kind, lengths in BURSTS.items():
+                    one = await burst(llm, f"{kind}{number}", lengths)
+                    found[kind].setdefault(name, []).append(one)
     return {
-        name: {key: float(np.median([one[key] for one in seen])) for key in seen[0]}
-        for name, seen in found.items()
+        kind: {
+            name: {key: float(np.median([one[key] for one in seen])) for key in seen[0]}
+            for name, seen in of_kind.items()
+        }
+        for kind, of_kind in found.items()
     }
 
 
 def same_ttft(found: dict[str, dict[str, float]]) -> dict[str, Any]:
     """One worker at the chunk size whose median TTFT is nearest to the pair's, and the pair beside it."""
     pair = found["a pair"]
-    others = {name: one for name, one in found.items() if name != "a pair"}
+    others = {name: one for name, one in found.items() if "chunks" in name}
     name = min(others, key=lambda n: abs(np.log(others[n]["ttft_p50"] / pair["ttft_p50"])))
     return {
         "one worker": name,
         "ttft_ratio": pair["ttft_p50"] / others[name]["ttft_p50"],
         "itl_p99_ratio": pair["itl_p99"] / others[name]["itl_p99"],
+    }
+
+
+async def routed(model: str, router: str, kind: str, requests: int, rate: float) -> dict[str, float]:
+    """A trace of benchmarks/pairs.py on two pairs, with one of its routers."""
+    asked = trace(kind, requests, rate, 0)
+    ttft, tpot = LIVE_TARGETS
+    slo = Slo(ttft_ms=1e3 * ttft, tpot_ms=1e3 * tpot)
+    async with serving(model, pairs=2, router=router, threads=1, num_blocks=2000) as llm:
+        for number in range(4):
+            await times(llm, prompt(random.Random(number), 600), 8, f"warm{number}")
+        began = time.monotonic()
+
+        async def one(number: int, request: Asked) -> list[float]:
+            await asyncio.sleep(max(0.0, began + request.at - asked[0].at - time.monotonic()))
+            tokens = [300 + token for token in request.prompt[:1400]]
+            return await times(llm, tokens, request.output, f"r{number}", slo=slo)
+
+        seen = await asyncio.gather(*(one(number, request) for number, request in enumerate(asked)))
+    first = [times[1] - times[0] for times in seen]
+    each = [(times[-1] - times[1]) / max(len(times) - 2, 1) for times in seen]
+    return {
+        "ttft_p95": float(np.percentile(first, 95)),
+        "tokens_per_second": sum(len(times) - 1 for times in seen) / (max(t[-1] for t in seen) - began),
+        "attainment": float(np.mean([a <= ttft and b <= tpot for a, b in zip(first, each, strict=True)])),
     }
 
 
@@ -216,7 +282,7 @@ def plot(figures: dict[str, Any]) -> None:
     ways = figures["transfer"]
     left.barh(list(ways), [100 * one["exposed_share"] for one in ways.values()])
     left.set(xlabel="KV transfer that shows, % of prefill")
-    for name, one in figures["burst"].items():
+    for name, one in figures["burst"]["long"].items():
         right.scatter(1e3 * one["ttft_p50"], 1e3 * one["itl_p99"], label=name)
     right.set(xlabel="median TTFT of the burst, ms", ylabel="p99 between tokens of the others, ms")
     right.set(xscale="log", yscale="log")
@@ -233,34 +299,61 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=12, help="prompts of the transfer part")
-    parser.add_argument("--length", type=int, default=1400, help="tokens of a burst's prompts")
+    parser.add_argument("--requests", type=int, default=40, help="requests of the routers' traces")
+    parser.add_argument("--rate", type=float, default=8.0, help="requests a second of the routers' traces")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     args = parser.parse_args()
-    rng = random.Random(0)
-    lengths = [rng.randint(512, 1500) for _ in range(args.prompts)]
-    figures: dict[str, Any] = {}
-    figures["transfer"] = asyncio.run(transfers(args.model, lengths))
-    each = 1e3 / len(lengths)
-    rows = [
-        [name, f"{f['prefill_seconds'] * each:.0f}", f"{f['exposed_seconds'] * each:.1f}",
-         f"{f['exposed_share']:.1%}"]
-        for name, f in figures["transfer"].items()
-    ]  # fmt: skip
-    table("KV transfer, per prompt", ["wire", "prefill, ms", "exposed, ms", "share"], rows)
-    write("pairs_live", vars(args), figures)
-    figures["burst"] = asyncio.run(bursts(args.model, args.rounds, args.length))
-    rows = [
-        [name, *(f"{f[key] * 1e3:.1f}" for key in ("itl_p50", "itl_p99", "ttft_p50"))]
-        for name, f in figures["burst"].items()
-    ]
-    table("A burst of long prompts", ["", "ITL p50, ms", "ITL p99, ms", "TTFT p50, ms"], rows)
-    figures["same_ttft"] = same_ttft(figures["burst"])
-    print(figures["same_ttft"])
-    print(write("pairs_live", vars(args), figures))
-    plot(figures)
-    figures["chat"] = asyncio.run(chats(args.model, args.rounds))
-    rows = [[name, f"{1e3 * ttft:.1f}"] for name, ttft in figures["chat"].items()]
-    table("TTFT of a second turn", ["", "ms"], rows)
-    write("pairs_live", vars(args), figures)
+    path = RESULTS / "pairs_live.json"
+    figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
+    if "transfer" in args.parts:
+        rng = random.Random(0)
+        lengths = [rng.randint(512, 1500) for _ in range(args.prompts)]
+        figures["transfer"] = asyncio.run(transfers(args.model, lengths))
+        each = 1e3 / len(lengths)
+        rows = [
+            [name, f"{f['prefill_seconds'] * each:.0f}", f"{f['exposed_seconds'] * each:.1f}",
+             f"{f['exposed_share']:.1%}"]
+            for name, f in figures["transfer"].items()
+        ]  # fmt: skip
+        table("KV transfer, per prompt", ["wire", "prefill, ms", "exposed, ms", "share"], rows)
+        write("pairs_live", vars(args), figures)
+    if "burst" in args.parts:
+        figures["burst"] = asyncio.run(bursts(args.model, args.rounds))
+        for kind, found in figures["burst"].items():
+            rows = [
+                [name, *(f"{f[key] * 1e3:.1f}" for key in ("itl_p50", "itl_p99", "ttft_p50"))]
+                for name, f in found.items()
+            ]
+            table(f"A burst of {kind} prompts", ["", "ITL p50, ms", "ITL p99, ms", "TTFT p50, ms"], rows)
+        figures["same_ttft"] = {kind: same_ttft(found) for kind, found in figures["burst"].items()}
+        print(figures["same_ttft"])
+        write("pairs_live", vars(args), figures)
+    if "chat" in args.parts:
+        figures["chat"] = asyncio.run(chats(args.model, args.rounds))
+        rows = [[name, f"{1e3 * ttft:.1f}"] for name, ttft in figures["chat"].items()]
+        table("TTFT of a second turn", ["", "ms"], rows)
+        write("pairs_live", vars(args), figures)
+    if "routers" in args.parts:
+        figures["routers"] = {}
+        for kind in TRACES:
+            found = {
+                name: asyncio.run(routed(args.model, name, kind, args.requests, args.rate))
+                for name in ROUTERS
+            }
+            rows = [
+                [
+                    name,
+                    f"{1e3 * f['ttft_p95']:.0f}",
+                    f"{f['tokens_per_second']:.0f}",
+                    f"{f['attainment']:.0%}",
+                ]
+                for name, f in found.items()
+            ]
+            table(f"{kind}, 2 pairs", ["router", "p95 TTFT, ms", "tokens/s", "attainment"], rows)
+            figures["routers"][kind] = found
+            write("pairs_live", vars(args), figures)
+    if "burst" in figures and "transfer" in figures and "long" in figures["burst"]:
+        plot(figures)
 
 
 if __name__ == "__main__":

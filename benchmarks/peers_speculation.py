@@ -33,8 +33,8 @@ OURS = "streamserve"
 STREAMS = (1, 8, 32)
 OUT = 64
 KV_BYTES = 1 << 30
-ALONE = 2
-"""Prompts of a family that are asked one after the other, where there is one stream."""
+WORKS = {1: 8, 8: 3, 32: 1}
+"""How often so many streams are asked at once in a round: other prompts each time."""
 
 Record = dict[str, Any]
 
@@ -63,11 +63,10 @@ def variants(draft: Path, converted_draft: Path) -> dict[str, Peer]:
 
 
 def works(streams: int) -> list[Record]:
-    """What is asked: one prompt after the other, or all at once, of all families alike."""
+    """What is asked, one after the other: so many prompts at once, of all families alike."""
     by_family = [prompts(family, "train", 1) for family in TASKS]
-    if streams == 1:
-        return [_work([asked[number]]) for asked in by_family for number in range(ALONE)]
-    return [_work([by_family[i % len(TASKS)][i // len(TASKS)] for i in range(streams)])]
+    asked = [one for group in zip(*by_family, strict=True) for one in group]
+    return [_work(asked[streams * i : streams * (i + 1)]) for i in range(WORKS[streams])]
 
 
 def _work(asked: Sequence[list[int]]) -> Record:
@@ -117,7 +116,7 @@ class Measurement:
             return
         self.running[name] = engine
         for streams in STREAMS:
-            self._ask(name, streams)
+            self._ask(name, streams, most=1)
         engine.stop()
         print(
             f"{name}: {engine.version}, {engine.precision}, {time.perf_counter() - started:.0f} s", flush=True
@@ -137,11 +136,11 @@ class Measurement:
                     record = {"slice": self._slice, "round": number, "streams": streams, "engine": name}
                     append(self._records, {**record, **found, "commit": commit()})
 
-    def _ask(self, name: str, streams: int) -> Record | None:
-        """Seconds and tokens of all works; None if it failed, and then it is not asked again."""
+    def _ask(self, name: str, streams: int, most: int | None = None) -> Record | None:
+        """Seconds and tokens of all works, or of the first; None if it failed, which is not asked again."""
         seconds, tokens = 0.0, 0
         try:
-            for work in works(streams):
+            for work in works(streams)[:most]:
                 done = self.running[name].run(work)
                 seconds += done["seconds"]
                 answers = [answer for turn in done["answers"] for answer in turn]

@@ -28,7 +28,9 @@ from benchmarks.report import RESULTS, git, table, write
 from benchmarks.slo_costs import PATH, Hardware, a100, h200, here
 from streamserve.control.events import Deliver, Open
 from streamserve.control.fleet import FleetConfig
+from streamserve.control.workers import Topology
 from streamserve.policy.order import ORDERS, Order
+from streamserve.policy.routing import ByClass
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
@@ -45,7 +47,8 @@ SETTINGS = (
 )  # fmt: skip
 """POLICY+ORDER, or a policy of speculation in the order that knows targets; `blind` is goodput that is not
 told them. An order alone is continuous batching, without guesses; `separate` is `chunked` with a machine for
-each class."""
+each class, of so many times the requests."""
+PIPELINES = ("strict", "middle", "easy")
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
 OUTPUT = (32, 96)
@@ -144,6 +147,14 @@ def engine_config(hardware: Hardware, setting: str, blocks: int = 4096) -> Engin
     )  # fmt: skip
 
 
+def fleet(setting: str, targets: Sequence[float]) -> FleetConfig:
+    """One machine, or one for each class of targets."""
+    if setting != "separate":
+        return FleetConfig()
+    ends = sorted({goal * 1.001 for goal in targets[:-1]})
+    return FleetConfig(Topology(unified=PIPELINES), ByClass(tuple(ends)))
+
+
 def goals(hardware: Hardware, load: Load) -> list[float]:
     """The targets for the time per output token, by class, in seconds."""
     least = minimum(hardware)
@@ -169,17 +180,18 @@ def judged(one: Asked, times: Sequence[float], load: Load, goal: float) -> Serve
 
 
 def play(
-    hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked]
-) -> tuple[list[Served], float]:
-    """What became of each request, and the share of drafting in the time of steps."""
+    hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked],
+    targets: Sequence[float],
+) -> tuple[list[Served], float]:  # fmt: skip
+    """What became of each request with these targets by class, and the share of drafting in steps' time."""
     policy, _ = parts(setting)
     simulation = Simulation(
-        FleetConfig(), engine_config(hardware, setting), model(), hardware.step, start_seconds=0.0,
+        fleet(setting, targets), engine_config(hardware, setting), model(), hardware.step,
+        start_seconds=0.0,
         policy=policy,
         drafter=None if policy == "off"
         else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
     )  # fmt: skip
-    targets = goals(hardware, load)
     for number, one in enumerate(asked):
         prompt = [(number * 131 + place * 7) % 4096 for place in range(one.prompt)]
         params = sampling(setting, load, one, targets[one.kind])
@@ -191,9 +203,9 @@ def play(
             if isinstance(event, Token):
                 times[event.request].append(given.time)
     found = [judged(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(asked)]
-    report = next(iter(simulation.workers.values())).engine.report()
-    assert report.step_parts is not None
-    return found, report.step_parts.draft / (report.step_parts.draft + report.step_parts.target)
+    reports = [worker.engine.report().step_parts for worker in simulation.workers.values()]
+    drafting = sum(report.draft for report in reports if report)
+    return found, drafting / (drafting + sum(report.target for report in reports if report))
 
 
 def figures(every: Sequence[Served], since: float) -> dict[str, float]:
@@ -220,18 +232,14 @@ def recorded() -> Recording:
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
     """The figures of one seed."""
     hardware, recording = MACHINES[machine](), recorded()
-    if setting == "separate":
-        # A machine for each class, so three times the requests in all, for three times the hardware.
-        asked = workload(hardware, replace(load, rate=3 * load.rate, requests=3 * load.requests), seed)
-        played = [[one for one in asked if one.kind == kind] for kind in range(3)]
-    else:
-        played = [workload(hardware, load, seed)]
-    ends = [play(hardware, recording, setting, load, part) for part in played if part]
-    every = [one for part, _ in ends for one in part]
-    found = figures(every, min(part[0].at for part in played if part))
+    machines = len(PIPELINES) if setting == "separate" else 1  # as many times the requests for them
+    load = replace(load, rate=machines * load.rate, requests=machines * load.requests)
+    asked = workload(hardware, load, seed)
+    every, drafting = play(hardware, recording, setting, load, asked, goals(hardware, load))
+    found = figures(every, asked[0].at)
     for name in ("goodput", "throughput"):
-        found[name] /= len(played)
-    return found | {"drafting": float(np.mean([share for _, share in ends]))}
+        found[name] /= machines
+    return found | {"drafting": drafting}
 
 
 SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("paced", "{:.0%}"), ("goodput", "{:.1f}"),

@@ -2,18 +2,19 @@
 
 The pair of `benchmarks.slo_costs` in one engine in this process; requests come when they come. Prompts are
 those whose texts were recorded, so that the draft is right at the same places in both. Virtual time runs on
-the profile measured just before.
+the profile measured just before, as engines refined it that served other requests meanwhile, and with what
+they took for scheduling.
 
     python -m benchmarks.slo_live --rates 1 2 3
 """
 
 import argparse
+import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,6 +52,8 @@ from streamserve.protocol.messages import Submit, Token
 
 KEPT = Path(__file__).parent.parent / "build" / "speculation" / "target"
 COMPARED = ("attainment", "goodput", "ttft", "tpot")
+WARM_UP = 1000
+"""Seed of the requests that costs are refined by: none of those that count."""
 
 
 class Pair:
@@ -72,6 +75,20 @@ class Pair:
             "measured in this run",
         )  # fmt: skip
 
+    def as_served(self, asked: Sequence[Asked], prompts: Sequence[list[int]], load: Load) -> Hardware:
+        """The costs as an engine finds them to be while it serves, with guesses and without."""
+        known = Speculation(parse_policy("goodput"), self.hardware.step, self.drafting)
+        scheduling = steps = 0.0
+        for setting in ("goodput", "chunked", "equal-greedy+chunked"):
+            known.policy = parse_policy(parts(setting)[0])
+            _, split = serve(self, setting, load, asked, prompts, known)
+            scheduling, steps = scheduling + split["scheduling"], steps + split["steps"]
+        host = scheduling / steps
+        return Hardware(
+            "here", lambda rows, kv: host + known.step_cost(rows, kv), lambda rows: known.pass_cost(rows, 0),
+            f"as served, {1e3 * host:.2f} ms of scheduling a step",
+        )  # fmt: skip
+
     def engine(self, setting: str) -> Engine:
         """A fresh one, that has learned nothing."""
         loaded = self.loaded
@@ -85,11 +102,24 @@ class Pair:
         )  # fmt: skip
 
 
+def requests(
+    pair: Pair, load: Load, seed: int, prompts: Sequence[list[int]], lengths: Sequence[int]
+) -> list[Asked]:
+    """Those of a workload, with the prompts and outputs that were recorded."""
+    return [
+        replace(one, text=text, prompt=len(prompts[text]), output=min(one.output, lengths[text]))
+        for one in workload(pair.hardware, load, seed)
+        for text in (one.text % len(prompts),)
+    ]
+
+
 def serve(
-    pair: Pair, setting: str, load: Load, asked: Sequence[Asked], prompts: Sequence[list[int]]
-) -> tuple[list[Served], dict[str, float]]:
-    """What became of each request, and seconds of the parts of a step, live."""
+    pair: Pair, setting: str, load: Load, asked: Sequence[Asked], prompts: Sequence[list[int]],
+    known: Speculation | None = None,
+) -> tuple[list[Served], dict[str, float]]:  # fmt: skip
+    """What became of each request, steps and seconds of their parts, live; `known` learns what they cost."""
     engine, targets = pair.engine(setting), goals(pair.hardware, load)
+    engine.speculation = known or engine.speculation
     times: dict[str, list[float]] = defaultdict(list)
     coming, started = list(enumerate(asked)), time.perf_counter()
     while coming or engine.has_work:
@@ -105,10 +135,17 @@ def serve(
         for event in engine.step():
             if isinstance(event, Token):
                 times[event.request].append(time.perf_counter() - started)
-    split = engine.report().step_parts
+    report = engine.report()
+    split = report.step_parts
     assert split is not None
     served = [judged(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(asked)]
-    return served, {"scheduling": split.scheduling, "drafting": split.draft, "target": split.target}
+    seconds = {"scheduling": split.scheduling, "drafting": split.draft, "target": split.target}
+    return served, seconds | {"steps": float(report.steps)}
+
+
+def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each figure."""
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
 def main() -> None:
@@ -116,11 +153,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 2.0, 3.0])
+    parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 2.0, 4.0])
     parser.add_argument(
         "--settings",
         nargs="+",
-        default=["goodput", "equal-greedy+chunked", "chunked", "specinfer-tree+chunked"],
+        default=["goodput", "equal-greedy+chunked", "chunked"],
     )
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=1)
@@ -129,35 +166,39 @@ def main() -> None:
     recording, pair = recorded(), Pair()
     prompts, lengths = questions(pair.loaded, recording)
     serve(pair, "goodput", Load(), [Asked(0.0, 0, len(prompts[0]), 16, 0)], prompts)  # what is done once
-    records: list[dict[str, Any]] = []
-    for rate in args.rates:
-        load = Load(rate=rate, requests=args.requests)
-        for setting in args.settings:
-            both: dict[str, list[dict[str, float]]] = defaultdict(list)
-            for seed in range(args.seeds):
-                asked = [
-                    replace(one, text=text, prompt=len(prompts[text]), output=min(one.output, lengths[text]))
-                    for one in workload(pair.hardware, load, seed)
-                    for text in (one.text % len(prompts),)
-                ]
+    middle = Load(rate=sorted(args.rates)[len(args.rates) // 2], requests=args.requests)
+    refined = pair.as_served(requests(pair, middle, WARM_UP, prompts, lengths), prompts, middle)
+    found: dict[tuple[float, str], list[tuple[dict[str, float], dict[str, float]]]] = defaultdict(list)
+    for seed in range(args.seeds):
+        for rate in args.rates:
+            load = Load(rate=rate, requests=args.requests)
+            asked = requests(pair, load, seed, prompts, lengths)
+            for setting in random.Random(f"{seed} {rate}").sample(args.settings, len(args.settings)):
                 served, split = serve(pair, setting, load, asked, prompts)
-                both["live"].append(figures(served, asked[0].at) | split)
-                played, _ = play(pair.hardware, recording, setting, load, asked)
-                both["virtual"].append(figures(played, asked[0].at))
-            record: dict[str, Any] = {"rate": rate, "setting": setting}
-            for kind, found in both.items():
-                record[kind] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-            records.append(record)
-            print(rate, setting, {n: [round(record[k][n], 3) for k in both] for n in COMPARED}, flush=True)
+                played, _ = play(refined, recording, setting, load, asked, goals(pair.hardware, load))
+                both = figures(served, asked[0].at) | split, figures(played, asked[0].at)
+                found[rate, setting].append(both)
+                print(seed, rate, setting, {n: [round(b[n], 3) for b in both] for n in COMPARED}, flush=True)
+    records = [
+        {"rate": rate, "setting": setting, "live": live, "virtual": virtual,
+         "ratio": {name: live[name] / virtual[name] for name in COMPARED}}
+        for rate in args.rates
+        for setting in args.settings
+        for live, virtual in [map(means, zip(*found[rate, setting], strict=True))]
+    ]  # fmt: skip
     hardware = pair.hardware
     rows = [
-        [f"{r['rate']:g}", r["setting"], *(f"{r['live'][n]:.3f} / {r['virtual'][n]:.3f}" for n in COMPARED)]
+        [
+            f"{r['rate']:g}",
+            r["setting"],
+            *(f"{r['live'][n]:.3f} / {r['virtual'][n]:.3f} = {r['ratio'][n]:.3f}" for n in COMPARED),
+        ]
         for r in records
     ]
     table(f"live / virtual; B = {hardware.budget}", ["rate", "setting", *COMPARED], rows)
     costs = {rows: 1e3 * hardware.step(rows, 0) for rows in EFFORT.rows}
     write(args.name, {**vars(args), "B": hardware.budget, "minimum_tpot_ms": 1e3 * minimum(hardware),
-                      "step_ms": costs}, records)  # fmt: skip
+                      "step_ms": costs, "virtual": refined.note}, records)  # fmt: skip
 
 
 if __name__ == "__main__":

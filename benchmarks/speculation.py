@@ -56,12 +56,16 @@ SETTINGS = (
     "fixed-tree:2x3", "fixed-tree:3x4",
 )  # fmt: skip
 DEEPEST = 160
-"""Rows of a step beyond which fixed settings are left out: they only get slower, and take minutes."""
+"""Rows of a step beyond which fixed settings get one turn only: they are far behind, and take minutes."""
+LEARNING = 1.5
+"""Seconds for which goodput sees a family before it is measured: the next one is another traffic."""
+APART = 8
+"""By how many requests the turns of a piece lie apart: what is served in one is not served in the next."""
 BLOCK = 16
 PROMPTS = 16
 """Distinct prompts of a family; sampled requests differ in their seeds besides."""
 MAX_TOKENS = 64
-LEAST_STEPS = 4
+LEAST_STEPS, LEAST_SECONDS = 4, 0.1
 
 
 @dataclass(frozen=True)
@@ -132,15 +136,16 @@ class Bench:
         )
 
     def run(
-        self, setting: str, asked: Sequence[list[int]], temperature: float, streams: int, seconds: float
-    ) -> Window:
-        """A closed loop of `streams` requests for `seconds`, not counting until all of the first have begun,
-        nor the end when all are cancelled."""
+        self, setting: str, asked: Sequence[list[int]], temperature: float, streams: int, seconds: float,
+        first: int = 0,
+    ) -> Window:  # fmt: skip
+        """A closed loop of `streams` requests for `seconds`, from number `first` on, not counting until all
+        of the first have begun, nor the end when all are cancelled."""
         engine = self.engine
         engine.speculation = self.speculation(setting)
         texts: dict[str, list[int]] = defaultdict(list)
         open_: set[str] = set()
-        numbers = itertools.count()
+        numbers = itertools.count(first)
         before, started, tokens = engine.report(), 0.0, 0
         while not started or _going(engine.report(), before, time.perf_counter() - started, seconds):
             while len(open_) < streams:
@@ -191,29 +196,35 @@ def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, A
     """The record of a piece: all settings in turns, a few times over, each time in another order. A machine
     that others use too is now fast, now slow: what is compared was measured in the same turn."""
     asked = prompts(piece.family, args.split, args.seed)
-    seconds = args.window
-    fitting = [
-        name for name in args.settings
-        if name in ("off", "goodput")
-        or piece.streams * (1 + parse_policy(name).shape.nodes) <= max(DEEPEST, 2 * piece.streams)
-    ]  # fmt: skip
     bench.run("off", asked, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
-    bench.run("goodput", asked, piece.temperature, piece.streams, seconds)  # what it learns first
+    bench.run("goodput", asked, piece.temperature, piece.streams, LEARNING)
     windows: dict[str, list[Window]] = defaultdict(list)
     for turn in range(args.turns):
-        random.Random(f"{piece.name}-{turn}").shuffle(fitting)
-        for setting in fitting:
-            windows[setting].append(bench.run(setting, asked, piece.temperature, piece.streams, seconds))
-    plain = windows["off"]
+        order = [name for name in args.settings if not turn or not _far_off(name, piece.streams)]
+        random.Random(f"{piece.name}-{turn}").shuffle(order)
+        for setting in order:
+            seconds = LEAST_SECONDS if _far_off(setting, piece.streams) else args.window
+            found = bench.run(setting, asked, piece.temperature, piece.streams, seconds, turn * APART)
+            windows[setting].append(found)
+    pairs = [
+        (plain, other)
+        for found in windows.values()
+        for plain, other in zip(windows["off"], found, strict=False)
+        if other is not plain
+    ]
     return {
         "family": piece.family, "temperature": piece.temperature, "streams": piece.streams,
         "round": piece.round, "commit": commit(), "budget": budget(bench),
         "settings": {name: _figures(found) for name, found in windows.items()},
-        "texts_compared": sum(_compared(plain[0], other) for found in windows.values() for other in found),
-        "texts_that_differ": sum(
-            _differing(plain[0], other) for found in windows.values() for other in found
-        ),
+        "texts_compared": sum(len(plain.texts.keys() & other.texts.keys()) for plain, other in pairs),
+        "texts_that_differ": sum(_differing(plain, other) for plain, other in pairs),
     }  # fmt: skip
+
+
+def _far_off(setting: str, streams: int) -> bool:
+    """Whether a setting's steps are so large that it cannot be the best, nor near it."""
+    nodes = parse_policy(setting).shape.nodes
+    return nodes > 1 and streams * (1 + nodes) > DEEPEST
 
 
 def budget(bench: Bench) -> float:
@@ -233,10 +244,6 @@ def _figures(windows: Sequence[Window]) -> dict[str, Any]:
         "draft_share": sum(w.draft for w in windows) / seconds,
         "target_share": sum(w.target for w in windows) / seconds,
     }
-
-
-def _compared(plain: Window, other: Window) -> int:
-    return 0 if other is plain else len(plain.texts.keys() & other.texts.keys())
 
 
 def _differing(plain: Window, other: Window) -> int:

@@ -45,8 +45,7 @@ def _rounds(records: Sequence[Record]) -> list[Record]:
             for name in sorted(names, key=_order)
         }
         ratio = {
-            name: float(np.median(np.concatenate([_rates(one, name) / _rates(one, "off") for one in found])))
-            for name in figures
+            name: float(np.median(np.concatenate([_ratios(one, name) for one in found]))) for name in figures
         }
         merged.append(
             {
@@ -61,9 +60,10 @@ def _rounds(records: Sequence[Record]) -> list[Record]:
     return merged
 
 
-def _rates(record: Record, setting: str) -> np.ndarray:
-    """Tokens a second by turn."""
-    return np.array(record["settings"][setting]["by_turn"])
+def _ratios(record: Record, setting: str) -> np.ndarray:
+    """Tokens a second as a multiple of plain decoding's in the same turn; some settings have fewer turns."""
+    rates, plain = (np.array(record["settings"][name]["by_turn"]) for name in (setting, "off"))
+    return rates / plain[: len(rates)]
 
 
 def _order(name: str) -> tuple[bool, bool, str]:

@@ -27,7 +27,7 @@ def measure(bench: Bench, family: str, streams: int, args: argparse.Namespace) -
     bench.run("off", asked, 0.0, min(streams, PROMPTS), 0.0)  # prompts into the cache
     windows: dict[str, list[Window]] = defaultdict(list)
     for turn in range(-1, args.turns):  # the first turn is for what they learn
-        order = list(args.settings)
+        order = [name for name in args.settings if turn >= 0 or not name.startswith(("fixed", "off"))]
         random.Random(f"{family}-{streams}-{turn}").shuffle(order)
         for setting in order:
             window = bench.run(setting, asked, 0.0, streams, args.window)
@@ -66,14 +66,17 @@ def main() -> None:
     if not target.exists():
         inflate(embedded.path("embedded"), target, SHAPE)
     bench = Bench(target)
-    records = [measure(bench, family, streams, args) for streams in args.streams for family in args.families]
+    records: list[dict[str, Any]] = []
+    for streams in args.streams:
+        for family in args.families:
+            records.append(measure(bench, family, streams, args))
+            write(args.name, {**vars(args), "B": budget(bench)}, records)
     rows = [
         [f"{record['family']}, {record['streams']}"]
         + [f"{record['tokens_per_second'][setting]:.0f}" for setting in args.settings]
         for record in records
     ]
     table(f"tokens a second; B = {budget(bench):g}", ["family, streams", *args.settings], rows)
-    write(args.name, {**vars(args), "B": budget(bench)}, records)
 
 
 if __name__ == "__main__":

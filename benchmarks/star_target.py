@@ -1,4 +1,4 @@
-"""A *paced* target for benchmarks/star.py, as a process of its own: the real engine, scheduler and remote
+"""A *paced* target for benchmarks/star_rig.py, as a process of its own: the real engine, scheduler and remote
 drafter, with an executor that says what the real target model said when it was recorded, and sleeps for as
 long as its verification would take in place of an accelerator that this machine does not have N of.
 
@@ -18,7 +18,7 @@ from streamserve.engine.plan import DRAFT, Drafter, Sampled, Span, SpanResult, S
 from streamserve.engine.speculation import Speculation
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig, ModelConfig
-from streamserve.protocol.curve import parse_endpoints
+from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.messages import Guessed, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.workers.remote import RemoteDrafter
@@ -83,6 +83,15 @@ def own_drafter(path: str) -> Drafter:
     return drafter_on(load(config), DRAFT)
 
 
+def stand_in(job: dict[str, Any]) -> Drafter | None:
+    """N-grams, if they are to stand in for services."""
+    if not job.get("stand_in"):
+        return None
+    from streamserve.execution.drafters.ngram import NGramDrafter  # loads torch
+
+    return NGramDrafter()
+
+
 def make_engine(job: dict[str, Any], drafter: Drafter | None, executor: PacedExecutor) -> Engine:
     """One sequence at a time, as a target of the paper's."""
     info = ModelInfo(
@@ -102,7 +111,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         drafter = own_drafter(job["draft"])
     if job["endpoint"]:
         identity = Identity(job["tokenizer"], job["vocabulary"], f"paced-{job['number']}")
-        drafter = RemoteDrafter(identity, parse_endpoints(job["endpoint"]), None, job["number"])
+        own = read_key_pair(job["key"]) if job.get("key") else None
+        endpoints = parse_endpoints(job["endpoint"])
+        drafter = RemoteDrafter(identity, endpoints, own, job["number"], (), stand_in(job))
     engine = make_engine(job, drafter, PacedExecutor(texts, job["verify"]))
     started = time.monotonic()
     window = Window(started + job["warm"], started + job["warm"] + job["seconds"])

@@ -4,6 +4,7 @@ network."""
 import asyncio
 import contextlib
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -20,8 +21,8 @@ from streamserve.settings import SettingsError, resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.drafting.network import Network, drafting
-from tests.exact.test_speculation import Case, _disturb, make_engine, run
+from tests.drafting.network import Drafting, Network, drafting
+from tests.exact.guessing import Case, disturb, make_engine, run
 
 TARGETS = 4
 FLAGS = "--threads", "1", "--no-admission"
@@ -34,16 +35,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A target, and a draft that is the target with disturbed weights."""
     target = make_checkpoint(tmp_path_factory.mktemp("target"))
     draft = make_checkpoint(tmp_path_factory.mktemp("draft"))
-    _disturb(draft, 0.03)
+    disturb(draft, 0.03)
     return str(target), str(draft)
 
 
 @contextlib.asynccontextmanager
-async def targets(target: str, count: int, draft: str) -> AsyncIterator[list[AsyncLLM]]:
+async def targets(target: str, count: int, draft: str, **more: str) -> AsyncIterator[list[AsyncLLM]]:
     """So many servers, each with an engine in a process of its own."""
     given = {
         "threads": 1, "profile": False, "num_blocks": 400, "draft": draft, "speculation_policy": "fixed:3",
-        "log_level": "error",
+        "log_level": "error", **more,
     }  # fmt: skip
     llms = [AsyncLLM(resolve(target, given)) for _ in range(count)]
     async with contextlib.AsyncExitStack() as stack:
@@ -106,18 +107,41 @@ async def all_answers(llms: list[AsyncLLM], asked: list[Request], name: str) -> 
     return [texts for texts, _ in found], [accepted for _, accepted in found]
 
 
-async def until_accepted(llms: list[AsyncLLM], asked: list[Request], texts: list, name: str) -> None:
-    """Ask until every target has had guesses accepted; the texts are always the same."""
+def by_services(llms: list[AsyncLLM]) -> list[int]:
+    """Guesses of services that each target has accepted so far, as its latest report has it."""
+    reports = [llm.report() for llm in llms]
+    return [report.remote.accepted if report and report.remote else 0 for report in reports]
+
+
+async def until_accepted(llms: list[AsyncLLM], asked: list[Request], texts: list, name: str) -> list[int]:
+    """Ask until every target has accepted new guesses of a service; the texts are always the same."""
     deadline = time.monotonic() + 60
-    accepted = [0] * len(llms)
+    before = by_services(llms)
     for turn in range(1000):
-        again, more = await all_answers(llms, asked, f"{name}-{turn}")
+        again, _ = await all_answers(llms, asked, f"{name}-{turn}")
         assert again == [texts] * len(llms)
-        accepted = [a + b for a, b in zip(accepted, more, strict=True)]
-        if all(accepted):
-            return
-        assert time.monotonic() < deadline, accepted
+        new = [now - was for now, was in zip(by_services(llms), before, strict=True)]
+        if all(new):
+            return new
+        assert time.monotonic() < deadline, new
     raise AssertionError
+
+
+async def until_reported(llms: list[AsyncLLM], services: int) -> None:
+    """Wait until every target says that it has sessions with so many services."""
+
+    def all_say_so() -> bool:
+        reports = [llm.report() for llm in llms]
+        return all(report and report.remote and report.remote.services == services for report in reports)
+
+    await until(all_say_so)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
 
 
 async def test_text_is_the_same_whatever_becomes_of_the_service(
@@ -134,34 +158,114 @@ async def test_text_is_the_same_whatever_becomes_of_the_service(
         service = stack.enter_context(drafting(draft, *FLAGS, "--num-blocks", "200"))
         network = stack.enter_context(Network(service.address, scale.seed))
         async with targets(target, TARGETS, network.address) as llms:
-            await until_accepted(llms, asked, texts, "first")
+            await until_reported(llms, 1)
+            before = await until_accepted(llms, asked, texts, "first")
             for turn in range(scale.pick(1, 20)):
                 network.break_connections()
                 again, _ = await all_answers(llms, asked, f"broken-{turn}")
                 assert again == [texts] * TARGETS
             service.kill()
-            again, accepted = await all_answers(llms, asked, "dead")
+            again, _ = await all_answers(llms, asked, "dying")
             assert again == [texts] * TARGETS
-            assert sum(accepted) == 0, "nobody guesses any more"
+            await until_reported(llms, 0)
+            had = by_services(llms)
+            again, _ = await all_answers(llms, asked, "dead")
+            assert again == [texts] * TARGETS
             stack.enter_context(drafting(draft, *FLAGS, port=service.port))
-            await until_accepted(llms, asked, texts, "restarted")
+            await until_reported(llms, 1)
+            assert by_services(llms) == had, "nobody was there to guess"
+            after = await until_accepted(llms, asked, texts, "restarted")
     assert network.broken
     assert network.lost + network.doubled + network.overtaken > 20
     record(
         targets=TARGETS, lost=network.lost, doubled=network.doubled, overtaken=network.overtaken,
-        broken=network.broken,
+        broken=network.broken, accepted_before=before, accepted_after=after,
     )  # fmt: skip
 
 
-async def test_sessions_move_when_their_service_dies(pair: tuple[str, str]) -> None:
+def trees(service: Drafting) -> float:
+    """How many it has sent, as it last reported."""
+    return service.metric("trees_total")
+
+
+async def test_sessions_move_when_their_service_dies(
+    pair: tuple[str, str], scale: Scale, record: Callable[..., None]
+) -> None:
+    """M services for N targets: the one that has drafted most dies."""
     target, draft = pair
     asked = requests(2, 1)
     texts, _ = here(target, "none", asked)
-    with drafting(draft, *FLAGS) as first, drafting(draft, *FLAGS) as second:
-        async with targets(target, 1, f"{first.address},{second.address}") as llms:
+    flags = *FLAGS, "--metrics", "127.0.0.1:0"
+    with drafting(draft, *flags) as first, drafting(draft, *flags) as second:
+        addresses = f"{first.address},{second.address}"
+        async with targets(target, scale.pick(2, TARGETS), addresses) as llms:
+            await until_reported(llms, 2)
             await until_accepted(llms, asked, texts, "both")
-            first.kill()
-            await until_accepted(llms, asked, texts, "one")
+            await until(lambda: trees(first) + trees(second) > 0)
+            busiest, other = sorted((first, second), key=trees, reverse=True)
+            moved = trees(other)
+            busiest.kill()
+            await until_reported(llms, 1)
+            after = await until_accepted(llms, asked, texts, "one")
+            await until(lambda: trees(other) > moved)
+    record(targets=len(llms), services=2, accepted_after=after)
+
+
+async def test_a_service_that_is_not_there_is_named_and_used_when_it_comes(
+    pair: tuple[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = pair
+    asked = requests(2, 2)
+    texts, _ = here(target, "none", asked)
+    with socket.socket() as taken:  # a port that is nobody's
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    said: list[str] = []
+
+    def says(text: str) -> bool:
+        said.append(capfd.readouterr().err)
+        return text in "".join(said)
+
+    async with targets(target, 1, f"tcp://127.0.0.1:{port}", log_level="warning") as llms:
+        await until(lambda: says(f"tcp://127.0.0.1:{port} does not answer"))
+        again, _ = await all_answers(llms, asked, "alone")
+        assert again == [texts]
+        assert by_services(llms) == [0]
+        with drafting(draft, *FLAGS, port=port):
+            await until_reported(llms, 1)
+            await until_accepted(llms, asked, texts, "there")
+    assert says(f"tcp://127.0.0.1:{port} is there again")
+
+
+async def test_with_keys_as_the_documentation_has_it(pair: tuple[str, str], tmp_path: Path) -> None:
+    """`keys new`, --key, --clients, --share, --explain; a line for each session, nothing of its texts."""
+    target, draft = pair
+    asked = requests(2, 3)
+    texts, _ = here(target, "none", asked)
+    service_key, own_key = tmp_path / "drafts.key", tmp_path / "here.key"
+    public, own = (keys_new(file) for file in (service_key, own_key))
+    assert keys_new(own_key) == "", "a key that is there is not written over"
+    (tmp_path / "clients").write_text(f"{own} web-1\n")
+    flags = (
+        "--key", str(service_key), "--clients", str(tmp_path / "clients"), "--share", "web-1=2", "--explain",
+    )  # fmt: skip
+    with drafting(draft, *FLAGS, *flags) as service:
+        address = service.address.replace("tcp://", f"tcp://{public}@")
+        async with targets(target, 1, address, draft_key=str(own_key)) as llms:
+            await until_accepted(llms, asked, texts, "keys")
+            await until(lambda: service.printed("load     predicted"))
+        await until(lambda: service.printed("closed, as the target left: target 'web-1'"))
+    (opened,) = (line for line in service.lines if " opened: target 'web-1'" in line)
+    assert own[:16] in opened
+    told = max((prompt for prompt, _ in asked), key=len)
+    assert len(told) > 8
+    assert not any(str(told[:4])[1:-1] in line for line in service.lines)
+
+
+def keys_new(file: Path) -> str:
+    """Its public half, as printed."""
+    command = [sys.executable, "-m", "streamserve", "keys", "new", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.mark.parametrize(

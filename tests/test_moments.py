@@ -54,46 +54,68 @@ async def all_answers(llm: AsyncLLM, asked: list[Request]) -> list[object]:
     return list(await asyncio.gather(answers(llm, asked), *(arriving(llm, number) for number in range(4))))
 
 
+@pytest.fixture(scope="module")
+def undisturbed(checkpoint: Path, scale: Scale) -> tuple[list[Request], list[object]]:
+    """What is asked, and what one worker answers that nobody disturbs."""
+
+    async def ask() -> list[object]:
+        async with serving(checkpoint, **GIVEN) as llm:
+            return await all_answers(llm, asked)
+
+    asked = requests(12, scale.seed)
+    return asked, asyncio.run(ask())
+
+
 @pytest.mark.parametrize("signals", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
 @pytest.mark.parametrize(
     "victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")], ids=["prefill", "decode", "both"]
 )
-@pytest.mark.parametrize("moment", get_args(Moment))
+@pytest.mark.parametrize("moment", [*get_args(Moment), "draining"])
 async def test_a_worker_lost_at_a_moment_costs_time_never_text(
-    moment: Moment,
+    moment: str,
     victims: tuple[str, ...],
     signals: signal.Signals,
     checkpoint: Path,
+    undisturbed: tuple[list[Request], list[object]],
     tmp_path: Path,
     scale: Scale,
     monkeypatch: pytest.MonkeyPatch,
     record: Callable[..., None],
 ) -> None:
+    """A pair that is draining comes, like any other, to the moments of what it still has."""
     if not scale.full:
         pytest.skip("with --full")
-    asked = requests(12, scale.seed)
-    async with serving(checkpoint, **GIVEN) as llm:
-        expected = await all_answers(llm, asked)
+    asked, expected = undisturbed
+    draining = moment == "draining"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent / "moments"), _path()]))
-    monkeypatch.setenv("TEST_MOMENT", moment)
+    monkeypatch.setenv("TEST_MOMENT", "finishing" if draining else moment)
     monkeypatch.setenv("TEST_MOMENT_FOLDER", str(tmp_path))
-    here, go = tmp_path / "here", tmp_path / "go"
+    here, go, number = tmp_path / "here", tmp_path / "go", tmp_path / "number"
     recovered = []
-    for number in range(1, 1 + ROUNDS):
-        monkeypatch.setenv("TEST_MOMENT_NUMBER", str(number))
-        go.unlink(missing_ok=True)
-        here.unlink(missing_ok=True)
-        async with serving(checkpoint, pairs=1, **GIVEN) as llm:
+    go.touch()
+    async with serving(checkpoint, pairs=1, **GIVEN) as llm:
+        fleet(llm).crew._max_restarts = 10 * ROUNDS  # all these losses are ours
+        for attempt in range(1, 1 + ROUNDS):
+            here.unlink(missing_ok=True)
+            go.unlink()
+            number.write_text(str(attempt))
             working = asyncio.create_task(all_answers(llm, asked))
+            if draining:
+                await until(lambda: bool(fleet(llm).requests))
+                await llm.rest(victims[0], True)
             await until(here.exists)
+            before = {victim: fleet(llm).workers[victim].incarnation for victim in victims}
             for victim in victims:
                 os.kill(llm.process_id(victim), signals)
             lost_at = time.monotonic()
             go.touch()
             assert await working == expected
-            state = fleet(llm)
-            await until(lambda s=state: all(s.workers[victim].incarnation == 2 for victim in victims))
-            await until(lambda served=llm: served.health().ready)
+            for victim in victims:
+                await until(lambda v=victim, b=before: fleet(llm).workers[v].incarnation == b[v] + 1)
+                assert fleet(llm).workers[victim].draining == (draining and victim == victims[0])
+            if draining:
+                await llm.rest(victims[0], False)
+            await until(lambda: llm.health().ready)
             recovered.append(round(time.monotonic() - lost_at, 2))
             await empty(llm)
     record(rounds=ROUNDS, streams=16, recovery_seconds=recovered)

@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streamserve.async_llm import AsyncLLM
+from streamserve.async_llm import AsyncLLM, worker_model
 from streamserve.control.events import Send
 from streamserve.control.fleet import Fleet
+from streamserve.control.workers import unified
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.tickets import Push
-from streamserve.settings import SettingsError, resolve
+from streamserve.settings import SettingsError, resolve, topology
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
@@ -211,13 +212,13 @@ async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
 async def test_tickets_that_were_tampered_with_are_refused_and_the_prompts_computed_again(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forged one beside the true one, one stale, one twice, one truncated, on their way."""
+    """One forged in place of the true one, one stale, one twice, one truncated, on their way."""
     asked = requests(16, 3)
     async with serving(checkpoint) as llm:
         expected = await answers(llm, asked)
     async with serving(checkpoint, pairs=1) as llm:
         send = llm._shell._send
-        tampering = [TAMPERED[kind] for kind in ("forged beside", "stale", "duplicated", "truncated")]
+        tampering = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]
 
         async def tampered(command: Send) -> None:
             message = command.message
@@ -231,6 +232,18 @@ async def test_tickets_that_were_tampered_with_are_refused_and_the_prompts_compu
         assert await answers(llm, asked) == expected
         assert not tampering
         await empty(llm)
+
+
+def test_each_role_has_its_own_limits(checkpoint: Path) -> None:
+    given = {"pairs": 2, "max_chunk": 32, "prefill_max_chunk": 256, "decode_max_num_seqs": 7}
+    settings = resolve(str(checkpoint), given | {"draft": "self:1"})
+    shape = topology(settings.server)
+    front, back = (worker_model(settings, name, shape) for name in ("prefill-1", "decode-0"))
+    assert (front.max_chunk, front.max_num_seqs) == (256, settings.model.max_num_seqs)
+    assert (back.max_chunk, back.max_num_seqs) == (32, 7)
+    assert (front.draft, back.draft) == ("none", "self:1")
+    whole = worker_model(resolve(str(checkpoint)), "unified-0", unified(1))
+    assert (whole.max_chunk, whole.threads) == (512, 0)
 
 
 async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: Path) -> None:
@@ -248,6 +261,7 @@ async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: P
         ({"prefill": 2}, "need each other"),
         ({"router": "magic"}, "none of flowguard"),
         ({"kv_transport": "nixl"}, "without pairs"),
+        ({"prefill_max_chunk": 64}, "no such workers"),
     ],
 )
 def test_workers_that_make_no_place_are_refused(

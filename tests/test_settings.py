@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from streamserve import __version__
+from streamserve import __version__, embedded
 from streamserve.cli import app
+from streamserve.execution.inflate import Shape, inflate
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings import SettingsError, options, resolve, to_toml
+from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}
 
@@ -34,6 +36,20 @@ def test_a_file_can_name_the_model_and_be_named_by_the_environment(tmp_path: Pat
     file = tmp_path / "settings.toml"
     file.write_text('model = "embedded-draft"\n')
     assert resolve(environ={"STREAMSERVE_CONFIG": str(file)}).name == "embedded-draft"
+
+
+def test_the_packaged_draft_goes_with_the_packaged_model_and_what_was_inflated_from_it(
+    tmp_path: Path,
+) -> None:
+    target, draft = embedded.path("embedded"), str(embedded.path("embedded-draft"))
+    inflate(target, tmp_path / "inflated", Shape(hidden=256, layers=9))
+    other = make_checkpoint(tmp_path / "other")
+    drafts = [
+        resolve(str(model), environ=NONE).model.draft
+        for model in ("embedded", tmp_path / "inflated", other, "embedded-draft")
+    ]
+    assert drafts == [draft, draft, "none", "none"]
+    assert resolve("embedded", {"draft": "none"}, environ=NONE).model.draft == "none"
 
 
 def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:

@@ -160,10 +160,10 @@ def slice_of(plan: Plan) -> Iterator[Slice]:
         if MACHINE not in part.running:
             raise SystemExit("the floor cannot be measured")
         yield part
+        part.end(grace=15)
     except BaseException:
         part.end(grace=0)
         raise
-    part.end(grace=15)
 
 
 def try_out(plan: Plan) -> dict[str, str]:

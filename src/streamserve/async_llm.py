@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -34,6 +35,9 @@ from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.tokenizer import Tokenizer
+
+STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
+"""Settings that the two halves of a pair may have of their own: prefill_max_chunk and so on."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ class AsyncLLM:
             worker=f"{worker}/{incarnation}",
             role=role(worker),
             endpoint=endpoint,
-            model=worker_model(self.settings.model, worker, self._shell.fleet.config.topology),
+            model=worker_model(self.settings, worker, self._shell.fleet.config.topology),
             memory_share=1 / len(self._shell.fleet.workers),
             kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
@@ -227,13 +231,18 @@ class AsyncLLM:
         )
 
 
-def worker_model(model: ModelConfig, worker: str, topology: Topology) -> ModelConfig:
-    """How one of several workers loads the model: with its share of the processors, and where prompts are
-    only computed for others without a drafter."""
+def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelConfig:
+    """How one of several workers loads the model: with its share of the processors, and with its role's own
+    limits of a step. Where prompts are only computed for others nobody guesses; but a draft model reads them,
+    for its KV is handed over too."""
+    model, own = settings.model, role(worker)
     count = len(topology.names)
     threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
-    draft = "none" if role(worker) == "prefill" else model.draft
-    return msgspec.structs.replace(model, threads=threads, draft=draft)
+    apart = Path(model.draft).is_dir()
+    draft = "none" if own == "prefill" and not apart else model.draft
+    limits = {name: getattr(settings.server, f"{own}_{name}", None) for name in STEP_LIMITS}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return msgspec.structs.replace(model, threads=threads, draft=draft, **given)
 
 
 def recorder(server: ServerConfig) -> Recorder | None:

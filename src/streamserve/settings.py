@@ -174,6 +174,10 @@ def topology(server: ServerConfig) -> Topology:
 
 def _check_topology(server: ServerConfig, profile: bool) -> None:
     workers = topology(server)
+    for name in (option.name for option in options(ServerConfig)):
+        halves = name.startswith(("prefill_", "decode_"))
+        if halves and getattr(server, name) is not None and not workers.prefill:
+            raise SettingsError(f"{name}: there are no such workers; give pairs, or prefill and decode")
     if server.kv_transport == "nixl" and not workers.prefill:
         raise SettingsError("kv_transport = 'nixl': without pairs there is no KV to move")
     if server.kv_transport == "nixl" and nixl_package() is None:

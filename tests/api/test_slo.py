@@ -1,18 +1,23 @@
 """Latency targets at the door: in bodies and headers, in usages and metrics."""
 
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamserve.api.generator import Item
+from streamserve.api.settings import ApiSettings
 from streamserve.api.slo import strictness
+from streamserve.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
+from streamserve.settings import resolve
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
-from tests.api.serving import ScriptedGenerator, Served, scripted
+from tests.api.serving import ScriptedGenerator, Served, scripted, served
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
@@ -63,6 +68,14 @@ def test_so_is_a_header(hello: Served, route: str, value: str) -> None:
     reply = hello.http.post(route, json=BODIES[route], headers={"x-slo-ttft-ms": value})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "x-slo-ttft-ms"
+
+
+@ROUTES
+def test_so_is_a_number_beyond_all_bounds(hello: Served, route: str) -> None:
+    body = json.dumps(BODIES[route])[:-1] + ', "slo": {"tpot_ms": 1e999}}'
+    reply = hello.http.post(route, content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("slo")
 
 
 def test_an_unknown_target_is_refused(hello: Served) -> None:
@@ -132,3 +145,26 @@ def test_a_hopeless_target_is_refused_with_503_and_when_to_come_again(
         reply = server.post(route, **BODIES[route], stream=stream, slo={"tpot_ms": 1})
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "3")
     assert "9 could be met" in reply.json()["error"]["message"]
+
+
+def test_the_real_engine_refuses_what_it_could_not_meet_and_serves_the_rest(checkpoint: Path) -> None:
+    async def start() -> AsyncLLM:
+        llm = AsyncLLM(
+            resolve(
+                str(checkpoint), {"threads": 1, "num_blocks": 64, "profile": False, "slo_admission": True}
+            )
+        )
+        await llm.start()
+        return llm
+
+    with served(start, ApiSettings()) as server:
+        body = {"prompt": "hi", "max_tokens": 8, "ignore_eos": True}
+        assert server.post("/v1/completions", **body).status_code == 200, "and steps were timed"
+        refused = server.post("/v1/completions", **body, slo={"tpot_ms": 1e-6, "ttft_ms": 60_000})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        message = refused.json()["error"]["message"]
+        assert "tpot_ms is 1e-06, and " in message
+        assert "ttft_ms" not in message
+        usage = server.post("/v1/completions", **body, slo={"tpot_ms": 60_000}).json()["usage"]
+        assert usage["slo_met"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,6 +31,15 @@ class Drafting:
         """As a machine's failure would."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(20)
+
+    def metric(self, name: str) -> float:
+        """A figure by its name, of a service with `--metrics`."""
+        (line,) = (line for line in self.lines if "/metrics" in line)
+        with urllib.request.urlopen(line.split()[-1]) as reply:
+            text = reply.read().decode()
+        found = re.search(rf"^streamserve_draft:{name} (\S+)$", text, re.MULTILINE)
+        assert found, f"there is no {name}"
+        return float(found[1])
 
     def printed(self, text: str) -> bool:
         return any(text in line for line in list(self.lines))

@@ -4,7 +4,7 @@ import itertools
 import logging
 
 from streamserve.drafting.client import Client, Identity
-from streamserve.drafting.links import SILENCE_SECONDS
+from streamserve.drafting.links import SILENCE_SECONDS, SOON_SECONDS
 from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import (
     Ask,
@@ -35,7 +35,8 @@ class Side:
     """A client with the time in hand; `open` answers its Hellos."""
 
     def __init__(self, links: int = 1, **fields) -> None:
-        self.client = Client(Identity("t", "v", "me"), links, 1, **fields)
+        addresses = [f"tcp://host{number}:1" for number in range(links)]
+        self.client = Client(Identity("t", "v", "me"), addresses, 1, **fields)
         self.now = 0.0
         self.tags = itertools.count(1)
 
@@ -128,6 +129,40 @@ def test_a_silent_service_is_left_and_used_again_when_it_answers():
     side.client.heard(0, welcome(hello.message.nonce, 50), side.now)
     ((_, delta),) = side.begin([5], keep=4)
     assert (delta.base, delta.tokens) == (0, [1, 2, 3, 4, 5])
+
+
+def test_who_does_not_answer_is_named_once_and_named_again_when_it_is_there(caplog):
+    side = Side()
+    with caplog.at_level(logging.WARNING):
+        said = []
+        for _ in range(50):  # 5 seconds
+            said += [type(out.message) for out in side.client.tick(side.now)]
+            if side.now < 0.95:
+                assert not caplog.text
+            side.now += 0.1
+    assert 4 <= said.count(Hello) <= 6
+    assert [record.message for record in caplog.records] == [
+        "the draft service at tcp://host0:1 does not answer: going on without it, until it is there"
+    ]
+    side.now += 1.0
+    side.open()
+    assert caplog.records[-1].message == "the draft service at tcp://host0:1 is there again"
+    side.begin([1, 2, 3])
+    side.now += SILENCE_SECONDS + 1
+    for _ in range(30):
+        side.client.tick(side.now)
+        side.now += 0.1
+    assert "is silent" in caplog.records[-1].message
+    assert len(caplog.records) == 3, "once"
+
+
+def test_a_service_that_is_not_reached_yet_is_called_again_soon():
+    side = Side()
+    side.client.tick(0.0)
+    side.client.unreachable(0, 0.0)
+    assert side.client.tick(0.05) == []
+    (hello,) = side.client.tick(SOON_SECONDS)
+    assert isinstance(hello.message, Hello)
 
 
 def test_a_restarted_service_is_told_everything_again():

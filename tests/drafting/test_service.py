@@ -3,6 +3,8 @@
 import pytest
 
 from streamserve.drafting.admission import Limits
+from streamserve.drafting.parts import Batch
+from streamserve.drafting.service import GONE_SECONDS
 from streamserve.protocol.drafting import Busy, Bye, Drafts, Lost, Ping, Pong, Refused, Unknown, Welcome
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
@@ -159,7 +161,7 @@ def test_kv_is_taken_from_who_was_used_longest_ago_and_rebuilt_from_the_prefix()
     talk.ask("a", talk.delta("a", [5], keep=40))
     (draft,) = trees(talk.turn_outs())
     assert draft.tree.tokens == chain([1] * 40 + [5], 4).tokens
-    assert talk.service.figures.counters.rebuilt == 1
+    assert talk.service.shelf.rebuilt == 1
     assert talk.service.memory.evictions == 2
 
 
@@ -236,3 +238,58 @@ def test_beyond_the_limit_of_sessions_a_hello_is_told_to_come_back():
     assert talk.hello("c").message == Busy(7, 0, 3.0)
     talk.service.tick(100.0)
     assert isinstance(talk.hello("c").message, Welcome)
+
+
+def test_a_session_ends_soon_after_its_connection_unless_it_is_heard_again():
+    talk = Talk(lease=30.0)
+    for name in ("dead", "moved"):
+        talk.ask(name, talk.delta(name, [1] * 20))
+        talk.turn()
+        talk.service.disconnected(name.encode(), talk.now)
+    welcome = talk.welcomes["moved"]
+    talk.now += GONE_SECONDS - 1.0
+    (out,) = talk.service.heard(b"elsewhere", Ping(welcome.tag, welcome.channel, 0.0), talk.now)
+    assert (out.peer, type(out.message)) == (b"elsewhere", Pong)
+    talk.service.tick(talk.now)
+    assert len(talk.service.sessions) == 2
+    talk.service.disconnected(b"moved", talk.now)  # the old connection, late
+    talk.now += 2.0
+    talk.service.tick(talk.now)
+    assert set(talk.service.sessions) == {welcome.tag}
+    talk.service.disconnected(b"elsewhere", talk.now)
+    talk.now += GONE_SECONDS + 1.0
+    talk.service.tick(talk.now)
+    assert not talk.service.sessions
+    assert talk.service.memory.pool.free == 100
+
+
+def test_a_pass_for_nobody_needs_a_block_and_gives_it_back():
+    talk = Talk(num_blocks=2, keep_warm="always")
+    assert talk.service.warm_up(0.0) is None, "nobody has come"
+    talk.ask("a", talk.delta("a", [1, 2]))
+    talk.turn()
+    assert talk.service.warm_up(talk.now) is None, "it is warm"
+    assert 0.0 < talk.service.pause(talk.now) < 0.1
+    talk.now += talk.service.pause(talk.now)
+    spare = talk.service.warm_up(talk.now)
+    assert spare is not None
+    assert set(talk.drafter.draft(Batch([spare], [], [], {}, talk.now))) == {spare.id}
+    assert not set(spare.blocks) & set(next(iter(talk.service.sessions.values())).sequences[1].blocks)
+    talk.service.warmed(spare, talk.now)
+    assert talk.service.memory.pool.free == 1
+    assert talk.service.take_released() == [spare.id]
+    talk.ask("a", talk.delta("a", [1] * 20, keep=2))
+    talk.turn()
+    talk.now += 0.1
+    assert talk.service.memory.pool.free == 0
+    assert talk.service.warm_up(talk.now) is None, "memory is others'"
+    assert talk.service.pause(talk.now) > 0.0
+
+
+def test_every_sequence_of_a_target_may_take_what_was_used_longest_ago():
+    talk = Talk(num_blocks=6)
+    talk.ask("old", *(talk.delta("old", [1] * 20, sequence=number) for number in range(3)))
+    assert len(trees(talk.turn_outs())) == 3
+    talk.ask("new", *(talk.delta("new", [2] * 20, sequence=number) for number in range(3)))
+    assert len(trees(talk.turn_outs())) == 3
+    assert talk.service.memory.evictions == 3

@@ -65,7 +65,7 @@ def test_beyond_n_max_targets_are_told_busy_and_the_others_still_gain():
     service = star.services[0]
     most = service.most()
     assert 1 < most < 8
-    assert most == service.capacity().most(service.figures.progress, service.figures.plain.value)
+    assert most == service.turns.capacity().most(service.figures.progress, service.figures.plain.value)
     before = [target.rounds + target.accepted for target in star.targets]
     star.run(SECONDS)
     gained = [

@@ -3,7 +3,9 @@
 import pytest
 
 from streamserve.engine.speculation import FIRST_HITS, Speculation
-from streamserve.policy.shape import Shape
+from streamserve.policy import speculation as policies
+from streamserve.policy.outlook import Candidate, Outlook
+from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.slo import NO_NEED
 from streamserve.policy.speculation import parse_policy
 from streamserve.policy.tree import TokenTree, root
@@ -60,3 +62,30 @@ def test_what_was_drafted_for_an_earlier_step_teaches_nothing() -> None:
     one.shapes([], 1, 0, 16)
     one.verified(1, root(7), [8], sampled=False)
     assert one._covers()[0][0] == FIRST_HITS[0]
+
+
+def test_a_draft_reads_a_long_text_only_for_what_comes_behind_it() -> None:
+    """A tenth of a step a token to read, and guesses that are right two times out of three."""
+    one = Speculation(parse_policy("goodput"), lambda rows, kv_tokens: 1.0, lambda rows: rows / 10)
+    assert one.worth_reading(20, 0, 1, 0), "what a step left unread is read beside the first guess"
+    assert one.worth_reading(100, 64, 1, 0)
+    assert not one.worth_reading(100, 4, 1, 0)
+    assert not one.worth_reading(1000, 64, 1, 0)
+    assert not one.worth_reading(100, 64, 8, 0), "a step that eight share costs each an eighth"
+    fixed = Speculation(parse_policy("fixed:4"), lambda rows, kv_tokens: 1.0, lambda rows: rows / 10)
+    assert fixed.worth_reading(1000, 4, 1, 0), "who asks for a fixed shape gets it"
+
+
+@pytest.mark.parametrize(("tokens", "right", "tested"), [([8], 0, 1), ([3, 9], 1, 2), ([3, 5, 9], 2, 2)])
+def test_what_stands_behind_a_wrong_guess_was_not_tested(
+    monkeypatch: pytest.MonkeyPatch, tokens: list[int], right: int, tested: int
+) -> None:
+    seen: list[Outlook] = []
+    one = speculation()
+    monkeypatch.setattr(
+        policies, "shapes", lambda policy, outlook, flow: (seen.append(outlook) or [PLAIN], flow)
+    )
+    one.verified(1, draft(one, CHAIN, Shape(2, 1)), tokens, sampled=False)
+    one.shapes([Candidate(2, 2)], 1, 0, 16)
+    assert (seen[0].right, seen[0].tested) == (right, tested)
+    assert seen[0].acceptance == right / 2

@@ -4,9 +4,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from streamserve.engine.plan import Span
@@ -16,7 +18,7 @@ from streamserve.execution.layout import lay_out
 from streamserve.execution.load import attention_on, load
 from streamserve.execution.model import Model
 from streamserve.policy.tree import TokenTree
-from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.config import Backend, ModelConfig
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
@@ -45,12 +47,15 @@ class Machine:
         self.attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
         logits = self.model.logits(self.model.forward(tokens, positions, self.attention))
-        return [logits[part.offset : part.offset + part.span.rows] for part in layout.parts]
+        return [logits[part.offset : part.offset + part.span.rows - part.span.skip] for part in layout.parts]
 
 
-def make_machine(folder: Path, dtype: str) -> Machine:
-    loaded = load(ModelConfig(path=str(folder), dtype=dtype, threads=2, num_blocks=8, max_model_len=64))
-    assert loaded.model_info.row_invariant, "without kernels there is nothing to promise"
+def make_machine(folder: Path, dtype: str, backend: Backend = "auto") -> Machine:
+    loaded = load(
+        ModelConfig(path=str(folder), dtype=dtype, backend=backend, threads=2, num_blocks=8, max_model_len=64)
+    )
+    kernels = loaded.model_info.row_invariant
+    assert kernels or backend == "reference", "without kernels there is nothing to promise"
     spec = loaded.model.spec
     cache = KVCache(spec, NUM_BLOCKS, BLOCK, loaded.model.dtype)
     return Machine(loaded.model, attention_on(cache, spec, loaded.team), [])
@@ -107,6 +112,58 @@ def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
     assert wide > 0
     assert branches > 12
     record(branches=branches, trees_with_siblings=wide, seed=scale.seed)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fields", [{}, {"architecture": "mistral", "sliding_window": 9}])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_tree_read_level_by_level_has_the_logits_of_the_whole(
+    tmp_path: Path, backend: Backend, fields: dict[str, Any], scale: Scale
+) -> None:
+    """As a draft reads it: each pass has one level's rows, and finds the levels above in their slots."""
+    machine = make_machine(make_checkpoint(tmp_path, **fields), "float32", backend)
+    rng, skipped = random.Random(scale.seed), 0
+    for _ in range(scale.pick(4, 100)):
+        machine.shuffle(rng)
+        prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, LONGEST))] for _ in range(3)]
+        trees = [by_levels(random_tree(rng, prompt[-1])) for prompt in prompts]
+        tables = [machine.blocks(len(prompt) + MOST_NODES) for prompt in prompts]
+        spans = [
+            Span(number, 0, prompt, table, tree, (0,))
+            for number, (prompt, table, tree) in enumerate(zip(prompts, tables, trees, strict=True))
+        ]
+        whole = machine.logits(spans)
+        machine.logits([replace(span, tree=None) for span in spans])
+        for level in range(1, 1 + max(max(tree.depths()) for tree in trees)):
+            passes = [(span, span.tree.depths()) for span in spans if level in span.tree.depths()]
+            found = machine.logits([
+                replace(
+                    span,
+                    start=len(span.tokens) - 1,
+                    tokens=span.tokens[-1:],
+                    tree=span.tree.keep([node for node, depth in enumerate(depths) if depth <= level]),
+                    skip=depths.index(level),
+                )
+                for span, depths in passes
+            ])  # fmt: skip
+            for (span, depths), rows in zip(passes, found, strict=True):
+                first = len(span.tokens) - 1 + depths.index(level)
+                expected = whole[span.sequence][first : first + depths.count(level)]
+                skipped += depths.index(level)
+                if backend == "auto":
+                    assert torch.equal(rows.view(torch.int32), expected.view(torch.int32))
+                else:
+                    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+    assert skipped > 12
+
+
+def by_levels(tree: TokenTree) -> TokenTree:
+    """The same tree with its nodes in order of depth."""
+    depths = tree.depths()
+    order = sorted(range(len(tree)), key=lambda node: (depths[node], node))
+    place = {node: i for i, node in enumerate(order)}
+    parents = (-1, *(place[tree.parents[node]] for node in order[1:]))
+    return TokenTree(tuple(tree.tokens[node] for node in order), parents, tree.scores, tree.accept)
 
 
 def replay(machine: Machine, prompt: list[int], guesses: list[int]) -> Tensor:

@@ -22,6 +22,14 @@ def test_rows_lie_one_behind_another_with_tree_nodes_at_their_depth():
     assert [part.offset for part in layout.parts] == [0, 3]
 
 
+def test_rows_whose_kv_is_there_are_skipped():
+    layout = lay_out([CHUNK, replace(TREE, skip=3), replace(TREE, skip=1)], block_size=4)
+    assert layout.tokens.tolist() == [20, 21, 22, 4, 9, 7, 3, 4, 9]
+    assert layout.positions.tolist() == [3, 4, 5, 7, 8, 6, 7, 7, 8]
+    assert [part.offset for part in layout.parts] == [0, 3, 5]
+    assert [part.slots.tolist() for part in layout.parts[1:]] == [[32, 33], [2, 3, 32, 33]]
+
+
 def test_logits_are_wanted_for_the_tree_rows_alone():
     layout = lay_out([CHUNK, TREE], block_size=4)
     assert layout.sampled_rows() == [4, 5, 6, 7]
@@ -35,6 +43,7 @@ def test_logits_are_wanted_for_the_tree_rows_alone():
         (replace(CHUNK, blocks=[9]), "cannot hold"),
         (replace(TREE, tokens=[6, 8]), "root is not"),
         (replace(TREE, choices=(0, 1)), "fork"),
+        (replace(TREE, skip=5), "skips 5 of 5"),
     ],
 )
 def test_a_span_that_contradicts_itself_is_refused(span, reason):

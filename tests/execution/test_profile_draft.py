@@ -40,5 +40,5 @@ def test_a_measured_cost_is_the_first_idea_of_drafting() -> None:
         return 1.0
 
     policy = parse_policy("goodput")
-    assert Speculation(policy, step, lambda rows: 0.25 * rows)._pass_cost(2, 0) == 0.5
-    assert Speculation(policy, step)._pass_cost(2, 0) == 1 / 8
+    assert Speculation(policy, step, lambda rows: 0.25 * rows).pass_cost(2, 0) == 0.5
+    assert Speculation(policy, step).pass_cost(2, 0) == 1 / 8

@@ -147,6 +147,16 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return condition()
 
 
+def test_a_target_that_dies_leaves_no_session(service: Drafting, guarded: Guarded) -> None:
+    """Long before its lease ends: its connection has."""
+    dead = Peer(service, guarded, guarded.other)
+    welcome = dead.hello(name="dead")
+    assert isinstance(welcome, Welcome)
+    dead.close()
+    closed = f"session {welcome.tag} closed, as its connection ended: target 'other'"
+    assert until(lambda: service.printed(closed), 20.0)
+
+
 @pytest.mark.parametrize("what", ["version", "tokenizer", "vocabulary"])
 def test_who_speaks_otherwise_is_refused_and_logged(service, guarded, peer, what) -> None:
     refused = peer(guarded.good).hello(**{what: 99 if what == "version" else "other"})

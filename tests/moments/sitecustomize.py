@@ -1,8 +1,8 @@
 """Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of test_moments.py.
 
-At the moment that TEST_MOMENT names, for the TEST_MOMENT_NUMBER-th time, a worker writes `here` into the
-folder TEST_MOMENT_FOLDER, and goes no further until the test has written `go`. Only the first to come does.
-"""
+At the moment that TEST_MOMENT names, for so many times as the file `number` in the folder TEST_MOMENT_FOLDER
+says, a worker writes `here` into that folder, and goes no further until the test has written `go`. Only the
+first to come does; while there is `go`, nobody does."""
 
 import os
 import time
@@ -12,18 +12,19 @@ folder = os.environ.get("TEST_MOMENT_FOLDER")
 if folder:
     from streamserve.engine import watch
 
-    here, go = Path(folder, "here"), Path(folder, "go")
-    left = int(os.environ["TEST_MOMENT_NUMBER"])
+    here, go, number = (Path(folder, name) for name in ("here", "go", "number"))
+    counted: dict[str, int] = {}
 
     def moment(self: watch.Unwatched, name: watch.Moment, request: str = "") -> None:
         """Wait if this is the moment."""
-        global left
-        left -= name == os.environ["TEST_MOMENT"]
-        if left or here.exists():
+        if name != os.environ["TEST_MOMENT"] or go.exists():
             return
-        left = -1
+        wanted = number.read_text()
+        counted[wanted] = counted.get(wanted, 0) + 1
+        if counted[wanted] != int(wanted) or here.exists():
+            return
         here.touch()
-        while not go.exists() and here.exists():
+        while not go.exists():
             time.sleep(0.002)
 
     watch.Unwatched.moment = moment  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from streamserve.policy.routing import (
     Arrival,
+    ByClass,
     Costs,
     FlowGuard,
     Place,
@@ -36,6 +37,8 @@ loads = st.builds(
     st.just("w"),
     queued=st.integers(0, 20),
     queued_tokens=st.integers(0, 5000),
+    timely_tokens=st.integers(0, 5000),
+    busy=st.floats(0, 5),
     decoding=st.integers(0, 10),
     max_num_seqs=st.just(10),
     blocks_live=st.integers(0, 100),
@@ -52,6 +55,7 @@ routers: list[Router] = [
     least_loaded,
     cache_aware,
     Predictive(COSTS),
+    ByClass((0.02, 0.05)),
 ]
 
 
@@ -92,7 +96,11 @@ def test_a_silent_place_is_passed_over_even_when_all_others_are_overloaded() -> 
 
 @given(places, st.integers(0, 100))
 def test_flowguard_prefers_eligible_places(found: list[Place], turn: int) -> None:
-    decision = FlowGuard()(Arrival(100), found, turn)
+    router = FlowGuard()
+    decision = router(Arrival(100), found, turn)
+    for one, score in zip(found, decision.scores, strict=True):
+        over = one.memory + 2 * one.prefill.queue > router.overload or one.silence > router.stale
+        assert score == (None if over else pytest.approx(router.score(Arrival(100), one)))
     if any(score is not None for score in decision.scores):
         assert decision.scores[decision.chosen] == max(s for s in decision.scores if s is not None)
 
@@ -138,8 +146,16 @@ def test_the_predictive_router_breaks_the_fewest_targets() -> None:
 
 def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None:
     router = Predictive(COSTS)
-    assert router(Arrival(100), [place(queued=1, queued_tokens=4000), place(queued=3)], 0).chosen == 1
-    assert router(Arrival(100), [place(blocks_live=99), place(queued_tokens=4000)], 0).chosen == 1
+    assert router(Arrival(100), [place(queued=1, timely_tokens=4000), place(queued=3)], 0).chosen == 1
+    assert router(Arrival(100), [place(blocks_live=99), place(timely_tokens=4000)], 0).chosen == 1
+
+
+def test_the_predictive_router_sees_what_is_done_and_what_will_be_put_off() -> None:
+    router = Predictive(COSTS)
+    waiting = [place(timely_tokens=1000), place(timely_tokens=1100, busy=0.9)]
+    assert router(Arrival(100), waiting, 0).chosen == 1, "most of it is computed by now"
+    late = [place(queued_tokens=1000, timely_tokens=1000), place(queued_tokens=5000)]
+    assert router(Arrival(100, ttft=0.5), late, 0).chosen == 1, "nobody there can still be in time"
 
 
 def test_speculation_that_works_somewhere_draws_requests_there() -> None:
@@ -160,8 +176,18 @@ def test_where_a_cost_is_not_known_flowguard_chooses() -> None:
     assert decision.reason == "a cost is not known: highest score"
 
 
+def test_classes_of_targets_keep_to_their_own_pipelines() -> None:
+    router, six = ByClass((0.02, 0.05)), [place(), place(), place(), place(queued=9), place(), place()]
+    for tpot, own in ((0.01, 0), (0.02, 0), (0.021, 1), (0.05, 1), (9.0, 2), (None, 2)):
+        chosen = {router(Arrival(10, tpot=tpot), six, turn).chosen for turn in range(6)}
+        assert chosen == ({0} if own == 0 else {own, own + 3}), "the fewest requests of its places"
+    two = [router(Arrival(10, tpot=tpot), six[:2], 0).chosen for tpot in (0.01, 0.03, None)]
+    assert two == [0, 1, 0], "with fewer places than classes, some share"
+
+
 def test_routers_are_read_by_name_and_flowguard_with_its_weights() -> None:
     assert parse_router("predictive") == Predictive()
+    assert parse_router("classes:20,50") == ByClass((0.02, 0.05))
     assert parse_router("flowguard:0.7,0.1,0.1,0.1") == FlowGuard((0.7, 0.1, 0.1, 0.1))
     assert parse_router("flowguard:0.7,0.1,0.1,0.1:0.5") == FlowGuard((0.7, 0.1, 0.1, 0.1), overload=0.5)
     assert parse_router("flowguard-printed:0.7,0.1,0.1,0.1") == FlowGuard((0.7, 0.1, 0.1, 0.1), printed=True)
@@ -172,6 +198,11 @@ def test_routers_are_read_by_name_and_flowguard_with_its_weights() -> None:
     [
         ("magic", "none of flowguard"),
         ("random:1", "only flowguard"),
+        ("classes", "ends in milliseconds"),
+        ("classes:20:50", "ends in milliseconds"),
+        ("classes:50,20", "ends in milliseconds"),
+        ("classes:0,20", "ends in milliseconds"),
+        ("classes:nan", "ends in milliseconds"),
         ("flowguard:1,2", "four weights"),
         ("flowguard:a,b,c,d", "numbers"),
         ("flowguard:0.5,0.5,0.5,0.5", "sum to 1"),

@@ -10,6 +10,7 @@ from streamserve.policy.specustream import (
     HISTORY,
     LEAST,
     MOST,
+    SAMPLE,
     Flow,
     adapt,
     mended,
@@ -20,7 +21,7 @@ from streamserve.policy.specustream import (
 shares, loads = st.floats(0, 1), st.floats(0, 1)
 
 
-def outlook(acceptance=None, ids=(1,), load=0.0, throughput=400.0) -> Outlook:
+def outlook(acceptance=None, ids=(1,), load=0.0, throughput=400.0, right=0, tested=0) -> Outlook:
     return Outlook(
         candidates=[Candidate(20, 32, id=id) for id in ids],
         others=0,
@@ -30,6 +31,8 @@ def outlook(acceptance=None, ids=(1,), load=0.0, throughput=400.0) -> Outlook:
         nodes=32,
         load=load,
         acceptance=acceptance,
+        right=right,
+        tested=tested,
         throughput=throughput,
     )
 
@@ -41,7 +44,8 @@ def test_depths_stay_in_their_range(history) -> None:
         flow, depth = adapt(flow, acceptance, load, throughput)
         assert BASE <= depth <= MOST, "printed never goes below its base"
         assert flow.micro_batch == max(1, 80 // depth)
-        (shape,), other = mended(outlook(acceptance, load=load, throughput=throughput), other)
+        tested = outlook(right=round(acceptance * 40), tested=40, load=load, throughput=throughput)
+        (shape,), other = mended(tested, other)
         assert LEAST <= shape.depth <= MOST
 
 
@@ -69,11 +73,20 @@ def test_a_printed_request_keeps_its_depth_and_a_pass_its_cap() -> None:
 
 
 def test_mended_remembers_rates_from_the_first_one_on() -> None:
-    _, flow = mended(outlook(0.6), Flow())
+    _, flow = mended(outlook(right=24, tested=40), Flow())
     assert flow.values == (0.6,) * HISTORY
-    _, same = mended(outlook(None), flow)
+    _, same = mended(outlook(), flow)
     assert same == flow
     assert mended_depth(Flow(), 0.0, 400.0) == BASE
+
+
+def test_mended_takes_no_rate_of_a_few_guesses() -> None:
+    """One stream at a steady rate looks wild step by step."""
+    flow = Flow()
+    for step in range(4 * SAMPLE):
+        _, flow = mended(outlook(right=4 * (step % 2), tested=2 + 2 * (step % 2)), flow)
+    assert max(flow.values) - min(flow.values) < 0.1
+    assert abs(sum(flow.values) / HISTORY - 4 / 6) < 0.1
 
 
 @given(shares, shares, loads, loads)

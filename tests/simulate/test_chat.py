@@ -2,13 +2,15 @@
 
 import pytest
 
+from streamserve.control import returns
 from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools
 from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
-from tests.engine.drive import assert_engine_empty, expected, model_info
+from tests.engine.drive import assert_engine_empty, expected, model_info, submit
 from tests.simulate.test_simulation import texts
 
 ENGINE = EngineConfig(num_blocks=120, block_size=4, max_model_len=400, max_num_seqs=8)
@@ -40,13 +42,68 @@ def hits(simulation: Simulation, worker: str) -> int:
     return simulation.workers[worker].engine.report().prefix_hits
 
 
+def received(simulation: Simulation, worker: str) -> TransferReport:
+    report = simulation.workers[worker].engine.report().transfer
+    assert report
+    return report
+
+
 @pytest.mark.parametrize("topology", [pairs(1), pools(2, 1)])
-def test_it_is_computed_where_its_kv_lies(topology: Topology) -> None:
+def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: Topology) -> None:
     simulation = play(topology, [5] * 10)
-    assert hits(simulation, "decode-0") == 128, "prompt and answer but for the last block"
-    report = simulation.workers["decode-0"].engine.report()
-    assert report.transfer
-    assert report.transfer.received == 1, "the second turn was not moved"
+    front = max(topology.prefill, key=lambda name: hits(simulation, name))
+    assert hits(simulation, front) == 128, "prompt and answer but for the last block"
+    back = received(simulation, front)
+    assert (back.received, back.received_tokens) == (2, 128 + 148), "and so does the second one"
+    assert back.hit_tokens == 100 + 140, "what is there is not sent"
+    moved = received(simulation, "decode-0")
+    assert moved.received == 2
+    assert moved.hit_tokens == 128, "nor when the next turn is handed over"
+    assert not simulation.fleet.returns.open
+
+
+@pytest.mark.parametrize("topology", [pairs(1), pools(2, 1)])
+def test_before_that_it_is_computed_where_its_kv_lies(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returns, "MOST", 0)
+    simulation = play(topology, [5] * 10)
+    assert hits(simulation, "decode-0") == 128
+    assert received(simulation, "decode-0").received == 1, "the second turn was not moved"
+
+
+@pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("after", [0.001, 0.02, 0.05, 0.2])
+def test_a_worker_that_dies_meanwhile_leaves_nothing(worker: str, after: float) -> None:
+    fleet = FleetConfig(topology=pairs(1))
+    simulation = Simulation(
+        fleet, ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=0.01
+    )
+    ended = answer_ends()
+    simulation.kill(ended + after, worker)
+    answered(simulation, Open("again", FIRST.prompt + ANSWER + [5], SamplingParams(seed=2, max_tokens=9)))
+    assert not simulation.fleet.returns.open
+    assert not len(simulation.fleet.tickets)
+
+
+def answer_ends() -> float:
+    """When the first turn's last token comes in the fleet of the test above."""
+    fleet = FleetConfig(topology=pairs(1))
+    simulation = Simulation(
+        fleet, ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=0.01
+    )
+    simulation.at(1.5, FIRST)
+    return simulation.run()[-1].time
+
+
+def test_an_answer_whose_kv_is_gone_stays_where_it_is() -> None:
+    """Between the answer's end and the ticket another prompt took the decode worker's blocks."""
+    fleet = FleetConfig(topology=pairs(1))
+    simulation = Simulation(fleet, ENGINE, model_info(400), lambda rows, context: 0.01)
+    engine = simulation.workers["decode-0"].engine
+    events = engine.handle(submit("r", list(range(80)), SamplingParams(seed=1), phase="return"))
+    assert [event.error for event in events] == ["its KV is here no more"]
+    assert_engine_empty(engine)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ Tamper = Callable[[Ticket], list[Ticket]]
 """What arrives instead of a ticket."""
 
 TAMPERED: dict[str, Tamper] = {
+    "forged": lambda ticket: [replace(ticket, id="forged")],
     "forged beside": lambda ticket: [ticket, replace(ticket, id="forged", blocks=ticket.blocks[::-1])],
     "of another": lambda ticket: [replace(ticket, request="nobody")],
     "stale": lambda ticket: [replace(ticket, attempt=ticket.attempt - 1)],

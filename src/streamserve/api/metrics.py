@@ -23,6 +23,7 @@ from streamserve.api.slo import strictness
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.messages import (
     EvictionReport,
+    RemoteReport,
     Report,
     SpeculationReport,
     StepParts,
@@ -286,6 +287,8 @@ class _WorkerReport(Collector):
             for name in EvictionReport.__struct_fields__:
                 text = f"Evicted KV: {name.replace('_', ' ')}, in sequences, blocks or seconds."
                 yield self._counter(f"eviction_{name}", text, getattr(report.evictions, name))
+        if report.remote is not None:
+            yield from self._remote(report.remote)
         if report.transfer is not None:
             yield from self._transfer(report.transfer)
 
@@ -339,10 +342,27 @@ class _WorkerReport(Collector):
             "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
         )
 
+    def _remote(self, report: RemoteReport) -> Iterable[Metric]:
+        yield self._gauge("draft_services", "Draft services there is a session with.", report.services)
+        yield self._counter("draft_service_late_trees", "Trees used after their step.", report.late)
+        yield self._counter("draft_service_moves", "Changes from one service to another.", report.moves)
+        for name, text, services, stand_in in (
+            ("trees", "Trees used", report.trees, report.stand_in_trees),
+            ("accepted", "Guesses in them that the text followed", report.accepted, report.stand_in_accepted),
+        ):
+            family = CounterMetricFamily(
+                f"{OURS}draft_service_{name}",
+                f"{text}, from services and from n-grams where those had none.",
+                labels=(_LABEL, "source"),
+            )
+            family.add_metric((self._model_name, "service"), services)
+            family.add_metric((self._model_name, "ngram"), stand_in)
+            yield family
+
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
-        yield self._counter("kv_transfers", "Prompts handed over by prefill workers.", report.handed_over)
-        yield self._counter("kv_transfer_failures", "Prompts whose KV did not arrive.", report.failed)
-        yield self._counter("kv_transfer_bytes", "KV sent to decode workers.", report.sent_bytes)
+        yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)
+        yield self._counter("kv_transfer_failures", "KV that did not arrive.", report.failed)
+        yield self._counter("kv_transfer_bytes", "KV sent to other workers.", report.sent_bytes)
         hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
         yield self._counter(
             "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds

@@ -129,4 +129,4 @@ class Crew:
 
 
 def _kv_format(ready: Ready) -> str:
-    return kv_fingerprint(ready.model.fingerprint, ready.block_size)
+    return kv_fingerprint(ready.model.fingerprint, ready.block_size, ready.draft)

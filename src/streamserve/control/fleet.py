@@ -9,6 +9,7 @@ It remembers of each request what its client has been given. When a worker dies,
 Of an open prompt it keeps the latest version, so an edit that a client was told of is never lost.
 """
 
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -31,17 +32,20 @@ from streamserve.control.events import (
 )
 from streamserve.control.placement import Placement
 from streamserve.control.requests import GapError, OpenRequest
+from streamserve.control.returns import Returns
 from streamserve.control.tickets import TicketBook
-from streamserve.control.workers import Topology, WorkerState
+from streamserve.control.workers import Queued, Topology, WorkerState
 from streamserve.policy.routing import FlowGuard, Router
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
+    Cached,
     Cancel,
     Event,
     Events,
     Failed,
+    Finished,
     Ready,
     Report,
     Reserved,
@@ -82,6 +86,7 @@ class Fleet:
         self.crew = Crew(config.topology, config.stuck_after, config.max_restarts, config.restart_window)
         self.requests: dict[str, OpenRequest] = {}
         self.tickets = TicketBook()
+        self.returns = Returns(config.topology)
         self.placement = Placement(self.crew, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._attempts = count()
@@ -191,7 +196,9 @@ class Fleet:
         request.worker, request.decode = front, None if whole else decode
         request.handing = set() if whole else set(request.open_choices)
         request.awaits = None
-        self.workers[front].prefilling[request.opened.request] = tokens
+        ttft = request.opened.params.slo.ttft_ms
+        deadline = None if ttft is None else request.arrival + ttft / 1000
+        self.workers[front].queue(request.opened.request, Queued(tokens, deadline), now)
         yield Send(front, request.submit("both" if whole else "prefill"))
 
     def _close(self, event: Close, now: float) -> Iterator[Command]:
@@ -223,6 +230,8 @@ class Fleet:
                 yield from self._fail_all(now)
             case Report():
                 worker.reported(event.message)
+            case Cached():
+                self.placement.view.told(event.worker, event.message, worker.blocks)
             case Events():
                 yield from self._deliver(event.message.events, now)
             case Transfers():
@@ -247,6 +256,8 @@ class Fleet:
         for name, news in by_request.items():
             request = self.requests.get(name)
             if request is None:
+                if any(isinstance(event, Finished) for event in news):
+                    yield from self.returns.drop(name)
                 continue
             try:
                 fresh = [taken for event in news if (taken := request.accept(event, now)) is not None]
@@ -260,6 +271,8 @@ class Fleet:
                 if request.decode and name not in self.workers[request.decode].decoding:
                     yield Send(request.decode, Cancel(name))  # it ended before its KV had to move
                 self._end(request, now)
+                if not any(isinstance(event, Finished) and event.error for event in fresh):
+                    yield from self.returns.begin(request, self.workers, now)
             if fresh or last:
                 yield Deliver(name, fresh, last)
 
@@ -270,7 +283,7 @@ class Fleet:
         if any(isinstance(event, Admitted) for event in fresh):
             self._admission.begun(now, len(request.opened.prompt))
         if request.worker and any(isinstance(event, Token) for event in fresh):
-            self.workers[request.worker].prefilling.pop(request.opened.request, None)
+            self.workers[request.worker].begun(request.opened.request, now)
             if request.decode is None:
                 self._decodes(request)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
@@ -286,13 +299,18 @@ class Fleet:
             yield Send(request.decode, request.submit("decode"))
 
     def _transfer(self, worker: str, news: TransferNews, now: float) -> Iterator[Command]:
-        request = self.requests.get(news.request)
+        known = ChainMap(self.requests, self.returns.open)
+        request = known.get(news.request)
         if isinstance(news, Reserved):
+            yield from self.returns.reserved(news.request)
             yield from self.tickets.reserved(worker, news, request)
             return
-        commands, again = self.tickets.pushed(worker, news, self.requests)
+        commands, again = self.tickets.pushed(worker, news, known)
         yield from commands
-        if again:
+        name = again.opened.request if again else news.request
+        if name in self.returns.open:
+            yield from self.returns.drop(name) if again else self.returns.over(name)
+        elif again:
             yield from self._cancel(again)
             yield from self._retry(again, f"its KV could not be moved: {news.error}", now)
         elif request and request.decode and not request.handing:
@@ -311,6 +329,7 @@ class Fleet:
         yield from starts
         self.placement.view.forget(event.worker)
         yield from self.tickets.lose(event.worker)
+        yield from self.returns.lose(event.worker)
         for request in list(self.requests.values()):
             if request.depends_on(event.worker):
                 yield from self._cancel(request, gone=event.worker)

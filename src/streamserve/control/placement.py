@@ -13,6 +13,7 @@ from streamserve.control.crew import Crew
 from streamserve.control.requests import OpenRequest
 from streamserve.policy.prefix import extend_hashes, namespace
 from streamserve.policy.routing import Arrival, Decision, Place, Router, WorkerLoad
+from streamserve.protocol.messages import Cached
 
 REMEMBERED_DECISIONS = 100
 
@@ -30,8 +31,9 @@ class Explained:
 
 
 class PrefixView:
-    """Which full blocks each worker has computed, by their names. What a worker forgot is still listed
-    until as many others came: a wrong guess costs a recomputation, never a wrong text."""
+    """Which full blocks each worker has, by their names: as the halves of pairs tell, and before that as is
+    to be expected of what was sent there. A wrong guess is forgotten when as many others came: it costs a
+    recomputation, never a wrong text."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, OrderedDict[bytes, None]] = {}
@@ -52,6 +54,13 @@ class PrefixView:
             known.move_to_end(digest)
         while len(known) > most:
             known.popitem(last=False)
+
+    def told(self, worker: str, news: Cached, most: int) -> None:
+        """A worker has come to know some blocks, and forgot others."""
+        self.learn(worker, news.stored, most)
+        known = self._blocks.get(worker, OrderedDict())
+        for digest in news.dropped:
+            known.pop(digest, None)
 
     def forget(self, worker: str) -> None:
         """A worker's cache is gone."""

@@ -57,17 +57,27 @@ class TicketBook:
         told = (news.request, news.attempt)
         name, attempt = (entry.ticket.request, entry.ticket.attempt) if entry else told
         request = requests.get(name)
+        closing = _released(entry) if entry else self._ask_again(worker, told)
         if request is None or request.attempt != attempt:
-            return _released(entry), None
+            return closing, None
         going = request.handing & set(entry.ticket.choices) if entry else set()
         if entry and going and told == (name, attempt) and not news.error:
             request.handing -= going
-            outputs = {choice: list(request.outputs[choice]) for choice in sorted(going)}
-            began = {choice: request.began[choice] for choice in sorted(going)}
-            return [Send(entry.owner, Join(name, attempt, news.ticket, outputs, began))], None
+            choices = sorted(going & request.outputs.keys())
+            outputs = {choice: list(request.outputs[choice]) for choice in choices}
+            began = {choice: request.began[choice] for choice in choices}
+            join = Join(name, attempt, news.ticket, outputs, began, news.planes)
+            return [Send(entry.owner, join)], None
         unknown = entry is None and worker == request.worker and bool(request.handing)
         again = bool(going) or unknown or worker == request.decode
-        return _released(entry), request if again else None
+        return closing, request if again else None
+
+    def _ask_again(self, worker: str, told: tuple[str, int]) -> list[Send]:
+        """A worker told of a ticket that is not in the book. Perhaps that came to it in place of one that is:
+        who has never seen a ticket refuses it when it comes again, and then its blocks are free."""
+        entries = [entry for entry in self._open.values() if entry.writer == worker]
+        own = [entry.ticket for entry in entries if (entry.ticket.request, entry.ticket.attempt) == told]
+        return [Send(worker, Push(ticket)) for ticket in own]
 
     def lose(self, worker: str) -> Iterator[Send]:
         """A worker's process has ended: its tickets are closed, as writer and as owner. Those whose owner

@@ -17,10 +17,19 @@ RECENT = 0.2
 """Share of the latest report in what speculation brings."""
 
 
+@dataclass(frozen=True)
+class Queued:
+    """A request whose prompt has so many `tokens` to be computed; its first token is wanted by `deadline`."""
+
+    tokens: int
+    deadline: float | None = None
+
+
 @dataclass
 class WorkerState:
     """A worker as far as it has been heard of, and the requests that are there: `prefilling` ones wait or
-    have their prompt computed, `decoding` ones get their tokens. A `draining` one is to get no new ones."""
+    have their prompt computed, the first of them since `computing_since`; `decoding` ones get their tokens. A
+    `draining` one is to get no new ones."""
 
     incarnation: int = 1
     ready: Ready | None = None
@@ -30,7 +39,8 @@ class WorkerState:
     draining: bool = False
     losses: list[float] = field(default_factory=list)
     failure: Failed | None = None
-    prefilling: dict[str, int] = field(default_factory=dict)
+    prefilling: dict[str, Queued] = field(default_factory=dict)
+    computing_since: float = 0.0
     decoding: set[str] = field(default_factory=set)
     costs: Costs | None = None
     speedup: float = 1.0
@@ -57,13 +67,27 @@ class WorkerState:
     def block_size(self) -> int:
         return self.ready.block_size if self.ready else 1
 
+    def queue(self, request: str, queued: Queued, now: float) -> None:
+        """A request has been sent there."""
+        if not self.prefilling:
+            self.computing_since = now
+        self.prefilling[request] = queued
+
+    def begun(self, request: str, now: float) -> None:
+        """A request has its first token: the next one is computed."""
+        if self.prefilling.pop(request, None):
+            self.computing_since = now
+
     def load(self, name: str, now: float) -> WorkerLoad:
         """What a router sees of it."""
         report, ready = self.report, self.ready
+        timely = [one.tokens for one in self.prefilling.values() if (one.deadline or now) >= now]
         return WorkerLoad(
             worker=name,
             queued=len(self.prefilling),
-            queued_tokens=sum(self.prefilling.values()),
+            queued_tokens=sum(one.tokens for one in self.prefilling.values()),
+            timely_tokens=sum(timely),
+            busy=now - self.computing_since if timely else 0.0,
             decoding=len(self.decoding),
             max_num_seqs=ready.max_num_seqs if ready else 1,
             blocks_live=report.blocks_live if report else 0,

@@ -74,16 +74,21 @@ class Identity:
 
 
 class Client:
-    """`links` are the services in order of preference; `seed` spreads targets over equal ones. With `models`,
+    """`addresses` are those of the services; `seed` spreads targets over equal ones. With `models`,
     fingerprints, other draft models are not used."""
 
     def __init__(
-        self, identity: Identity, links: int, seed: int, models: Sequence[str] = (), ping: float = 1.0
+        self,
+        identity: Identity,
+        addresses: Sequence[str],
+        seed: int,
+        models: Sequence[str] = (),
+        ping: float = 1.0,
     ) -> None:
         self._random = random.Random(seed)
         self.links = [
-            Link(number, identity.name, identity.tokenizer, identity.vocabulary, ping, tuple(models))
-            for number in range(links)
+            Link(number, address, identity.name, identity.tokenizer, identity.vocabulary, ping, tuple(models))
+            for number, address in enumerate(addresses)
         ]
         for link in self.links:
             link.nonce = self._random.getrandbits(48)
@@ -277,7 +282,7 @@ class Client:
     def _choose(self, now: float) -> None:
         """Stay with the current service unless it fails or another is clearly better."""
         if self.current is not None and not self.current.usable(now):
-            logger.info("draft service %d answers no more", self.current.number)
+            logger.info("the draft service at %s answers no more", self.current.address)
             self._leave()
         usable = [link for link in self.links if link.usable(now)]
         if not usable:
@@ -292,7 +297,7 @@ class Client:
         better = best is not self.current and best.promise < BETTER * self.current.promise
         self._sure = self._sure + 1 if better else 0
         if self._sure >= SURE:
-            logger.info("changing over from draft service %d to %d", self.current.number, best.number)
+            logger.info("changing over from draft service %s to %s", self.current.address, best.address)
             self.moves += 1
             self.current.abandon(list(self._sequences))
             self._leave()

@@ -8,7 +8,7 @@ from streamserve.protocol.drafting import DraftReport, DraftSums
 
 def report(service: Service, now: float) -> DraftReport:
     """The service's state, counters and predictions now."""
-    figures = service.figures
+    figures, warmth = service.figures, service.turns.warmth
     star, active = figures.star(), len(service.active(now))
     known = figures.known
     rounds = star.round(active) if active and known else 0.0
@@ -36,7 +36,15 @@ def report(service: Service, now: float) -> DraftReport:
         predicted_idle_seconds=star.idle(active) if rounds else 0.0,
         predicted_load=star.load(active) if rounds else 0.0,
         at=now,
-        sums=msgspec.structs.replace(figures.counters, refused=dict(figures.counters.refused)),
+        cold_seconds=warmth.cost(False),
+        warm_seconds=warmth.cost(True),
+        keeping_warm=warmth.on,
+        sums=msgspec.structs.replace(
+            figures.counters,
+            rebuilt=service.shelf.rebuilt,
+            warm_passes=warmth.passes,
+            refused=dict(figures.counters.refused),
+        ),
     )
 
 
@@ -60,6 +68,8 @@ def explain(report: DraftReport, last: DraftReport | None = None) -> str:
         f"T_idle   predicted {_ms(report.predicted_idle_seconds)}  measured {_ms(per_round)}",
         f"load     predicted {report.predicted_load:.1%}  measured {busy / span if span else 0.0:.1%}",
         f"T_wait   measured {_ms(waited)}",
+        f"after a gap, a level: cold {_ms(report.cold_seconds)}  warmed {_ms(report.warm_seconds)}  "
+        f"kept warm: {'yes' if report.keeping_warm else 'no'}",
     ]
     return "\n".join(lines)
 

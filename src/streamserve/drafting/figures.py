@@ -42,7 +42,6 @@ class Figures:
     back: Mean = field(default_factory=Mean)
     verify: Mean = field(default_factory=Mean)
     plain: Mean = field(default_factory=Mean)
-    round: Mean = field(default_factory=Mean)
     tested: float = PRIOR[1]
     right: float = PRIOR[0] * PRIOR[1]
 
@@ -88,6 +87,8 @@ class Figures:
         """A target came back `back` seconds after its trees were sent."""
         if back < GAP:
             self.back.add(back)
+            self.counters.returns += 1
+            self.counters.back_seconds += back
             if 0.0 < verify <= back:
                 self.verify.add(verify)
         if 0.0 < plain < GAP:

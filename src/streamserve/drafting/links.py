@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """Between two Hellos."""
+SOON_SECONDS = 0.1
+"""To the next Hello where the last could not even be sent."""
+ABSENT_SECONDS = 1.0
+"""After which it is said that nobody answers a Hello."""
 REFUSED_SECONDS = 30.0
 """After which even a service that refused is asked again: it may be another by then."""
 SILENCE_SECONDS = 3.0
@@ -44,9 +48,10 @@ class Out:
 @dataclass
 class Link:
     """A session with a service, or the attempt to get one. `usual` is how long answers take, the `transit`
-    part of it on the way."""
+    part of it on the way; `address` is for the log."""
 
     number: int
+    address: str
     name: str
     tokenizer: str
     vocabulary: str
@@ -69,6 +74,10 @@ class Link:
     answers: int = 0
     sessions: int = 0
     refusal: str = ""
+    calling_since: float | None = None
+    """Since when Hellos have been said that nobody has answered."""
+    missed: bool = False
+    """Whether the log says that nobody is there."""
     _gone: list[int] = field(default_factory=list)
 
     @property
@@ -87,7 +96,7 @@ class Link:
         """It cannot be reached."""
         if self.open:
             self._close(now)
-            self.retry_at = now + RETRY_SECONDS
+        self.retry_at = now + SOON_SECONDS
 
     @property
     def promise(self) -> float:
@@ -97,17 +106,10 @@ class Link:
     def tick(self, now: float) -> list[Out]:
         """Say Hello where there is no session, Ping where there is."""
         if self.open and self.unanswered is not None and now - self.unanswered > SILENCE_SECONDS:
-            logger.warning("draft service %d is silent", self.number)
             self._close(now)
+            self._miss("is silent")
         if not self.open:
-            if now < self.retry_at:
-                return []
-            self.nonce += 1
-            self.retry_at = now + RETRY_SECONDS
-            return [Out(self.number, Hello(
-                version=DRAFT_VERSION, tokenizer=self.tokenizer, vocabulary=self.vocabulary, name=self.name,
-                nonce=self.nonce,
-            ))]  # fmt: skip
+            return self._call(now)
         outs = []
         if self._gone:
             gone, self._gone = self._gone, []
@@ -118,6 +120,35 @@ class Link:
             self.pinged = now
             outs.append(self.send(Ping(self.tag, self.channel, now), now))
         return outs
+
+    def _call(self, now: float) -> list[Out]:
+        """Say Hello, if it is time."""
+        if self.calling_since is not None and now - self.calling_since >= ABSENT_SECONDS:
+            self._miss("does not answer")
+        if now < self.retry_at:
+            return []
+        if self.calling_since is None:
+            self.calling_since = now
+        self.nonce += 1
+        self.retry_at = now + RETRY_SECONDS
+        return [Out(self.number, Hello(
+            version=DRAFT_VERSION, tokenizer=self.tokenizer, vocabulary=self.vocabulary, name=self.name,
+            nonce=self.nonce,
+        ))]  # fmt: skip
+
+    def _miss(self, how: str) -> None:
+        """Say once that it is not there."""
+        if not self.missed:
+            self.missed = True
+            logger.warning(
+                "the draft service at %s %s: going on without it, until it is there", self.address, how
+            )
+
+    def _met(self) -> None:
+        """It has answered a Hello, whatever."""
+        if self.missed:
+            logger.warning("the draft service at %s is there again", self.address)
+        self.calling_since, self.missed = None, False
 
     def send(self, message: ToService, now: float, answered: bool = True) -> Out:
         """A message that is going to be `answered`."""
@@ -132,8 +163,9 @@ class Link:
                 return self._welcome(message, now)
             case Refused(nonce, reason, text):
                 if nonce in (0, self.nonce):
+                    self._met()
                     self.refusal = f"{reason}: {text}"
-                    logger.error("draft service %d refuses: %s", self.number, self.refusal)
+                    logger.error("the draft service at %s refuses: %s", self.address, self.refusal)
                     self._close(now)
                     for_good = reason in ("version", "tokenizer", "vocabulary", "key")
                     self.retry_at = now + (REFUSED_SECONDS if for_good else RETRY_SECONDS)
@@ -180,12 +212,13 @@ class Link:
     def _welcome(self, welcome: Welcome, now: float) -> bool:
         if welcome.nonce != self.nonce or self.open:
             return False
+        self._met()
         if self.models and welcome.model not in self.models:
             self.refusal = f"its draft model {welcome.model} is not one of the allowed"
-            logger.error("draft service %d: %s", self.number, self.refusal)
+            logger.error("the draft service at %s: %s", self.address, self.refusal)
             self.retry_at = now + REFUSED_SECONDS
             return False
-        logger.info("draft service %d drafts with model %s", self.number, welcome.model)
+        logger.info("the draft service at %s drafts with model %s", self.address, welcome.model)
         self.tag, self.channel, self.model = welcome.tag, welcome.channel, welcome.model
         self.max_model_len = welcome.max_model_len
         self.active, self.refusal, self.unanswered = welcome.active, "", None
@@ -198,6 +231,7 @@ class Link:
             self.unanswered = None
             self.busy_until = now + retry
         elif nonce == self.nonce:
+            self._met()
             self.retry_at = now + retry
         return True
 

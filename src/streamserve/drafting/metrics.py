@@ -28,6 +28,9 @@ GAUGES = {
     "most": "Most targets that all gain (N_max), by the model.",
     "predicted_round_seconds": "Seconds of a target's round, by the model; compare with round_seconds.",
     "predicted_idle_seconds": "Idle seconds of a round, by the model; compare with idle_seconds.",
+    "cold_seconds": "Seconds by level of a tree of waiting and drafting after a gap, not kept warm.",
+    "warm_seconds": "The same where gaps were bridged by passes for nobody.",
+    "keeping_warm": "Whether gaps are being bridged (1) or not (0).",
     "predicted_load": "Share of the time spent drafting, by the model; compare with busy_seconds.",
 }
 COUNTERS = {
@@ -43,6 +46,9 @@ COUNTERS = {
     "passes": "Draft passes.",
     "pass_seconds": "Seconds that those took.",
     "pass_squares": "Sum of the squares of each one's seconds.",
+    "warm_passes": "Draft passes for nobody.",
+    "returns": "Requests that followed an answer to the same target.",
+    "back_seconds": "Seconds between those.",
     "rounds": "Answers that followed another to the same target.",
     "round_seconds": "Seconds between those.",
 }

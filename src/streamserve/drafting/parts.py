@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from streamserve.drafting.admission import Limits
 from streamserve.drafting.sessions import DraftedSequence, Session
+from streamserve.drafting.warmth import KeepWarm
 from streamserve.engine.plan import DraftRequest
-from streamserve.protocol.drafting import ToTarget
+from streamserve.protocol.drafting import Draft, ToTarget
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ServiceConfig:
     """`num_blocks` of `block_size` tokens hold KV. At most `max_batch` targets are drafted for in one pass,
     as long as that takes no more than `max_batch_seconds`; prompts are read in pieces of `max_read` tokens. A
     session ends `lease` seconds after its last message. `shares` are weights by the target's name, 1 for
-    the others."""
+    the others. `keep_warm`: see drafting/warmth.py."""
 
     num_blocks: int
     block_size: int = 16
@@ -36,6 +37,7 @@ class ServiceConfig:
     lease: float = 30.0
     shares: Mapping[str, float] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    keep_warm: KeepWarm = "auto"
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,13 @@ class Batch:
     members: list[tuple[Session, list[DraftedSequence]]]
     waited: dict[int, float]
     started: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a target is told of a batch: it `waited` seconds for it to begin, and it took `seconds`."""
+
+    session: Session
+    drafts: list[Draft]
+    waited: float
+    seconds: float

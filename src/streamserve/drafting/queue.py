@@ -36,6 +36,8 @@ def batch(
 ) -> list[tuple[Session, list[DraftedSequence]]]:
     """The first of `ordered`, and as many after it, `most` in all, as can be drafted for in the same passes:
     the whole takes no more than `bound` seconds, and less than one after the other."""
+    if len(ordered[:most]) == 1:
+        return [(ordered[0], ordered[0].waiting())]
     chosen: list[tuple[Session, list[DraftedSequence]]] = []
     together: list[DraftedSequence] = []
     spent = 0.0

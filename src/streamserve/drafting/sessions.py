@@ -78,6 +78,8 @@ class Session:
     weight: float
     opened: float
     heard: float
+    cut: bool = False
+    """Whether its connection has ended since it was heard."""
     sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     virtual: float = 0.0
     """Seconds it was drafted for, by weight: who has the least is served next."""

@@ -25,6 +25,7 @@ class BlockPool:
         self._planes = [0] * size
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(size))
         self._cached: dict[bytes, int] = {}
+        self._changes: dict[bytes, bool] | None = None
 
     @property
     def free(self) -> int:
@@ -35,6 +36,17 @@ class BlockPool:
     def cached(self) -> int:
         """Blocks that a lookup can find."""
         return len(self._cached)
+
+    def note_changes(self) -> None:
+        """From now on remember what `take_changes` tells."""
+        self._changes = {}
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """The names of blocks that lookups have come to find in the first plane since the last call, and of
+        those that they find no more."""
+        changes, self._changes = self._changes or {}, None if self._changes is None else {}
+        stored = [digest for digest, known in changes.items() if known]
+        return stored, [digest for digest, known in changes.items() if not known]
 
     def allocate(self) -> int:
         """Take the free block used longest ago, forgetting what it cached. Raises if none is free."""
@@ -80,6 +92,8 @@ class BlockPool:
             self._hashes[block] = digest
             self._cached[digest] = block
         if self._hashes[block] == digest:
+            if self._changes is not None and planes & ~self._planes[block] & 1:
+                self._changes[digest] = True
             self._planes[block] |= planes
 
     def lookup(self, digest: bytes) -> int | None:
@@ -98,5 +112,7 @@ class BlockPool:
         digest = self._hashes[block]
         if digest is not None:
             del self._cached[digest]
+            if self._changes is not None and self._planes[block] & 1:
+                self._changes[digest] = False
         self._hashes[block] = None
         self._planes[block] = 0

@@ -3,7 +3,8 @@ verifying."""
 
 from collections.abc import Callable
 
-from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest
+from streamserve.engine.agenda import Pace
+from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
@@ -12,9 +13,6 @@ from streamserve.policy.outlook import Candidate
 from streamserve.policy.shape import PLAIN, Shape
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
-
-BESIDE_DECODING = 64
-"""How many tokens of prompts to come a draft model reads in a step that others wait for."""
 
 
 class Drafting:
@@ -30,6 +28,7 @@ class Drafting:
         clock: Callable[[], float],
         wait: float,
         watch: Watch,
+        pace: Pace,
     ) -> None:
         self._drafter = drafter
         self.speculation = speculation
@@ -38,6 +37,7 @@ class Drafting:
         self._clock = clock
         self._wait = wait
         self._watch = watch
+        self._pace = pace
 
     def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
         """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
@@ -45,12 +45,17 @@ class Drafting:
             return {}
         if self._scheduler.released:
             self._drafter.release(self._scheduler.released)
-        able = [proposal for proposal in proposals if proposal.nodes]
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
+        decoding = sum(proposal.room == proposal.sequence.pending for proposal in proposals)
+        able = [p for p in proposals if p.nodes and self._worth_reading(p.sequence, decoding, kv_tokens)]
         budget = self._config.max_num_batched_tokens - len(able)
         guessed_for = {proposal.sequence.id for proposal in able}
-        needs = {p.sequence.id: p.sequence.need for p in proposals if self._minds(p.sequence)}
+        needs = {
+            p.sequence.id: p.sequence.need
+            for p in proposals
+            if p.sequence.id in guessed_for or self._minds(p.sequence)
+        }
         shapes = self.speculation.shapes(
             [_candidate(proposal) for proposal in able],
             rows - len(able),
@@ -83,37 +88,33 @@ class Drafting:
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return chosen
 
-    @property
-    def behind(self) -> bool:
-        """Whether a draft model could read prompts whose KV is being computed elsewhere."""
-        return bool(self._reads and self._coming())
+    def read_along(self, proposals: list[Proposal]) -> None:
+        """Let a draft model read what the target has computed of prompts, a chunk a step: so that it need not
+        read a whole prompt at once while others wait for their next token."""
+        if self._reads:
+            prompts = [p.sequence for p in proposals if p.sequence.pending > 1 and not p.sequence.handoff]
+            ends = [(sequence, sequence.computed[TARGET]) for sequence in prompts]
+            self._catch_up(ends, self._config.max_chunk)
 
-    def read_along(self, proposals: list[Proposal]) -> bool:
-        """Let a draft model read what the target has computed of prompts, and those that another worker
-        computes for the target, a chunk a step: so that it need not read a whole prompt at once while others
-        wait for their next token. Returns whether there was anything to read."""
-        if not self._reads:
-            return False
-        prompts = [(p.sequence, p.sequence.computed[TARGET]) for p in proposals if p.sequence.pending > 1]
-        asked = self._chunks(prompts, self._config.max_chunk)
-        left = self._config.max_chunk - sum(_length(one) - one.computed for one in asked)
-        if any(proposal.sequence.decoding for proposal in proposals):
-            left = min(left, BESIDE_DECODING)
-        asked += self._chunks([(sequence, len(sequence.tokens)) for sequence in self._coming()], left)
-        if asked:
-            self._read(asked)
-        return bool(asked)
+    def read_ahead(self, plan: StepPlan) -> None:
+        """Of prompts that are handed over, let a draft model read what this step computes, for its KV goes
+        with the target's."""
+        if self._reads:
+            spans = [(self._scheduler.sequences[span.sequence], span) for span in plan.spans]
+            ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.handoff]
+            self._catch_up(ends, sum(end for _, end in ends))
 
-    def _chunks(self, ends: list[tuple[Sequence, int]], left: int) -> list[DraftRequest]:
-        """To read each sequence up to its end, `left` tokens of them all."""
+    def _catch_up(self, ends: list[tuple[Sequence, int]], left: int) -> None:
+        """Read each sequence up to its end, `left` tokens of them all."""
         asked = []
         for sequence, last in ends:
             known = sequence.computed[DRAFT]
             end = min(last, known + left)
-            if self._unread(sequence, end):
+            if sequence.params.speculation.enabled and max(known, sequence.told) < end:
                 asked.append(self._ask(sequence, PLAIN, end))
                 left -= end - known
-        return asked
+        if asked:
+            self._read(asked)
 
     def _read(self, asked: list[DraftRequest]) -> None:
         assert self._drafter is not None
@@ -130,13 +131,13 @@ class Drafting:
         """Whether there is a draft model that should know prompts."""
         return self._drafter is not None and self._drafter.plane == DRAFT and self.speculation.guessing
 
-    def _coming(self) -> list[Sequence]:
-        """Those whose KV another worker computes, as far as the draft model has not read them."""
-        sequences = self._scheduler.sequences.values()
-        return [s for s in sequences if s.reserved and s.held and self._unread(s, len(s.tokens))]
-
-    def _unread(self, sequence: Sequence, end: int) -> bool:
-        return sequence.params.speculation.enabled and max(sequence.computed[DRAFT], sequence.told) < end
+    def _worth_reading(self, sequence: Sequence, decoding: int, kv_tokens: int) -> bool:
+        """Whether a draft model that has not read all of the text should, to guess for what comes yet."""
+        if self._drafter is None or self._drafter.plane != DRAFT:
+            return True
+        left = min(sequence.outputs_left(self._config.max_model_len), self._pace.output)
+        unread = len(sequence.tokens) - sequence.computed[DRAFT]
+        return self.speculation.worth_reading(unread, left, decoding, kv_tokens)
 
     def _minds(self, sequence: Sequence) -> bool:
         """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,

@@ -7,23 +7,14 @@ from streamserve.engine.agenda import Pace, agenda, workload
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.exchange import Exchange
 from streamserve.engine.intake import ends, hopeless_ends, may_be_hopeless, refusal, sequence_of
-from streamserve.engine.plan import (
-    DRAFT,
-    TARGET,
-    Drafter,
-    Executor,
-    Sampled,
-    Span,
-    SpanResult,
-    StepPlan,
-    StepResult,
-)
+from streamserve.engine.outcomes import Outcomes
+from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.engine.watch import Unwatched, Watch
+from streamserve.engine.watch import OfClients, Unwatched, Watch
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.policy.prefix import namespace
@@ -31,21 +22,18 @@ from streamserve.policy.speculation import SpeculationPolicy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
+    Cached,
     Cancel,
     Edit,
     Event,
     EvictionReport,
     Finished,
-    FinishReason,
-    Guessed,
     ModelInfo,
-    PromptLogprobs,
     Report,
     StepParts,
     StreamReport,
     Submit,
     ToEngine,
-    Token,
 )
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
@@ -89,24 +77,27 @@ class Engine:
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
-        self._watch = watch or Unwatched()
+        self._watch = OfClients(watch) if watch else Unwatched()
+        self.pace = Pace()
         self._drafting = Drafting(
-            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch
+            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch, self.pace
         )
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
         self._stepping = False
         self._later: list[ToEngine] = []
-        self.pace = Pace()
         pool = self.scheduler.tables.pool
         outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         incoming = Incoming(cache, name, pool, config.block_size) if cache else None
-        self.exchange = Exchange(self.scheduler, outgoing, incoming, self._fork, self._watch)
-        self._eos = frozenset(model.eos_token_ids)
-        self._next_id = 0
+        if transport or cache:
+            pool.note_changes()
+        self.exchange = Exchange(self.scheduler, outgoing, incoming, self._watch)
+        eos = frozenset(model.eos_token_ids)
+        self._outcomes = Outcomes(
+            self.scheduler, self.exchange, self.pace, self._watch, eos, config.max_model_len
+        )
         self._prompt_tokens = 0
-        self._generation_tokens = 0
         self._step_seconds = 0.0
         self._scheduling_seconds = 0.0
         self._target_seconds = 0.0
@@ -124,7 +115,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._drafting.behind
+        return self.scheduler.has_work
 
     def handle(self, message: ToEngine) -> list[Event]:
         """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
@@ -162,8 +153,11 @@ class Engine:
             sequence.tick(started)
         proposals = self.scheduler.plan(agenda(able, self.config, started, self.speculation, self.pace))
         trees = self._drafting.trees(proposals)
-        read = self._drafting.read_along(proposals)
+        self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
+        self._drafting.read_ahead(plan)
+        for span in plan.spans:
+            self.exchange.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
         result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         self.exchange.issue()
@@ -171,12 +165,17 @@ class Engine:
         for event in events:
             self._watch.moment("first chunk", event.request)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
-            events += self._commit(span, outcome)
+            events += self._outcomes.commit(span, outcome)
             events += self.streams.progress(span.sequence, started)
-        self.stalled = not (read or plan.spans or plan.swap_out or plan.swap_in or plan.released)
+        self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
+
+    def cache_news(self) -> Cached | None:
+        """What the prefix index has learned and forgotten since the last call, of one half of a pair."""
+        stored, dropped = self.scheduler.tables.pool.take_changes()
+        return Cached(stored, dropped) if stored or dropped else None
 
     def report(self) -> Report:
         """The engine's state and counters now."""
@@ -189,7 +188,7 @@ class Engine:
             blocks_live=pool.size - pool.free,
             steps=scheduler.steps,
             prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
+            generation_tokens=self._outcomes.generation_tokens,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
@@ -217,14 +216,18 @@ class Engine:
             return refused
         self._watch.moment("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
-            self._remove(sequence)  # an earlier attempt: only the latest one lives
+            self.exchange.remove(sequence)  # an earlier attempt: only the latest one lives
         fresh = not any(message.outputs.values())
         groups = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
         for choices in groups:
             root = namespace(self.model.fingerprint, message.cache_salt)
             planes, survival = self.scheduler.tables.planes, self.streams.survival
-            self.scheduler.add(sequence_of(message, choices, self._new_id(), root, planes, survival))
-        if message.phase != "decode" and not message.open:
+            sequence = sequence_of(message, choices, self.scheduler.new_id(), root, planes, survival)
+            self.scheduler.add(sequence)
+            if sequence.returned and sequence.pending - sequence.found > self.config.block_size:
+                self.scheduler.remove(sequence)
+                return ends(message, "its KV is here no more")
+        if message.phase in ("both", "prefill") and not message.open:
             self._prompt_tokens += len(message.prompt)
         return []
 
@@ -263,12 +266,7 @@ class Engine:
         """One choice goes; the sequence goes with its last one."""
         sequence.choices = tuple(other for other in sequence.choices if other != choice)
         if not sequence.choices:
-            self._remove(sequence)
-
-    def _remove(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
-        self.exchange.leave(sequence)
-        self.scheduler.remove(sequence)
+            self.exchange.remove(sequence)
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
@@ -306,143 +304,3 @@ class Engine:
             for s in (p.sequence,)
             if p.cached is not None
         ]
-
-    def _commit(self, span: Span, outcome: SpanResult) -> list[Event]:
-        """Move one sequence on by what its span came to."""
-        sequence = self.scheduler.sequences[span.sequence]
-        events: list[Event] = []
-        if outcome.prompt_logprobs:
-            events += self._prompt_logprobs(sequence, span, outcome)
-        sequence.computed[span.plane] += len(span.tokens)
-        if outcome.error:
-            self._remove(sequence)
-            return events + [_refused(sequence, choice, outcome.error) for choice in sequence.choices]
-        if span.tree is None:
-            self.scheduler.tables.register(sequence)
-            self.exchange.advance(sequence)
-            return events
-        if sequence.handoff:
-            return events + self._hand_over(sequence, outcome)
-        if len(span.tree) > 1:
-            guessed, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
-            events.append(Guessed(sequence.request, sequence.attempt, sequence.choices[0], guessed, accepted))
-        branches = self._fork(sequence)
-        for branch, sampled in zip(branches, outcome.outputs, strict=True):
-            events += self._extend(branch, sampled)
-        return events
-
-    def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
-        """The next token of each choice, and no more: the KV is held until the worker that decodes has it."""
-        events: list[Event] = []
-        going = []
-        self.scheduler.tables.register(sequence)
-        for choice, (one,) in zip(sequence.choices, outcome.outputs, strict=True):
-            sequence.tokens.append(one.token)
-            finish = sequence.finish_reason(self._eos, self.config.max_model_len)
-            finish = "stop" if one.ends else finish
-            events.append(_token(sequence, choice, one, finish))
-            sequence.tokens.pop()
-            self._generation_tokens += 1
-            self._watch.moment("output 0", sequence.request)
-            if not finish:
-                going.append(choice)
-        if going:
-            sequence.choices, sequence.held = tuple(going), True
-            self.exchange.advance(sequence)
-        else:
-            self._remove(sequence)
-        return events
-
-    def _fork(self, sequence: Sequence) -> list[Sequence]:
-        """At the end of its prompt a fresh sequence becomes one for each choice, sharing all its blocks."""
-        first, *others = sequence.choices
-        sequence.choices = (first,)
-        branches = [sequence]
-        for choice in others:
-            branch = Sequence(
-                id=self._new_id(),
-                request=sequence.request,
-                attempt=sequence.attempt,
-                choices=(choice,),
-                params=sequence.params,
-                prompt_length=sequence.prompt_length,
-                tokens=list(sequence.tokens),
-                root=sequence.root,
-                priority=sequence.priority,
-                arrival=sequence.arrival,
-                computed=[],
-                open=sequence.open,
-                early=sequence.early,
-                tail=sequence.tail,
-                version=sequence.version,
-                chunk_at=sequence.chunk_at,
-                survival=sequence.survival,
-            )
-            self.scheduler.tables.fork(sequence, branch)
-            self.scheduler.add(branch)
-            branches.append(branch)
-        return branches
-
-    def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[Event]:
-        """Append new tokens up to the first that ends the sequence. KV is there for all but the last."""
-        events: list[Event] = []
-        finish: FinishReason | None = sequence.finish_reason(self._eos, self.config.max_model_len)
-        if finish:  # nothing was to be generated: only the prompt was asked about
-            events.append(Finished(sequence.request, sequence.attempt, sequence.choices[0], finish))
-        elif not sequence.outputs:
-            self._watch.moment("output 0", sequence.request)
-        for number, one in enumerate(sampled):
-            if finish:
-                break
-            sequence.tokens.append(one.token)
-            sequence.computed[TARGET] += number > 0
-            finish = sequence.finish_reason(self._eos, self.config.max_model_len)
-            finish = "stop" if one.ends else finish
-            self._generation_tokens += 1
-            events.append(_token(sequence, sequence.choices[0], one, finish))
-        self.scheduler.tables.register(sequence)
-        if finish:
-            self._watch.moment("finishing", sequence.request)
-        if finish and sequence.open:
-            sequence.ending = _last(events)
-        elif finish:
-            self.pace.ended(sequence.outputs)
-            self._remove(sequence)
-        return events
-
-    def _prompt_logprobs(self, sequence: Sequence, span: Span, outcome: SpanResult) -> list[Event]:
-        """Those not sent before a preemption; the next ones follow with the next chunk."""
-        start = span.start + 1
-        new = outcome.prompt_logprobs[max(0, sequence.prompt_logprobs_sent + 1 - start) :]
-        first = max(start, sequence.prompt_logprobs_sent + 1)
-        sequence.prompt_logprobs_sent = max(sequence.prompt_logprobs_sent, first + len(new) - 1)
-        sequence.prompt_logprobs_done = sequence.prompt_logprobs_sent >= sequence.prompt_length - 1
-        return [PromptLogprobs(sequence.request, sequence.attempt, first, new)] if new else []
-
-    def _new_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
-
-def _last(events: list[Event]) -> Token | Finished:
-    """Takes the event that ends a choice from behind the others."""
-    last = events.pop()
-    assert isinstance(last, Token | Finished)
-    return last
-
-
-def _refused(sequence: Sequence, choice: int, error: str) -> Finished:
-    return Finished(sequence.request, sequence.attempt, choice, "error", error)
-
-
-def _token(sequence: Sequence, choice: int, sampled: Sampled, finish: FinishReason | None) -> Token:
-    return Token(
-        sequence.request,
-        sequence.attempt,
-        choice,
-        sequence.outputs - 1,
-        sampled.token,
-        sampled.logprob,
-        sampled.top,
-        finish,
-    )

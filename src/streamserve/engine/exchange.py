@@ -1,6 +1,6 @@
 """An engine's dealings with other workers: tickets taken and given, and what there is to tell of them."""
 
-from collections.abc import Callable
+from msgspec.structs import asdict
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
@@ -12,21 +12,19 @@ from streamserve.protocol.tickets import Join, Push, Release
 
 
 class Exchange:
-    """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `fork` makes a sequence with
-    several choices one for each; `watch` is told what happens to KV."""
+    """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `watch` is told what happens
+    to KV."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         outgoing: Outgoing | None,
         incoming: Incoming | None,
-        fork: Callable[[Sequence], list[Sequence]],
         watch: Watch,
     ) -> None:
         self._scheduler = scheduler
         self._outgoing = outgoing
         self._incoming = incoming
-        self._fork = fork
         self._watch = watch
         self._told: list[TransferNews] = []
 
@@ -37,8 +35,9 @@ class Exchange:
 
     def serves(self, phase: Phase) -> bool:
         """Whether requests in this phase can be taken."""
-        sides = {"both": True, "prefill": self._outgoing is not None, "decode": self._incoming is not None}
-        return sides[phase]
+        if phase == "both":
+            return True
+        return (self._incoming if phase == "decode" else self._outgoing) is not None
 
     def handle(self, message: Push | Join | Release) -> None:
         """Take what the fleet says of a ticket."""
@@ -60,17 +59,18 @@ class Exchange:
             for sequence in taken:
                 self._watch.moment("reserved", sequence.request)
 
-    def advance(self, sequence: Sequence) -> None:
-        """More of the sequence has KV."""
-        if self._outgoing and sequence.handoff and self._outgoing.advance(sequence):
+    def advance(self, sequence: Sequence, coming: int = 0) -> None:
+        """More of the sequence has KV, or its next `coming` tokens get theirs by the step about to run."""
+        if self._outgoing and sequence.handoff and self._outgoing.advance(sequence, coming):
             self._watch.moment("mid-layer push", sequence.request)
 
-    def leave(self, sequence: Sequence) -> None:
-        """A sequence is about to go; blocks that others read or write are kept until they do no more."""
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence; blocks that others read or write are kept until they do no more."""
         if self._outgoing and sequence.handoff:
             self._outgoing.drop(sequence)
         if self._incoming and sequence.reserved:
             self._incoming.withdraw(sequence)
+        self._scheduler.remove(sequence)
 
     def news(self) -> list[TransferNews]:
         """What there is to tell, after the events so far. Sequences whose KV has landed elsewhere go."""
@@ -87,8 +87,10 @@ class Exchange:
 
     def report(self) -> TransferReport | None:
         """What went out and came in, of a worker that does either."""
-        side = self._outgoing or self._incoming
-        return side.report() if side else None
+        sides = [asdict(side.report()) for side in (self._outgoing, self._incoming) if side]
+        return (
+            TransferReport(**{key: sum(side[key] for side in sides) for key in sides[0]}) if sides else None
+        )
 
     def _push(self, message: Push) -> None:
         ticket = message.ticket
@@ -112,12 +114,15 @@ class Exchange:
             self._told.append(Pushed(message.request, message.attempt, message.ticket, error))
             return
         sequence.held = sequence.reserved = False
-        sequence.computed[TARGET] = len(sequence.tokens)
+        have = sequence.computed[TARGET]
+        for plane, known in enumerate(sequence.computed[: message.planes]):
+            if known >= have:  # what was not sent is there in this plane too
+                sequence.computed[plane] = len(sequence.tokens)
         self._scheduler.tables.register(sequence)
         sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
         if not sequence.choices:
             self._scheduler.remove(sequence)
             return
-        for branch in self._fork(sequence):
+        for branch in self._scheduler.fork(sequence):
             branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
             branch.first_token_at = message.began[branch.choices[0]]

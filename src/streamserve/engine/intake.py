@@ -70,7 +70,8 @@ def sequence_of(
         or 0 not in choices
         or message.phase == "decode",
         first_token_at=message.began.get(choices[0]),
-        handoff=message.phase == "prefill",
+        handoff=message.phase in ("prefill", "return"),
+        returned=message.phase == "return",
         reserved=message.phase == "decode",
         open=message.open,
         early=message.answer_early,

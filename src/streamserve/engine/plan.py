@@ -49,6 +49,9 @@ class Span(msgspec.Struct, frozen=True):
     `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh
     prompt all of the request's (they fork from it; such a tree has one node). The sequence goes on as the
     first of them, the others as sequences of their own.
+
+    The first `skip` rows are left out of a pass: their KV is in its slots already. (A draft's pass over a
+    tree's last level.)
     """
 
     sequence: int
@@ -59,10 +62,11 @@ class Span(msgspec.Struct, frozen=True):
     choices: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     plane: int = TARGET
+    skip: int = 0
 
     @property
     def rows(self) -> int:
-        """Number of query tokens."""
+        """Number of query tokens, skipped ones too."""
         return len(self.tokens) + (0 if self.tree is None else len(self.tree.tokens) - 1)
 
 

@@ -26,6 +26,10 @@ from streamserve.policy.prefill import Chunk
 from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
 
+SHORT_END = 64
+"""A prompt is guessed behind as soon as no more than so many of its tokens are left to compute: of a longer
+rest the draft would have to read as much while the first token is waited for."""
+
 
 class Proposal(msgspec.Struct, frozen=True):
     """Room was made for the next `room` tokens of a sequence, `due` of them whatever else might be in the
@@ -67,6 +71,7 @@ class Scheduler:
         self.evictions = EvictionCounters()
         self.sequences: dict[int, Sequence] = {}
         self.released: list[int] = []
+        self._last_id = 0
         self._again: dict[int, int] = {}
         self._idle = False
         self.reserved: list[Sequence] = []
@@ -92,6 +97,21 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
         self.tables.match(sequence)  # who has little to compute need not wait for others to find that out
+
+    def new_id(self) -> int:
+        """A number that no sequence has had."""
+        self._last_id += 1
+        return self._last_id
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """At the end of its prompt a fresh sequence becomes one for each choice, sharing all its blocks."""
+        first, *others = sequence.choices
+        sequence.choices = (first,)
+        branches = [sequence.branch(self.new_id(), choice) for choice in others]
+        for branch in branches:
+            self.tables.fork(sequence, branch)
+            self.add(branch)
+        return [sequence, *branches]
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free all it holds."""
@@ -158,7 +178,7 @@ class Scheduler:
                 proposals[sequence.id] = proposal
                 budget -= proposal.room
                 seats -= len(sequence.choices)
-                if cached is not None:
+                if cached is not None and not sequence.returned:
                     self.prefix_queries += len(sequence.tokens)
                     self.prefix_hits += cached
             elif cached is not None:
@@ -329,7 +349,9 @@ class Scheduler:
 
     def _nodes(self, sequence: Sequence, room: int) -> int:
         """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
-        if not self.drafting or sequence.pending > 1 or len(sequence.choices) > 1:
+        if not self.drafting or room < sequence.pending or len(sequence.choices) > 1:
+            return 0
+        if sequence.pending > (1 if sequence.open else SHORT_END):
             return 0
         if not sequence.params.speculation.enabled or sequence.handoff:
             return 0  # who hands over gives one token of each choice

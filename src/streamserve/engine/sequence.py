@@ -82,6 +82,8 @@ class Sequence:
     """What ended an early answer: that it is the last event is known when the prompt is finished."""
     handoff: bool = False
     """Whether its KV goes to another worker, which decodes."""
+    returned: bool = False
+    """Whether that is for the next turn of a chat: nobody decodes behind it now."""
     reserved: bool = False
     """Whether another worker computes its KV: it only needs blocks until that has come."""
     forced: bool = False
@@ -200,3 +202,25 @@ class Sequence:
         if self.outputs >= limit or len(self.tokens) >= max_model_len:
             return "length"
         return None
+
+    def branch(self, id: int, choice: int) -> "Sequence":
+        """Another choice of the same request, with the same tokens and no blocks yet."""
+        return Sequence(
+            id=id,
+            request=self.request,
+            attempt=self.attempt,
+            choices=(choice,),
+            params=self.params,
+            prompt_length=self.prompt_length,
+            tokens=list(self.tokens),
+            root=self.root,
+            priority=self.priority,
+            arrival=self.arrival,
+            computed=[],
+            open=self.open,
+            early=self.early,
+            tail=self.tail,
+            version=self.version,
+            chunk_at=self.chunk_at,
+            survival=self.survival,
+        )

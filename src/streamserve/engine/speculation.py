@@ -14,7 +14,7 @@ from streamserve.policy.acceptance import Acceptance
 from streamserve.policy.goodput import MOST_LEVELS, WIDTHS
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
 from streamserve.policy.refine import RefinedCost
-from streamserve.policy.shape import PLAIN, Shape, fit
+from streamserve.policy.shape import PLAIN, Shape, expected_by_level, fit
 from streamserve.policy.slo import Need
 from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
 from streamserve.policy.specustream import Flow
@@ -68,7 +68,7 @@ class Speculation:
         self.counters = Counters()
         self.acceptance = Acceptance()
         self.step_cost = RefinedCost(prior)
-        self._pass_cost = RefinedCost(lambda rows, kv: draft(rows) if draft else self.step_cost(rows, kv) / 8)
+        self.pass_cost = RefinedCost(lambda rows, kv: draft(rows) if draft else self.step_cost(rows, kv) / 8)
         self._tried = [[0.0] * len(WIDTHS) for _ in range(MOST_LEVELS)]
         self._hits = [[0.0] * len(WIDTHS) for _ in range(MOST_LEVELS)]
         self._asked: dict[int, Shape] = {}
@@ -77,7 +77,7 @@ class Speculation:
         self._flow = Flow()
         self.drafting_seconds = 0.0
         self._throughput = 0.0
-        self._step_guesses = self._step_accepted = 0
+        self._step_guesses = self._step_accepted = self._step_tested = 0
 
     def shapes(
         self, wanting: Sequence[Candidate], others: int, kv_tokens: int, nodes: int,
@@ -99,6 +99,8 @@ class Speculation:
             bystanders=bystanders,
             load=load,
             acceptance=self._step_accepted / self._step_guesses if self._step_guesses else None,
+            right=self._step_accepted,
+            tested=self._step_tested,
             throughput=self._throughput,
         )
         found, self._flow = policies.shapes(self.policy, outlook, self._flow)
@@ -115,6 +117,16 @@ class Speculation:
         number = self._plain_steps // PROBE_EVERY % len(wanting)
         return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
 
+    def worth_reading(self, unread: int, left: float, decoding: int, kv_tokens: int) -> bool:
+        """Whether a request of which the draft has `unread` tokens should be guessed for, if `left` tokens
+        are expected of it yet in steps with so many that decode: reading takes no longer than guesses are
+        expected to save. Only `goodput` asks for the price."""
+        if self.policy.kind != "goodput" or unread <= CATCH_UP:
+            return True
+        brings = expected_by_level(self._covers()[0], SURE_LEVELS)
+        share = self.step_cost(decoding, kv_tokens) / max(decoding, 1)
+        return self.pass_cost(unread, 0) <= left * (1 - 1 / brings) * share
+
     @property
     def guessing(self) -> bool:
         """Whether requests are guessed for these days: then drafts should know their prompts."""
@@ -124,12 +136,12 @@ class Speculation:
         """What drafting trees of these shapes takes: a pass a level, over the nodes of that level."""
         first = shapes[0] if shapes else PLAIN
         if all(shape is first for shape in shapes):
-            return first.depth * self._pass_cost(len(shapes) * first.width, 0)
+            return first.depth * self.pass_cost(len(shapes) * first.width, 0)
         widths = sorted((shape.depth, shape.width) for shape in shapes if shape.depth)
         seconds, done, rows = 0.0, 0, sum(width for _, width in widths)
         for depth, width in widths:
             if depth > done:
-                seconds += (depth - done) * self._pass_cost(rows, 0)
+                seconds += (depth - done) * self.pass_cost(rows, 0)
                 done = depth
             rows -= width
         return seconds
@@ -141,7 +153,7 @@ class Speculation:
         depth = max((shape.depth for shape in shapes), default=0)
         if depth and catch_up <= CATCH_UP + len(shapes):
             rows = sum(shape.width for shape in shapes if shape.depth)
-            self._pass_cost.observe(rows, 0, seconds / depth)
+            self.pass_cost.observe(rows, 0, seconds / depth)
 
     def choose(
         self, trees: Mapping[int, TokenTree], sampled: Mapping[int, bool], plain: int,
@@ -186,9 +198,11 @@ class Speculation:
         counters.accepted += accepted
         self._step_guesses += len(tree) - 1
         self._step_accepted += accepted
+        depth = max(tree.depths())
+        self._step_tested += min(accepted + 1, depth)
         counters.expected += sum(tree.accept[1:])
         _count(counters.trees_by_nodes, len(tree) - 1)
-        _count(counters.trees_by_depth, max(tree.depths()))
+        _count(counters.trees_by_depth, depth)
         for depth in range(min(accepted, MOST_DEPTH)):
             counters.accepted_at[depth] += 1
 
@@ -198,7 +212,7 @@ class Speculation:
         self.step_cost.observe(rows, kv_tokens, seconds)
         whole, self.drafting_seconds = seconds + self.drafting_seconds, 0.0
         self._throughput += RECENT * (tokens / whole - self._throughput) if whole > 0 else 0.0
-        self._step_guesses = self._step_accepted = 0
+        self._step_guesses = self._step_accepted = self._step_tested = 0
 
     def report(self) -> SpeculationReport:
         """The counters now."""
@@ -209,14 +223,14 @@ class Speculation:
         at most; nothing as long as nothing was drafted."""
         if self.policy.kind == "off" or not self.counters.drafts:
             return 0.0, 0.0, 0
-        return self._pass_cost(1, 0), self._covers()[0][0], MOST_DEPTH
+        return self.pass_cost(1, 0), self._covers()[0][0], MOST_DEPTH
 
     def means(self, kv_tokens: int, others: int) -> Means:
         """What decoding takes and brings these days, in steps of `others` rows besides that read so much."""
         depth = SURE_LEVELS if self.policy.kind != "off" and self.counters.drafts else 0
         return Means(
             step=cache(lambda rows: self.step_cost(rows, kv_tokens)),
-            draft=lambda requests: self._pass_cost(requests, 0),
+            draft=lambda requests: self.pass_cost(requests, 0),
             cover=self._covers()[0][0],
             depth=depth,
             others=others,

@@ -1,6 +1,6 @@
-"""KV on its way between workers: what a prefill worker sends, what a decode worker holds blocks for.
+"""KV on its way between workers: what one sends, what the other holds blocks for.
 
-prefill worker                                      decode worker
+who computed it                                     who is to have it
 Outgoing: sequence → ticket, blocks pinned while    Incoming: ticket → sequence that waits for its KV,
 they are read                                       or blocks in quarantine until nobody writes to them
 """
@@ -25,11 +25,12 @@ class TransferError(Exception):
 @dataclass(frozen=True)
 class Landed:
     """A push has ended: `sent` bytes have arrived, or with an `error` perhaps not all of them. It writes no
-    more in either case."""
+    more in either case. It was on the wire for so many `seconds`."""
 
     job: int
     sent: int
     error: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 class Transport(Protocol):
@@ -39,8 +40,9 @@ class Transport(Protocol):
         """Raises TransferError unless blocks can be written there."""
         ...
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]]) -> int:
-        """Start writing blocks (own block, block there) in all planes; returns the job's number."""
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
+        """Start writing blocks (own block, block there) in all planes; returns the job's number. With
+        `coming` the step about to run fills the target's: each layer is written as soon as it is there."""
         ...
 
     def landed(self) -> list[Landed]:
@@ -50,11 +52,14 @@ class Transport(Protocol):
 
 @dataclass
 class _Sending:
-    """A ticket being served. `sequence` is None once it is gone: what is under way is waited for."""
+    """A ticket being served. `sequence` is None once it is gone: what is under way is waited for. `planes`
+    are complete in all that was sent; `waited`: whether somebody is to decode behind it."""
 
     ticket: Ticket
     sequence: Running | None
     sent_tokens: int
+    planes: int
+    waited: bool
     flying: dict[int, list[int]] = field(default_factory=dict)
     computed_at: float | None = None
     sent: int = 0
@@ -62,7 +67,7 @@ class _Sending:
 
 
 class Outgoing:
-    """The prefill worker's half: pushes what is computed as it is computed, tells when all has landed."""
+    """The sending half: pushes what is computed as it is computed, tells when all has landed."""
 
     def __init__(
         self, transport: Transport, pool: BlockPool, block_size: int, clock: Callable[[], float]
@@ -74,7 +79,6 @@ class Outgoing:
         self._sending: dict[int, _Sending] = {}
         self._closing: list[_Sending] = []
         self._refused: list[Pushed] = []
-        self._pushed_at: dict[int, float] = {}
         self._counts = TransferReport()
 
     def report(self) -> TransferReport:
@@ -104,7 +108,9 @@ class Outgoing:
         if error or sequence is None:
             self._refused.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
             return False
-        self._sending[sequence.id] = _Sending(ticket, sequence, ticket.have)
+        self._sending[sequence.id] = _Sending(
+            ticket, sequence, ticket.have, len(sequence.computed), not sequence.returned
+        )
         return self.advance(sequence)
 
     def _fits(self, ticket: Ticket) -> bool:
@@ -113,16 +119,17 @@ class Outgoing:
         inside = all(0 <= block < ticket.to.num_blocks for block in ticket.blocks)
         return ticket.have >= 0 and inside and len(set(ticket.blocks)) == len(ticket.blocks) == needed
 
-    def advance(self, sequence: Running) -> bool:
-        """More of the sequence has KV: whole blocks go out, and at the end what is left. Nothing while its KV
-        is in the host pool: it will be back before more is computed. Returns whether anything was sent."""
+    def advance(self, sequence: Running, coming: int = 0) -> bool:
+        """More of the sequence has KV, or will have with the step about to run, which computes its next
+        `coming` tokens: whole blocks go out, and at the end what is left. Nothing while its KV is in the host
+        pool: it will be back before more is computed. Returns whether anything was sent."""
         sending = self._sending.get(sequence.id)
         if sending is None or sending.error or not sequence.running:
             return False
         ticket, size = sending.ticket, self._block_size
-        computed = min(sequence.computed[0], ticket.tokens)
+        computed = min(sequence.computed[0] + coming, ticket.tokens)
         done = computed == ticket.tokens
-        if done and sending.computed_at is None:
+        if sequence.computed[0] >= ticket.tokens and sending.computed_at is None:
             sending.computed_at = self._clock()
         first, last = sending.sent_tokens // size, -(-computed // size) if done else computed // size
         if last > first:
@@ -130,9 +137,10 @@ class Outgoing:
             copies = [(sequence.blocks[i], ticket.blocks[i - skipped]) for i in range(first, last)]
             for block, _ in copies:
                 self._pool.share(block)
-            job = self._transport.push(ticket.to, copies)
-            self._pushed_at[job] = self._clock()
+            job = self._transport.push(ticket.to, copies, coming > 0)
             sending.flying[job] = [block for block, _ in copies]
+            if min(sequence.computed[1:], default=computed) < computed:
+                sending.planes = 1  # a draft model has not read all of it
         sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
         return last > first
 
@@ -157,14 +165,15 @@ class Outgoing:
             self._pool.release(sending.flying.pop(landed.job))
             sending.sent += landed.sent
             sending.error = sending.error or landed.error
-            wire = self._clock() - self._pushed_at.pop(landed.job)
             counts = self._counts
             self._counts = replace(
-                counts, sent_bytes=counts.sent_bytes + landed.sent, wire_seconds=counts.wire_seconds + wire
+                counts,
+                sent_bytes=counts.sent_bytes + landed.sent,
+                wire_seconds=counts.wire_seconds + landed.seconds,
             )
         told, self._refused = self._refused, []
         free: list[Running] = []
-        over = [s for s in self._sending.values() if not s.flying and (s.error or self._complete(s))]
+        over = [s for s in self._sending.values() if not s.flying and (s.error or _complete(s))]
         for sending in over:
             told.append(self._told(sending))
             if sending.sequence is not None:
@@ -174,23 +183,28 @@ class Outgoing:
         self._closing = [sending for sending in self._closing if sending.flying]
         return told, free
 
-    def _complete(self, sending: _Sending) -> bool:
-        return sending.sent_tokens == sending.ticket.tokens
-
     def _told(self, sending: _Sending) -> Pushed:
         ticket, since, counts = sending.ticket, sending.computed_at, self._counts
-        exposed = self._clock() - since if since is not None and not sending.error else 0.0
+        late = since is not None and sending.waited and not sending.error
+        exposed = self._clock() - since if since is not None and late else 0.0
         self._counts = replace(
             counts,
             handed_over=counts.handed_over + (not sending.error),
             failed=counts.failed + bool(sending.error),
             exposed_seconds=counts.exposed_seconds + exposed,
         )
-        return Pushed(ticket.request, ticket.attempt, ticket.id, sending.error, sending.sent, exposed)
+        return Pushed(
+            ticket.request, ticket.attempt, ticket.id, sending.error, sending.sent, exposed, sending.planes
+        )
+
+
+def _complete(sending: _Sending) -> bool:
+    """Whether all has been sent, and was computed: the last of it may have left before."""
+    return sending.sent_tokens == sending.ticket.tokens and sending.computed_at is not None
 
 
 class Incoming:
-    """The decode worker's half: who waits for which ticket, and which blocks nobody may have yet."""
+    """The receiving half: who waits for which ticket, and which blocks nobody may have yet."""
 
     def __init__(self, address: CacheAddress, name: str, pool: BlockPool, block_size: int) -> None:
         self._address = address

@@ -7,6 +7,8 @@ submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ l
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from streamserve.protocol.messages import RETURN
+
 Moment = Literal[
     "submitted",
     "reserved",
@@ -44,3 +46,19 @@ class Unwatched:
 
     def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
         """Nothing."""
+
+
+class OfClients:
+    """Tells `watch` of clients' requests, not of answers on their way back."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def moment(self, name: Moment, request: str = "") -> None:
+        """Pass it on."""
+        if not request.startswith(RETURN):
+            self._watch.moment(name, request)
+
+    def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Pass it on."""
+        self._watch.ran([row for row in rows if not row[0].startswith(RETURN)], seconds)

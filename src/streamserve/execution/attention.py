@@ -82,11 +82,11 @@ class ReferenceAttention:
 
     def _plan_sequence(self, part: SpanRows, window: int | None) -> _SequencePlan:
         span, block_size = part.span, self._cache.block_size
-        first = _first_visible(part.positions[span.start :], window) // block_size
+        first = _first_visible(part.positions[span.start + span.skip :], window) // block_size
         blocks = span.blocks[first : -(-(span.start + span.rows) // block_size)]
         tiles = [
             self._plan_tile(part, window, begin, min(begin + QUERY_TILE, span.rows), first * block_size)
-            for begin in range(0, span.rows, QUERY_TILE)
+            for begin in range(span.skip, span.rows, QUERY_TILE)
         ]
         return _SequencePlan(self._cache.read_index(blocks), tiles)
 
@@ -101,7 +101,8 @@ class ReferenceAttention:
             mask = torch.zeros(seen.shape, dtype=self._cache.dtype)
             mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)
             mask = mask.repeat_interleave(self._group, dim=0)
-        rows = slice(part.offset + begin, part.offset + end)
+        offset = part.offset - part.span.skip
+        rows = slice(offset + begin, offset + end)
         return _Tile(rows, slice(int(keys[0]) - gathered, start + end - gathered), mask)
 
 

@@ -20,7 +20,8 @@ def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int
 
 
 class KVCache:
-    """Keys and values of all layers. `data` is the one tensor behind it, in `memory` (bytes) if given."""
+    """Keys and values of all layers. `data` is the one tensor behind it, in `memory` (bytes) if given.
+    `written` counts the layers that have been written, over all steps: each step writes all in turn."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.written = np.zeros(1, np.int64)
         self._heads = spec.num_kv_heads
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
         # Not cleared: no slot is read before it is written, and memory is taken only as blocks come into use.
@@ -57,6 +59,7 @@ class KVCache:
         """Store `keys` and `values` [rows, head, dim] in the slots that `index` was made from."""
         vectors = torch.stack((keys, values))
         self._vectors[layer].index_copy_(0, index, vectors.view(-1, vectors.shape[-1]))
+        self.written += 1
 
     def read_index(self, blocks: Sequence[int]) -> Tensor:
         """Where `read` finds these blocks: [k|v, head, block], flat."""

@@ -15,7 +15,8 @@ Ints = NDArray[np.int64]
 
 
 class SpanRows(msgspec.Struct, frozen=True, dict=True):
-    """A span's share of the step. Row `offset + i` is its i-th query token, kept in slot `slots[i]`."""
+    """A span's share of the step. Row `offset + i` is its i-th query token that is not skipped, kept in slot
+    `slots[i]`."""
 
     span: Span
     offset: int
@@ -62,15 +63,14 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
     for span in spans:
         _check(span, block_size)
         offsets.append(len(tokens))
-        tokens += span.tokens
-        if span.tree is not None:
-            tokens += span.tree.tokens[1:]
-        positions += _positions(span)
-        for place in range(span.start, span.start + span.rows):
+        guesses = () if span.tree is None else span.tree.tokens[1:]
+        tokens += [*span.tokens, *guesses][span.skip :]
+        positions += _positions(span)[span.skip :]
+        for place in range(span.start + span.skip, span.start + span.rows):
             slots.append(span.blocks[place // block_size] * block_size + place % block_size)
     kept = np.asarray(slots, dtype=np.int64)
     parts = [
-        SpanRows(span, offset, kept[offset : offset + span.rows])
+        SpanRows(span, offset, kept[offset : offset + span.rows - span.skip])
         for span, offset in zip(spans, offsets, strict=True)
     ]
     return Layout(parts, np.asarray(tokens, dtype=np.int64), np.asarray(positions, dtype=np.int64), kept)
@@ -87,6 +87,8 @@ def _positions(span: Span) -> Sequence[int]:
 def _check(span: Span, block_size: int) -> None:
     if not span.tokens:
         raise ValueError(f"sequence {span.sequence}: its span has no tokens")
+    if not 0 <= span.skip < span.rows:
+        raise ValueError(f"sequence {span.sequence}: its span skips {span.skip} of {span.rows} rows")
     if len(span.blocks) * block_size < span.start + span.rows:
         raise ValueError(f"sequence {span.sequence}: {len(span.blocks)} blocks cannot hold its span")
     if span.tree is not None and span.tree.tokens[0] != span.tokens[-1]:

@@ -50,7 +50,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to serve: the executor, the limits its engine must keep, and what to tell about it.
-    `team` are the threads of the kernels; None where plain torch computes."""
+    `team` are the threads of the kernels; None where plain torch computes. `caches` hold the KV of all
+    planes, the target's last; `draft_fingerprint` is of the draft model that has one of them."""
 
     executor: TorchExecutor
     engine_config: EngineConfig
@@ -60,6 +61,8 @@ class Loaded:
     team: Team | None
     cache: KVCache
     drafter: Drafter | None = None
+    caches: tuple[KVCache, ...] = ()
+    draft_fingerprint: str = ""
 
 
 def load(
@@ -72,7 +75,7 @@ def load(
     """Load the checkpoint at `config.path`. Sets the process's number of torch threads. Without `vocabulary`
     requests with a grammar fail. `cores`: processors for the kernels' threads, the caller's first; it is left
     to the caller to go there. `memory_share` of the free memory may be used; `allocate` gives the bytes of
-    the target's KV pool, if they are to be in memory of a special kind.
+    the KV pools, a draft model's before the target's, if they are to be in memory of a special kind.
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
@@ -87,24 +90,25 @@ def load(
         weight_bytes(spec, dtype, _head_is_second(team, dtype)), int(available_bytes() * memory_share)
     )
     block_bytes = bytes_per_block(spec, config.block_size, dtype)
+    draft_bytes = bytes_per_block(draft.spec, config.block_size, dtype) if draft.spec else 0
     if draft.spec:
         free = after_weights(weight_bytes(draft.spec, dtype, _head_is_second(team, dtype)), free)
-        block_bytes += bytes_per_block(draft.spec, config.block_size, dtype)
+        block_bytes += draft_bytes
     swap_blocks = size_swap(config, block_bytes, free)
     free -= swap_blocks * block_bytes
     blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
     model = _load_model(checkpoint, spec, dtype, team)
-    pool_bytes = blocks * bytes_per_block(spec, config.block_size, dtype)
-    memory = allocate(pool_bytes) if allocate else None
-    cache = KVCache(spec, blocks, config.block_size, dtype, memory)
+    memory = allocate(blocks * block_bytes) if allocate else None
+    own, other = (None, None) if memory is None else memory.tensor_split([blocks * draft_bytes])[::-1]
+    cache = KVCache(spec, blocks, config.block_size, dtype, own)
     attention = attention_on(cache, spec, team)
     eos = spec.eos_token_ids
     grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
-    drafter = _load_drafter(draft, model, cache, team, config.speculation_mode == "rejection", grammars)
-    planes = (
-        [cache, drafter.cache] if isinstance(drafter, ModelDrafter) and drafter.plane == DRAFT else [cache]
-    )
-    host = HostPool(planes, swap_blocks) if swap_blocks else None
+    drawing = config.speculation_mode == "rejection"
+    drafter = _load_drafter(draft, model, cache, team, drawing, grammars, other)
+    apart = isinstance(drafter, ModelDrafter) and drafter.plane == DRAFT
+    caches = (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and apart else (cache,)
+    host = HostPool(caches, swap_blocks) if swap_blocks else None
     return Loaded(
         TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None, host),
         _engine_config(config, blocks, max_len, swap_blocks),
@@ -114,6 +118,8 @@ def load(
         team,
         cache,
         drafter,
+        caches,
+        _fingerprint(Checkpoint(draft.folder), draft.spec, dtype) if draft.spec else "",
     )
 
 
@@ -124,8 +130,10 @@ def _load_drafter(
     team: Team | None,
     drawing: bool,
     grammars: Grammars | None,
+    memory: Tensor | None,
 ) -> ModelDrafter | NGramDrafter | None:
-    """Who guesses for `model`: with KV beside the target's `cache`, on it, or without any."""
+    """Who guesses for `model`: with KV beside the target's `cache` (in `memory`, if given), on it, or without
+    any."""
     eos = model.spec.eos_token_ids
     if draft.kind == "ngram":
         return NGramDrafter(eos, grammars)
@@ -138,7 +146,7 @@ def _load_drafter(
         return ModelDrafter(early, cache, attention, TARGET, drawing, eos, grammars, guesser)
     if draft.spec:
         small = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, team)
-        own = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype)
+        own = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory)
         attention = attention_on(own, draft.spec, team)
         return ModelDrafter(small, own, attention, DRAFT, drawing, eos, grammars, guesser)
     return None
@@ -232,5 +240,9 @@ def _model_info(
         weight_bytes=weight_bytes(spec, model.dtype, second),
         dtype=dtype,
         row_invariant=row_invariant,
-        fingerprint=checkpoint.fingerprint(repr(asdict(spec)), dtype),
+        fingerprint=_fingerprint(checkpoint, spec, model.dtype),
     )
+
+
+def _fingerprint(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> str:
+    return checkpoint.fingerprint(repr(asdict(spec)), str(dtype).removeprefix("torch."))

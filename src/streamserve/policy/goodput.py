@@ -89,12 +89,18 @@ def best_shape(
     paid = step(requests + others) - step(requests)
     best, best_rate = PLAIN, requests / step(requests)
     for width in WIDTHS[: len(covers)]:
+        known, expected, reached = 0.0, 1.0, 1.0
         for levels in range(1, depth + 1):
             shape = Shape(levels, width)
             if shape.nodes > nodes:
                 break
-            seconds = draft(shape) + step(requests * (1 + shape.nodes) + others) - paid
-            rate = requests * expected_by_level(covers[width - 1], levels) / seconds
+            reached *= covers[width - 1][min(levels, len(covers[width - 1])) - 1]
+            expected += reached
+            # What is deeper takes longer: the time of the last shape that was priced is a lower bound.
+            if known and requests * expected <= best_rate * known:
+                continue
+            known = draft(shape) + step(requests * (1 + shape.nodes) + others) - paid
+            rate = requests * expected / known
             if rate > best_rate:
                 best, best_rate = shape, rate
     return best

@@ -28,7 +28,8 @@ class Outlook:
     decode. `step(rows)` and `draft(shapes)` are seconds; `covers[w - 1][l]` is the chance at level l that the
     next token is among a node's best w guesses, given that all above it were right. `nodes` bounds each
     request's guesses. `load` is the share of the engine's places taken; `acceptance` the share of the last
-    step's guesses that was accepted (None where there were none), and `throughput` tokens a second, lately.
+    step's guesses that was accepted (None where there were none), `right` how many that were of those
+    `tested`: what stands behind a wrong guess was not. `throughput` is tokens a second, lately.
     """
 
     candidates: Sequence[Candidate]
@@ -40,6 +41,8 @@ class Outlook:
     bystanders: Sequence[Need] = ()
     load: float = 0.0
     acceptance: float | None = None
+    right: int = 0
+    tested: int = 0
     throughput: float = 0.0
 
 

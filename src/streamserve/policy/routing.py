@@ -8,6 +8,7 @@ FlowGuard takes the prefill worker by C and Q, the decode worker by M and L. Rou
 from call to call (`turn`, how many requests were routed before) is given to them.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -19,13 +20,17 @@ import numpy as np
 @dataclass(frozen=True)
 class WorkerLoad:
     """A worker as its last report and the fleet's own books show it. `queued` requests (of `queued_tokens`
-    prompt tokens) wait or are being prefilled, `decoding` sequences decode; `blocks_live` of `blocks_total`
-    KV blocks are held by live requests. `silence`: seconds since the last report. `costs`: what its steps
-    cost, if that is known; `speedup`: how much sooner than by plain steps tokens come there now."""
+    prompt tokens) wait or are being prefilled; `timely_tokens` are of those whose first token can still come
+    in time, the first of which has been at work for `busy` seconds. `decoding` sequences decode;
+    `blocks_live` of `blocks_total` KV blocks are held by live requests. `silence`: seconds since the last
+    report. `costs`: what its steps cost, if that is known; `speedup`: how much sooner than by plain steps
+    tokens come there now."""
 
     worker: str
     queued: int = 0
     queued_tokens: int = 0
+    timely_tokens: int = 0
+    busy: float = 0.0
     decoding: int = 0
     max_num_seqs: int = 1
     blocks_live: int = 0
@@ -115,16 +120,39 @@ class FlowGuard:
             raise ValueError("FlowGuard's overload threshold and stale time must be positive")
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        scores = tuple([self._judge(arrival, place) for place in places])
-        if any(score is not None for score in scores):
+        # Every place on every request: written for speed; `score` says what it computes.
+        a1, a2, a3, a4 = self.weights
+        overload, stale, prompt = self.overload, self.stale, max(arrival.prompt_tokens, 1)
+        scores: list[float | None] = []
+        best, chosen, equal = -inf, 0, 0
+        for place in places:
+            front, back = place.prefill, place.decode
+            memory = front.blocks_live / front.blocks_total
+            other = back.blocks_live / back.blocks_total
+            memory = other if other > memory else memory
+            queue = front.queued / front.max_num_seqs
+            if memory + 2 * queue > overload or front.silence > stale or back.silence > stale:
+                scores.append(None)
+                continue
+            share = front.hit_rate if self.printed else place.cached / prompt
+            load = back.decoding / back.max_num_seqs
+            score = a1 * share + a2 * (1 - memory) + a3 * (1 - queue) + a4 * (1 - load)
+            if score > best:
+                best, chosen, equal = score, len(scores), 1
+            elif score == best:
+                equal += 1
+            scores.append(score)
+        if equal == 1:
+            return Decision(chosen, tuple(scores), "highest score")
+        if equal:
             keys = [
                 (-inf if score is None else score, -place.prefill.queued)
                 for score, place in zip(scores, places, strict=True)
             ]
-            return Decision(_best(keys, turn), scores, "highest score")
+            return Decision(_best(keys, turn), tuple(scores), "highest score")
         fresh = [place.silence <= self.stale or self.printed for place in places]
         queues = [(f or not any(fresh), -p.prefill.queued) for f, p in zip(fresh, places, strict=True)]
-        return Decision(_best(queues, turn), scores, "all overloaded or stale: shortest queue")
+        return Decision(_best(queues, turn), tuple(scores), "all overloaded or stale: shortest queue")
 
     def score(self, arrival: Arrival, place: Place) -> float:
         """S of one place."""
@@ -132,12 +160,6 @@ class FlowGuard:
         cached = place.prefill.hit_rate if self.printed else _cached_share(arrival, place)
         queue, load = place.prefill.queue, place.decode.load
         return a1 * cached + a2 * (1 - place.memory) + a3 * (1 - queue) + a4 * (1 - load)
-
-    def _judge(self, arrival: Arrival, place: Place) -> float | None:
-        """S, or None for a place that is stale or overloaded."""
-        if place.silence > self.stale or place.memory + 2 * place.prefill.queue > self.overload:
-            return None
-        return self.score(arrival, place)
 
 
 def round_robin(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
@@ -174,6 +196,34 @@ def cache_aware(arrival: Arrival, places: Sequence[Place], turn: int) -> Decisio
 
 
 @dataclass(frozen=True)
+class ByClass:
+    """Separate pipelines for classes of latency targets, as AdaServe compares itself with: of n classes the
+    i-th has every n-th place from the i-th on, where there are fewer some share. A request's class is the
+    first of the ascending `ends`, in seconds, that its target for the time per output token does not exceed,
+    the last one behind all; among the class's places the fewest requests win. Raises ValueError unless ends
+    are positive, finite and ascend.
+    """
+
+    ends: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ends or list(self.ends) != sorted({end for end in self.ends if 0 < end < inf}):
+            raise ValueError(f"the ends of classes {self.ends} must be positive and ascend")
+
+    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+        own = bisect_left(self.ends, inf if arrival.tpot is None else arrival.tpot)
+        pipelines = min(len(self.ends) + 1, len(places))
+        scores = tuple(
+            -float(place.prefill.queued + place.decode.decoding)
+            if index % pipelines == own % pipelines
+            else None
+            for index, place in enumerate(places)
+        )
+        keys = [(-inf if score is None else score,) for score in scores]
+        return Decision(_best(keys, turn), scores, f"class {own}, fewest requests")
+
+
+@dataclass(frozen=True)
 class Costs:
     """What steps cost, in seconds: a prefill of so many tokens, and a decode step of so many sequences that
     hold so many KV tokens in all. `block_size` turns blocks into tokens."""
@@ -187,12 +237,12 @@ class Costs:
 class Predictive:
     """Ours: the place where the fewest targets break, and among those where the request is served soonest.
 
-    TTFT = the prefill of all that is queued there and of what is not cached, plus `transfer` seconds a
-    token moved; TPOT = a decode step of those that decode with this one more, over what speculation brings
-    there now. Each place is priced by what its own workers' steps cost, or by `costs` where they have not
-    said; where nothing is known `fallback` chooses. A place whose KV is too full for the prompt counts as
-    breaking a target. `output` is how many tokens a request is expected to get; `stale` as FlowGuard's.
-    """
+    TTFT = the prefill of what is not cached behind all that is queued there and can still be in time (workers
+    put off what cannot), less what has been done of it, plus `transfer` seconds a token moved; TPOT = a
+    decode step of those that decode with this one more, over what speculation brings there now. Each place is
+    priced by what its own workers' steps cost, or by `costs` where they have not said; where nothing is known
+    `fallback` chooses. A place whose KV is too full for the prompt counts as breaking a target. `output` is
+    how many tokens a request is expected to get; `stale` as FlowGuard's."""
 
     costs: Costs | None = None
     output: int = 128
@@ -223,7 +273,9 @@ class Predictive:
         if front is None or back is None:
             return None
         own = max(arrival.prompt_tokens - place.cached, 1)
-        ttft = front.prefill(place.prefill.queued_tokens + own) + self.transfer * own
+        ahead = place.prefill.timely_tokens
+        waiting = max(front.prefill(ahead) - place.prefill.busy, 0.0) if ahead else 0.0
+        ttft = waiting + front.prefill(own) + self.transfer * own
         held = place.decode.blocks_live * back.block_size + arrival.prompt_tokens
         step = back.decode(place.decode.decoding + 1, held)
         # Who prefills where it decodes lets the others wait: their steps carry some of the queue.
@@ -252,10 +304,13 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
 
 def parse_router(text: str) -> Router:
     """The router of that name; FlowGuard's weights and threshold may follow as in
-    "flowguard:0.4,0.1,0.3,0.2:0.85". Raises ValueError for anything else."""
+    "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50". Raises
+    ValueError for anything else."""
     name, *given = text.split(":")
+    if name == "classes":
+        return _parse_classes(text, given)
     if name not in ROUTERS:
-        raise ValueError(f"the router {name!r} is none of {', '.join(ROUTERS)}")
+        raise ValueError(f"the router {name!r} is none of {', '.join(ROUTERS)}, classes:MS,…")
     router = ROUTERS[name]
     if not given:
         return router
@@ -269,6 +324,14 @@ def parse_router(text: str) -> Router:
     if len(weights) != 4:
         raise ValueError(f"{text!r}: FlowGuard has four weights, not {len(weights)}")
     return replace(router, weights=weights, overload=overload)
+
+
+def _parse_classes(text: str, given: Sequence[str]) -> ByClass:
+    try:
+        (ends,) = given
+        return ByClass(tuple(float(end) / 1000 for end in ends.split(",")))
+    except ValueError:
+        raise ValueError(f"{text!r}: classes take ends in milliseconds that ascend, as 20,50") from None
 
 
 def _breaks(value: float, target: float | None) -> int:

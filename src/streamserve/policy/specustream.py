@@ -3,8 +3,10 @@
 *printed* is its Algorithm 4: once a request, a flow vector f of h numbers that starts at zero. It stores
 gradients and uses them as rates, so a constant acceptance a settles at mean(f) = a/2, and the magnitude
 hardly sees volatility; the depth never goes below its base. *equations* takes its equations 10, 15 and 16 for
-the throughput, which then feeds itself. *mended* stores rates and adapts at every step. None of them knows
-what verification costs.
+the throughput, which then feeds itself. *mended* stores rates and adapts at every step. A rate is of guesses
+that were put to the test: of all guesses it would fall with the depth that it decides on; and of SAMPLE of
+them at least: of a few it swings by chance, which is no volatility. None of them knows what verification
+costs.
 """
 
 from collections.abc import Mapping
@@ -19,18 +21,23 @@ LEAST, MOST = 2, 20
 TARGET = 400.0
 """Tokens a second that the throughput is compared with."""
 LARGEST_LOAD = 0.9
+SAMPLE = 32
+"""Tested guesses of which *mended* takes a rate, at least."""
 
 
 @dataclass(frozen=True)
 class Flow:
     """What is remembered between steps: the flow vector and where its next number goes; with *equations* the
-    recent throughput; with both printed ones each decoding request's depth and the cap that came with it."""
+    recent throughput; with both printed ones each decoding request's depth and the cap that came with it;
+    with *mended* how many guesses were tested since the last rate, and right."""
 
     values: tuple[float, ...] = ()
     turn: int = 0
     recent: float = 0.0
     depths: Mapping[int, int] = field(default_factory=dict)
     micro_batch: int = 16
+    tested: int = 0
+    right: int = 0
 
 
 def printed(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[Shape], Flow]:
@@ -74,10 +81,12 @@ def adapt(
 def mended(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
     """Rates in the flow vector, every step: from its mean m and its mean deviation v,
     d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) room))."""
-    if outlook.acceptance is not None:
-        values = list(flow.values or (outlook.acceptance,) * HISTORY)
-        values[flow.turn] = outlook.acceptance
-        flow = replace(flow, values=tuple(values), turn=(flow.turn + 1) % HISTORY)
+    flow = replace(flow, tested=flow.tested + outlook.tested, right=flow.right + outlook.right)
+    if flow.tested >= SAMPLE:
+        rate = flow.right / flow.tested
+        values = list(flow.values or (rate,) * HISTORY)
+        values[flow.turn] = rate
+        flow = replace(flow, values=tuple(values), turn=(flow.turn + 1) % HISTORY, tested=0, right=0)
     return [Shape(mended_depth(flow, outlook.load, outlook.throughput), 1)] * len(outlook.candidates), flow
 
 

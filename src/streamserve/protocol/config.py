@@ -228,12 +228,30 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(ge=0, le=64, description="prefill workers of uneven pools, with --decode; instead of --pairs"),
     ] = 0
     decode: Annotated[int, Meta(ge=0, le=64, description="decode workers of uneven pools")] = 0
+    prefill_max_num_seqs: (
+        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of prefill workers, if another")] | None
+    ) = None
+    prefill_max_num_batched_tokens: (
+        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of prefill workers, if another")] | None
+    ) = None
+    prefill_max_chunk: (
+        Annotated[int, Meta(ge=1, description="max_chunk of prefill workers, if another")] | None
+    ) = None
+    decode_max_num_seqs: (
+        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of decode workers, if another")] | None
+    ) = None
+    decode_max_num_batched_tokens: (
+        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of decode workers, if another")] | None
+    ) = None
+    decode_max_chunk: (
+        Annotated[int, Meta(ge=1, description="max_chunk of decode workers, if another")] | None
+    ) = None
     router: Annotated[
         str,
         Meta(
             description="who chooses a request's place: flowguard (flowguard:0.4,0.1,0.3,0.2:0.85 with other "
-            "weights and threshold), flowguard-printed, predictive, round-robin, random, least-loaded or "
-            "cache-aware"
+            "weights and threshold), flowguard-printed, predictive, round-robin, random, least-loaded, "
+            "cache-aware, or classes:20,50 (pipelines apart for tpot_ms up to 20, up to 50, and the rest)"
         ),
     ] = "flowguard"
     continue_tokens: Annotated[
@@ -309,6 +327,10 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lease: Annotated[
         float, Meta(gt=0, description="seconds of silence after which a target's session is ended")
     ] = 30.0
+    keep_warm: Annotated[
+        Literal["auto", "always", "never"],
+        Meta(description="draft for nobody in short gaps, which keeps it fast; auto: where that pays"),
+    ] = "auto"
     metrics: (
         Annotated[str, Meta(description="HOST:PORT for Prometheus; by default there are no metrics")] | None
     ) = None

@@ -212,7 +212,9 @@ class DraftReady(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class DraftSums(msgspec.Struct):
     """Sums since a service's start. Seconds: `busy` drafting, `idle`, `waited` by requests, of rounds between
     two answers to one target. Draft passes, the seconds they took, and the squares of each one's. Guesses
-    that targets tested, and `accepted` ones. KV that was `rebuilt` after an eviction; refusals by reason."""
+    that targets tested, and `accepted` ones. KV that was `rebuilt` after an eviction. Requests that followed
+    an answer (`returns`), and the seconds until each; passes for nobody, which kept the model warm; refusals
+    by reason."""
 
     batches: int = 0
     requests: int = 0
@@ -228,6 +230,9 @@ class DraftSums(msgspec.Struct):
     rebuilt: int = 0
     rounds: int = 0
     round_seconds: float = 0.0
+    returns: int = 0
+    back_seconds: float = 0.0
+    warm_passes: int = 0
     refused: dict[str, int] = {}
 
 
@@ -235,7 +240,8 @@ class DraftReport(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A service's state at time `at` of its clock, in seconds and counts. First moving means: of a draft pass
     (t_s) and of drafting for a batch (S, with its variance), its depth, targets in a batch, the way back (Z),
     the verification (t_v) and communication (t_c) in it, a target's plain step, acceptance, tokens of a
-    round. Then N_full and N_max, and what the model makes of `active` targets."""
+    round. Then N_full and N_max, and what the model makes of `active` targets. Last, what an answer takes by
+    level of a tree after a gap without and with keeping warm, 0 if unknown, and whether gaps are bridged."""
 
     at: float
     targets: int
@@ -260,6 +266,9 @@ class DraftReport(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     predicted_round_seconds: float
     predicted_idle_seconds: float
     predicted_load: float
+    cold_seconds: float
+    warm_seconds: float
+    keeping_warm: bool
     sums: DraftSums
 
 

@@ -15,7 +15,11 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Phase = Literal["both", "prefill", "decode"]
+RETURN = "\0return/"
+"""What the names of answers on their way back begin with; no client's request has such a name."""
+Phase = Literal["both", "prefill", "decode", "return"]
+"""What a worker is to do: all; the prompt and the next token, for another; what follows, once another has
+sent the KV; or to send the KV of all these tokens, which it has, for later."""
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
@@ -199,7 +203,8 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The worker has loaded its model and takes requests. `cost`: where the model has been measured."""
+    """The worker has loaded its model and takes requests. `draft`: the fingerprint of the draft model whose
+    KV lies beside the target's. `cost`: where the model has been measured."""
 
     version: int
     model: ModelInfo
@@ -208,6 +213,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     max_num_seqs: int
     kv_cache_bytes: int
     load_seconds: float
+    draft: str = ""
     cache: CacheAddress | None = None
     cost: CostCurve | None = None
 
@@ -234,8 +240,8 @@ class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A prefill worker will not write to a ticket any more. Without an `error` all of its KV has landed:
-    `sent` bytes, the last of them `exposed` seconds after the prompt was computed."""
+    """A worker will not write to a ticket any more. Without an `error` all of its KV has landed, of the first
+    `planes` planes: `sent` bytes, the last of them `exposed` seconds after the prompt was computed."""
 
     request: str
     attempt: int
@@ -243,9 +249,17 @@ class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     error: str = ""
     sent: int = 0
     exposed: float = 0.0
+    planes: int = 1
 
 
 TransferNews = Reserved | Pushed
+
+
+class Cached(msgspec.Struct, tag=True, frozen=True):
+    """Full blocks, by their names, that the prefix index has come to know or has forgotten."""
+
+    stored: list[bytes]
+    dropped: list[bytes]
 
 
 class Transfers(msgspec.Struct, tag=True, frozen=True):
@@ -323,6 +337,20 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int = 0
 
 
+class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What draft services elsewhere brought to a worker so far. `services` it has a session with now; their
+    `trees`, those of them that were `late` for the step they were asked for, and guesses in them that the
+    text followed. The same for the stand-in, which guesses where they do not. `moves` from one to another."""
+
+    services: int
+    trees: int
+    late: int
+    accepted: int
+    stand_in_trees: int
+    stand_in_accepted: int
+    moves: int
+
+
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
@@ -346,6 +374,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     evictions: EvictionReport | None = None
     streams: StreamReport | None = None
     transfer: TransferReport | None = None
+    remote: RemoteReport | None = None
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
@@ -367,7 +396,7 @@ class Traced(msgspec.Struct, tag=True, frozen=True):
 
 ToEngine = Submit | Edit | Cancel | Push | Join | Release
 ToWorker = ToEngine | Stop
-FromWorker = Ready | Failed | Events | Transfers | Traced | Report
+FromWorker = Ready | Failed | Events | Transfers | Cached | Traced | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

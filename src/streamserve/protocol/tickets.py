@@ -28,9 +28,10 @@ class CacheAddress(msgspec.Struct, frozen=True):
     agent: bytes = b""
 
 
-def kv_fingerprint(model: str, block_size: int) -> str:
-    """What two workers must have in common to exchange KV, from their model's fingerprint."""
-    return f"{model}/{block_size}/{LAYOUT_VERSION}"
+def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:
+    """What two workers must have in common to exchange KV, from the fingerprints of their model and of the
+    draft model that has KV beside it, if there is one."""
+    return "/".join(filter(None, (model, draft, str(block_size), str(LAYOUT_VERSION))))
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -55,14 +56,15 @@ class Push(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """To the decode worker: the ticket's KV has landed. Go on behind `outputs` of each choice, which had its
-    first token when it `began`."""
+    """To who gave the ticket out: its KV has landed, of the first `planes` planes. Go on behind `outputs` of
+    each choice, which had its first token when it `began`; with none, just keep it for who asks next."""
 
     request: str
     attempt: int
     ticket: str
     outputs: dict[int, list[int]]
     began: dict[int, float]
+    planes: int = 1
 
 
 class Release(msgspec.Struct, tag=True, frozen=True):

@@ -74,6 +74,7 @@ class _Worker:
     incarnation: int
     inbox: list[ToEngine] = field(default_factory=list)
     busy: bool = False
+    until: float = 0.0
     stopped: bool = False
 
 
@@ -115,7 +116,7 @@ class Simulation:
     """Requests go in with `at`, everything that clients are given comes out of `run`, in order of time.
 
     A worker takes `start_seconds` from its start until it is ready; a KV block `wire_seconds` from one to
-    another.
+    another. With two `planes` the drafter is a model with KV of its own, which prefill workers have as well.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Simulation:
         wire_seconds: float = 0.0,
         policy: str = "goodput",
         drafter: Callable[[CostExecutor], Drafter] | None = None,
+        planes: int = 1,
     ) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
@@ -141,6 +143,7 @@ class Simulation:
         self._wire_seconds = wire_seconds
         self._policy = parse_policy(policy)
         self._drafter = drafter
+        self._planes = planes
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._given: list[Given] = []
@@ -218,22 +221,21 @@ class Simulation:
     def _start(self, command: Start) -> None:
         config = self._engine_config
         executor = CostExecutor(
-            config.num_blocks, config.block_size, self._model.vocab_size, self._cost,
+            config.num_blocks, config.block_size, self._model.vocab_size, self._cost, planes=self._planes,
             swap_blocks=config.swap_blocks, swap_cost=self._swap_cost,
         )  # fmt: skip
-        name, topology = command.worker, self.fleet.config.topology
+        name = command.worker
+        half = name not in self.fleet.config.topology.unified
         here = f"{name}/{command.incarnation}"
         engine = Engine(
             config,
             self._model,
             executor,
             lambda: self.clock.now + executor.seconds,
-            self._drafter(executor) if self._drafter and name not in topology.prefill else None,
+            self._drafter(executor) if self._drafter and self._drafts(name) else None,
             Speculation(self._policy, self._cost),
-            transport=self._transport(name, executor) if name in topology.prefill else None,
-            cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint)
-            if name in topology.decode
-            else None,
+            transport=self._transport(name, executor) if half else None,
+            cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint) if half else None,
             name=here,
             swap_cost=self._swap_cost,
             watch=_Fates(self, name),
@@ -249,6 +251,9 @@ class Simulation:
             load_seconds=self._start_seconds,
         )
         self._say(command.worker, command.incarnation, ready, command.after + self._start_seconds)
+
+    def _drafts(self, name: str) -> bool:
+        return self._planes > 1 or name not in self.fleet.config.topology.prefill
 
     def _transport(self, name: str, executor: CostExecutor) -> SimulatedTransport:
         """Writes into the pools of the workers that live when a push lands, and wakes its own worker then."""
@@ -268,7 +273,11 @@ class Simulation:
 
             self._push(self.clock.now + seconds, arrive)
 
-        return SimulatedTransport(executor, pool, later, self._wire_seconds)
+        def step_left() -> float:
+            worker = self.workers[name]
+            return max(0.0, worker.until - self.clock.now) if worker.busy else 0.0
+
+        return SimulatedTransport(executor, pool, later, self._wire_seconds, step_left)
 
     def _say(self, worker: str, incarnation: int, message: FromWorker, delay: float) -> None:
         """What a worker says arrives after `delay`, unless it died by then."""
@@ -303,12 +312,14 @@ class Simulation:
             events += worker.engine.step()
         seconds = worker.executor.seconds
         if events or seconds:
-            worker.busy = True
+            worker.busy, worker.until = True, self.clock.now + seconds
             self._push(self.clock.now + seconds, lambda: self._step_done(name, worker, events))
         else:
             self._tell_transfers(name, worker)
 
     def _tell_transfers(self, name: str, worker: _Worker) -> None:
+        if cached := worker.engine.cache_news():
+            self._handle(Heard(name, worker.incarnation, cached))
         if news := worker.engine.exchange.news():
             self._handle(Heard(name, worker.incarnation, Transfers(news)))
 

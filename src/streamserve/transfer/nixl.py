@@ -8,6 +8,7 @@ A write cannot be called back: one that was released in flight still lands. So a
 says so or its receiver is dead, however long that takes.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -17,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch import Tensor
 from streamserve.engine.transfer import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.tickets import CacheAddress
+from streamserve.transfer.pools import LAYER_SECONDS, Pools
 from streamserve.transfer.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -62,11 +64,13 @@ def _agent() -> Any:
     return agent
 
 
-def _blocks(base: int, layers: int, num_blocks: int, width: int) -> npt.NDArray[np.uint64]:
-    """NIXL's descriptors (address, bytes, device) of a pool's blocks [layer, block], flat."""
-    descriptors = np.zeros((layers * num_blocks, 3), np.uint64)
-    descriptors[:, 0] = base + np.arange(layers * num_blocks) * width
-    descriptors[:, 1] = width
+def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np.uint64]:
+    """NIXL's descriptors (address, bytes, device) of rows of `num_blocks` blocks of these widths, which lie
+    one behind the other: [row, block], flat."""
+    each = np.repeat(np.array(widths, np.uint64), num_blocks)
+    descriptors = np.zeros((len(each), 3), np.uint64)
+    descriptors[:, 0] = base + np.concatenate(([0], np.cumsum(each)[:-1]))
+    descriptors[:, 1] = each
     return descriptors
 
 
@@ -120,35 +124,44 @@ class _Peer:
 
 @dataclass
 class _Push:
-    """A write under way: `handle` is NIXL's. With a paced wire it is not over before `earliest`."""
+    """Blocks on their way: `rows` of the pools have been started, `writes` (NIXL's handles, and since when)
+    are under way; those that have ended took `seconds`. `since`: the step that fills the blocks, if they are
+    not there yet. With a paced wire it is not over before `earliest`."""
 
     job: int
     to: CacheAddress
-    handle: Any
-    sent: int
+    sources: npt.NDArray[np.int32]
+    targets: npt.NDArray[np.int32]
+    since: int | None
     started: float
-    earliest: float
+    earliest: float = 0.0
+    rows: int = 0
+    sent: int = 0
+    writes: list[tuple[Any, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    error: str = ""
 
 
 class NixlTransport:
-    """Writes blocks of `pool` [layer, block, bytes] into the pools at other addresses. With
-    `bytes_per_second` the wire is as slow as that: for measuring on one machine what two would do."""
+    """Writes blocks of `pools` into the pools at other addresses. With `bytes_per_second` the wire is as slow
+    as that: for measuring on one machine what two would do."""
 
-    def __init__(self, pool: Tensor, fingerprint: str, bytes_per_second: float | None = None) -> None:
+    def __init__(self, pools: Pools, fingerprint: str, bytes_per_second: float | None = None) -> None:
         """Raises TransferError if NIXL cannot be used here."""
-        self._layers, self._num_blocks, self._width = pool.shape
-        self._pool = pool
+        self._pools = pools
+        self._widths = [row.shape[1] for row in pools.rows]
         self._fingerprint = fingerprint
         self._bytes_per_second = bytes_per_second
         self._agent = _agent()
-        self._agent.register_memory(pool.view(-1))
-        own = _blocks(pool.data_ptr(), *pool.shape)
-        self._own = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, "DRAM")
+        for pool in pools.pools:
+            self._agent.register_memory(pool.view(-1))
+        own = [_blocks(row.data_ptr(), row.shape[1:], pools.num_blocks) for row in pools.rows]
+        self._own = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", np.concatenate(own), "DRAM")
         self._agent_lock = threading.Lock()  # an agent serves one thread at a time
         self._peers: dict[CacheAddress, _Peer] = {}
         self._pushed = 0
         self._wire_free = 0.0
-        self._asked: queue.SimpleQueue[tuple[int, CacheAddress, list[tuple[int, int]]]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[_Push] = queue.SimpleQueue()
         self._flying: list[_Push] = []
         self._landed: deque[Landed] = deque()
         self._closed = threading.Event()
@@ -161,7 +174,7 @@ class NixlTransport:
                 f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "
                 "weights, precision, block size or layout differ"
             )
-        if to.size != self._layers * to.num_blocks * self._width:
+        if to.size != self._pools.block_bytes * to.num_blocks:
             raise TransferError(
                 f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
             )
@@ -170,9 +183,11 @@ class NixlTransport:
                 self._forget_the_dead()
                 self._peers[to] = self._meet(to)
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]]) -> int:
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
         self._pushed += 1
-        self._asked.put((self._pushed, to, list(copies)))
+        sources, targets = np.array(copies, np.int32).T
+        since = self._pools.before_step() if coming else None
+        self._asked.put(_Push(self._pushed, to, sources, targets, since, time.monotonic()))
         return self._pushed
 
     def landed(self) -> list[Landed]:
@@ -190,67 +205,76 @@ class NixlTransport:
             if self._closed.is_set():
                 idle = self._asked.empty() and not self._flying
                 leave = 0.0 if idle else min(leave, time.monotonic() + CLOSE_SECONDS)
-            try:
-                asked = self._asked.get(timeout=POLL_SECONDS if self._flying else 20 * POLL_SECONDS)
-            except queue.Empty:
-                asked = None
+            coming = any(push.rows < len(self._widths) for push in self._flying)
+            wait = LAYER_SECONDS if coming else POLL_SECONDS if self._flying else 20 * POLL_SECONDS
+            with contextlib.suppress(queue.Empty):
+                self._flying.append(self._asked.get(timeout=wait))
             with self._agent_lock:
-                if asked:
-                    self._start(*asked)
+                for push in self._flying:
+                    self._start(push)
                 self._flying = [push for push in self._flying if not self._over(push)]
 
-    def _start(self, job: int, to: CacheAddress, copies: list[tuple[int, int]]) -> None:
+    def _start(self, push: _Push) -> None:
+        """Start writing the rows that have come to be there."""
+        ready = self._pools.ready(push.since)
+        if push.error or ready == push.rows:
+            return
         now = time.monotonic()
-        sent = len(copies) * self._layers * self._width
+        sent = len(push.sources) * sum(self._widths[push.rows : ready])
         wire = sent / self._bytes_per_second if self._bytes_per_second else 0.0
         self._wire_free = max(self._wire_free, now) + wire
-        sources, targets = np.array(copies, np.int32).T
         try:
-            self._check_range(sources, self._num_blocks)
-            self._check_range(targets, to.num_blocks)
-            if to not in self._peers:
-                raise TransferError(f"the worker at {to.path} is gone")
+            self._check_range(push.sources, self._pools.num_blocks)
+            self._check_range(push.targets, push.to.num_blocks)
+            if push.to not in self._peers:
+                raise TransferError(f"the worker at {push.to.path} is gone")
             handle = self._agent.make_prepped_xfer(
                 "WRITE",
                 self._own,
-                self._in_all_layers(sources, self._num_blocks),
-                self._peers[to].blocks,
-                self._in_all_layers(targets, to.num_blocks),
+                _in_rows(push.sources, push.rows, ready, self._pools.num_blocks),
+                self._peers[push.to].blocks,
+                _in_rows(push.targets, push.rows, ready, push.to.num_blocks),
             )
             self._agent.transfer(handle)
-        except Exception as error:  # NIXL's have no base of their own; nothing was started
-            self._landed.append(Landed(job, 0, str(error)))
+        except Exception as error:  # NIXL's have no base of their own; nothing more was started
+            push.error = str(error)
             return
-        self._flying.append(_Push(job, to, handle, sent, now, self._wire_free))
+        push.writes.append((handle, now))
+        push.rows, push.sent, push.earliest = ready, push.sent + sent, self._wire_free
 
     def _over(self, push: _Push) -> bool:
         """Whether a push has ended; if so, that is told."""
         now = time.monotonic()
-        if now < push.earliest:
+        if now < push.earliest and not push.error:
             return False
+        going = [write for write in push.writes if self._goes_on(push, write[0], now)]
+        push.seconds += sum(now - write[1] for write in push.writes if write not in going)
+        push.writes = going
+        if push.writes or (push.rows < len(self._widths) and not push.error):
+            return False
+        self._landed.append(Landed(push.job, 0 if push.error else push.sent, push.error, push.seconds))
+        return True
+
+    def _goes_on(self, push: _Push, handle: Any, now: float) -> bool:
+        """Whether a write may still be under way. One that went wrong is an error of its push."""
         try:
-            state, error = self._agent.check_xfer_state(push.handle), ""
+            state, error = self._agent.check_xfer_state(handle), "NIXL could not write"
         except Exception as failure:  # the receiver has gone
             state, error = "ERR", str(failure)
         if state == "PROC":
             if now < push.started + SUSPECT_SECONDS or _alive(push.to):
-                return False
+                return True
             error = f"the worker at {push.to.path} is gone"
         elif state == "DONE":
-            push.handle.release()
-            self._landed.append(Landed(push.job, push.sent))
-            return True
-        self._landed.append(Landed(push.job, 0, error or "NIXL could not write"))
-        return True
+            handle.release()
+            return False
+        push.error = push.error or error
+        return False
 
     def _check_range(self, blocks: npt.NDArray[np.int32], count: int) -> None:
-        """An index beyond its layer would be another block of the next one."""
+        """An index beyond its row would be another block of the next one."""
         if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < count:
             raise TransferError(f"there are {count} blocks, and not all of {blocks.tolist()}")
-
-    def _in_all_layers(self, blocks: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
-        layers = np.arange(self._layers, dtype=np.int32)[:, None]
-        return (layers * count + blocks).ravel().astype(np.int32)
 
     def _meet(self, to: CacheAddress) -> _Peer:
         """Take up a pool's agent and prepare its blocks."""
@@ -258,7 +282,7 @@ class NixlTransport:
         try:
             name = self._agent.add_remote_agent(to.agent)
             name = name.decode() if isinstance(name, bytes) else name
-            blocks = _blocks(to.base, self._layers, to.num_blocks, self._width)
+            blocks = _blocks(to.base, self._widths, to.num_blocks)
             return _Peer(name, self._agent.prep_xfer_dlist(name, blocks, "DRAM"))
         except Exception as error:  # forged metadata, or memory that is not in it
             raise TransferError(f"the cache at {to.path} cannot be written: {error}") from error
@@ -273,6 +297,12 @@ class NixlTransport:
                 self._agent.remove_remote_agent(peer.name)
             except Exception as error:  # it has noticed by itself
                 logger.debug("forgot %s: %s", peer.name, error)
+
+
+def _in_rows(blocks: npt.NDArray[np.int32], first: int, last: int, num_blocks: int) -> npt.NDArray[np.int32]:
+    """These blocks of the rows `first` to `last`, as numbers of descriptors."""
+    rows = np.arange(first, last, dtype=np.int32)[:, None]
+    return (rows * num_blocks + blocks).ravel().astype(np.int32)
 
 
 def _find(to: CacheAddress) -> None:

@@ -2,7 +2,7 @@
 
     decode worker   memfd ── mmap ── its KV pool [layer][block][bytes]
                       ▲ opened as /proc/PID/fd/N, checked by its inode
-    prefill worker  mmap ◀── copies of whole blocks, by a thread of its own beside the steps
+    prefill worker  mmap ◀── copies of whole blocks, layer by layer, by a thread of its own beside the steps
 
 The memory has no name in a file system: when its last user ends, however it ends, nothing is left.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from streamserve.engine.transfer import Landed, TransferError
 from streamserve.protocol.tickets import CacheAddress
+from streamserve.transfer.pools import LAYER_SECONDS, Pools
 
 
 class SharedMemory:
@@ -47,17 +48,17 @@ class SharedMemory:
 
 
 class SharedMemoryTransport:
-    """Writes blocks of `pool` [layer, block, bytes] into the pools at other addresses, in the order they
-    were pushed. With `bytes_per_second` the wire is as slow as that: for measuring on one machine what two
-    would do."""
+    """Writes blocks of `pools` into the pools at other addresses, in the order they were pushed. With
+    `bytes_per_second` the wire is as slow as that: for measuring on one machine what two would do."""
 
-    def __init__(self, pool: Tensor, fingerprint: str, bytes_per_second: float | None = None) -> None:
-        self._pool = pool
+    def __init__(self, pools: Pools, fingerprint: str, bytes_per_second: float | None = None) -> None:
+        self._pools = pools
         self._fingerprint = fingerprint
         self._bytes_per_second = bytes_per_second
-        self._opened: dict[CacheAddress, Tensor] = {}
+        self._opened: dict[CacheAddress, list[Tensor]] = {}
         self._jobs = itertools.count()
         self._landed: deque[Landed] = deque()
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, "kv-transport")
 
     def check(self, to: CacheAddress) -> None:
@@ -70,40 +71,55 @@ class SharedMemoryTransport:
             self._forget_the_dead()
             self._opened[to] = self._open(to)
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]]) -> int:
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
         job = next(self._jobs)
         target = self._opened.get(to)
         if target is None:  # let go of since it was checked
             self._landed.append(Landed(job, 0, f"the worker at {to.path} is gone"))
         else:
-            self._thread.submit(self._copy, job, target, list(copies))
+            since = self._pools.before_step() if coming else None
+            self._thread.submit(self._copy, job, target, list(copies), since)
         return job
 
     def landed(self) -> list[Landed]:
         return [self._landed.popleft() for _ in range(len(self._landed))]
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of all memory."""
+        """Wait for what is under way, but for no step, and let go of all memory."""
+        self._closed = True
         self._thread.shutdown()
         self._opened.clear()
 
-    def _copy(self, job: int, target: Tensor, copies: list[tuple[int, int]]) -> None:
-        started = time.monotonic()
+    def _copy(self, job: int, target: list[Tensor], copies: list[tuple[int, int]], since: int | None) -> None:
+        """Copy the rows that are there, until all are."""
         sources, destinations = torch.tensor(copies).T
-        try:
-            for layer, own in zip(target, self._pool, strict=True):
-                layer.index_copy_(0, destinations, own.index_select(0, sources))
-        except (IndexError, RuntimeError) as error:  # blocks that the pool does not have
-            self._landed.append(Landed(job, 0, str(error)))
-            return
-        sent = len(copies) * self._pool.shape[0] * self._pool.shape[2]
-        if self._bytes_per_second:
-            time.sleep(max(0.0, started + sent / self._bytes_per_second - time.monotonic()))
-        self._landed.append(Landed(job, sent))
+        done = sent = 0
+        seconds = 0.0
+        while done < len(target):
+            ready = self._pools.ready(since)
+            if ready == done:
+                if self._closed:
+                    self._landed.append(Landed(job, 0, "the worker stops"))
+                    return
+                time.sleep(LAYER_SECONDS)
+                continue
+            started, before = time.monotonic(), sent
+            try:
+                for own, there in zip(self._pools.rows[done:ready], target[done:ready], strict=True):
+                    there.index_copy_(0, destinations, own.index_select(0, sources))
+                    sent += len(copies) * own.shape[1]
+            except (IndexError, RuntimeError) as error:  # blocks that the pool does not have
+                self._landed.append(Landed(job, 0, str(error)))
+                return
+            done = ready
+            if self._bytes_per_second:
+                wire = (sent - before) / self._bytes_per_second
+                time.sleep(max(0.0, started + wire - time.monotonic()))
+            seconds += time.monotonic() - started
+        self._landed.append(Landed(job, sent, seconds=seconds))
 
-    def _open(self, to: CacheAddress) -> Tensor:
-        layers, _, width = self._pool.shape
-        if to.size != layers * to.num_blocks * width:
+    def _open(self, to: CacheAddress) -> list[Tensor]:
+        if to.size != self._pools.block_bytes * to.num_blocks:
             raise TransferError(
                 f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
             )
@@ -118,7 +134,7 @@ class SharedMemoryTransport:
             shared = mmap.mmap(handle, to.size)
         finally:
             os.close(handle)
-        return torch.frombuffer(shared, dtype=torch.uint8).view(layers, to.num_blocks, width)
+        return self._pools.of(torch.frombuffer(shared, dtype=torch.uint8), to.num_blocks)
 
     def _forget_the_dead(self) -> None:
         """Let go of the memory of workers that have ended."""

@@ -21,6 +21,7 @@ from streamserve.drafting.admission import Limits
 from streamserve.drafting.explain import report
 from streamserve.drafting.parts import Identity, Out, ServiceConfig
 from streamserve.drafting.service import Service
+from streamserve.engine.plan import DraftRequest
 from streamserve.execution.cores import claim
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.execution.drafters.model import ModelDrafter
@@ -29,18 +30,13 @@ from streamserve.protocol.config import DraftingConfig, WorkerConfig
 from streamserve.protocol.drafting import DraftReady, decode_to_service, encode, encode_report
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed, Stop, decode_to_worker
-from streamserve.workers.gate import Gate
+from streamserve.workers.gate import Failure, Gate
 from streamserve.workers.placing import settle
 
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
 BAD_SETTING = 2
-FAILED_HANDSHAKES = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 def run(config: WorkerConfig) -> int:
@@ -102,6 +98,7 @@ def make_service(config: DraftingConfig, loaded: Loaded, folder: Path) -> Servic
         lease=config.lease,
         shares=shares,
         limits=limits,
+        keep_warm=config.keep_warm,
     )
     return Service(identity, service, lambda: secrets.token_bytes(16))
 
@@ -139,13 +136,18 @@ class Station:
     def draft(self, drafter: ModelDrafter) -> None:
         """Draft whatever waits, one batch after another, until told to stop."""
         service, changed = self._service, self._changed
-        while True:
+        while not self._stopping:
             with changed:
-                while (batch := service.batch(time.monotonic())) is None and not self._stopping:
-                    drafter.release(service.take_released())
-                    changed.wait(REPORT_SECONDS)
+                batch = service.batch(now := time.monotonic())
+                spare = service.warm_up(now) if batch is None else None
                 if batch is None:
-                    break
+                    drafter.release(service.take_released())
+                    if spare is None:
+                        changed.wait(service.pause(now))
+            if spare is not None:
+                self._warm_up(drafter, spare)
+            if batch is None:
+                continue
             drafter.release(batch.released)
             try:
                 drafter.begin(batch.requests)
@@ -160,6 +162,12 @@ class Station:
             self._ring.send(b"")
         if self._failed:
             raise self._failed
+
+    def _warm_up(self, drafter: ModelDrafter, spare: DraftRequest) -> None:
+        drafter.begin([spare])
+        drafter.collect(0.0)
+        with self._changed:
+            self._service.warmed(spare, time.monotonic())
 
     def _receive_and_send(self) -> None:
         try:
@@ -187,7 +195,7 @@ class Station:
             if self._gate.socket in ready:
                 self._receive()
             if self._gate.monitor in ready:
-                self._handshakes()
+                self._hear_of_connections()
             if self._parent in ready and isinstance(decode_to_worker(self._parent.recv()), Stop):
                 return
             now = time.monotonic()
@@ -222,11 +230,14 @@ class Station:
             return service.refuse(peer, "unreadable", f"{type(error).__name__}: {error}"[:200], now)
         return service.heard(peer, message, now, key, name)
 
-    def _handshakes(self) -> None:
-        """Connections that ended before they were any: a wrong key, or something that speaks no ZeroMQ."""
-        for text in self._gate.failures():
+    def _hear_of_connections(self) -> None:
+        """Some ended before they were any: a wrong key, or something that speaks no ZeroMQ."""
+        for ended in self._gate.ended():
             with self._changed:
-                self._service.refuse(b"", "key", text, time.monotonic())
+                if isinstance(ended, Failure):
+                    self._service.refuse(b"", "key", ended.text, time.monotonic())
+                else:
+                    self._service.disconnected(ended.peer, time.monotonic())
 
     def _send(self, out: Out) -> None:
         self._gate.send(out.peer, encode(out.message))

@@ -36,6 +36,20 @@ class Received:
     name: str
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A connection that ended in its handshake, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The connection by which the messages of `peer` came has ended."""
+
+    peer: bytes
+
+
 class Gate:
     """Listens at `config.listen`. Raises ValueError for key files that cannot be used, ZMQError if the
     address is taken."""
@@ -49,7 +63,9 @@ class Gate:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, CLOSED_BEYOND)
-        self.monitor = self.socket.get_monitor_socket(sum(FAILURES))
+        self.monitor = self.socket.get_monitor_socket(sum(FAILURES) | zmq.EVENT_DISCONNECTED)
+        self._peers: dict[int, bytes] = {}
+        """Whose messages come by a connection, by its file descriptor."""
         if pair:
             self._names = {z85.encode(key).decode(): name for key, name in clients.items()}
             self._authenticator = ThreadAuthenticator(context)
@@ -75,14 +91,19 @@ class Gate:
                 peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            self._peers[int(peer.get(zmq.SRCFD))] = peer.bytes
             key = self._key(parts[0]) if parts else ""
             data = parts[0].bytes if len(parts) == 1 else None
             yield Received(peer.bytes, data, key, self._names.get(key, ""))
 
-    def failures(self) -> Iterator[str]:
-        """Handshakes that failed since the last call."""
+    def ended(self) -> Iterator[Failure | Disconnected]:
+        """Connections that ended since the last call."""
         while self.monitor.poll(0):
-            yield FAILURES.get(recv_monitor_message(self.monitor)["event"], "a connection failed")
+            message = recv_monitor_message(self.monitor)
+            if message["event"] != zmq.EVENT_DISCONNECTED:
+                yield Failure(FAILURES.get(message["event"], "a connection failed"))
+            elif peer := self._peers.pop(message["value"], None):
+                yield Disconnected(peer)
 
     def send(self, peer: bytes, data: bytes) -> None:
         """To a peer, if it is still there."""

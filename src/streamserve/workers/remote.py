@@ -2,6 +2,10 @@
 
 begin ── deltas ──▶ service        the target goes on: other requests' prompts, and steps without trees
 collect ◀── trees ── service       waits as long as it pays, takes what is there
+        ◀── trees ── stand-in      for those for which nothing is: late, slow, busy or dead
+
+Between steps `attend` keeps the sessions: a service is found before the first request, and none is lost while
+there is nothing to do.
 """
 
 import logging
@@ -16,19 +20,20 @@ import zmq
 from streamserve.drafting.client import Client, Identity
 from streamserve.drafting.links import Out
 from streamserve.drafting.waiting import Waiting
-from streamserve.engine.plan import DraftRequest
+from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
 from streamserve.protocol.drafting import MAX_MESSAGE_BYTES, decode_to_target, encode
+from streamserve.protocol.messages import RemoteReport
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_MILLISECONDS = 2000
 
 
-def remote_drafter(config: WorkerConfig, vocab_size: int) -> "RemoteDrafter | None":
+def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> "RemoteDrafter | None":
     """The drafter that `--draft tcp://…` asks for, if it does. Raises CheckpointError if the target's
     tokenizer cannot be read, ValueError for a key file that cannot be used."""
     model = config.model
@@ -37,28 +42,38 @@ def remote_drafter(config: WorkerConfig, vocab_size: int) -> "RemoteDrafter | No
     tokenizer, vocabulary = fingerprints(Path(model.path), vocab_size)
     own = read_key_pair(model.draft_key) if model.draft_key else None
     identity = Identity(tokenizer, vocabulary, config.worker)
-    return RemoteDrafter(identity, parse_endpoints(model.draft), own, secrets.randbits(32), model.draft_model)
+    endpoints = parse_endpoints(model.draft)
+    return RemoteDrafter(identity, endpoints, own, secrets.randbits(32), model.draft_model, stand_in)
 
 
 class RemoteDrafter:
-    """Drafts at the services behind `endpoints`; `own` is the key that they know this target by."""
+    """Drafts at the services behind `endpoints`; `own` is the key that they know this target by. `stand_in`
+    drafts here for those for which they do not."""
 
     plane = None
 
     def __init__(
         self, identity: Identity, endpoints: Sequence[Endpoint], own: KeyPair | None, seed: int,
-        models: Sequence[str] = (),
+        models: Sequence[str] = (), stand_in: Drafter | None = None,
     ) -> None:  # fmt: skip
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = [self._connect(endpoint, own) for endpoint in endpoints]
         self._poller = zmq.Poller()
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
-        self.client = Client(identity, len(endpoints), seed, models)
+        self.client = Client(identity, [endpoint.address for endpoint in endpoints], seed, models)
         self.waiting = Waiting()
         self._collected: float | None = None
         self._had_trees = False
         self._given: dict[int, TokenTree] = {}
+        self._stand_in = stand_in
+        self._stood_in: dict[int, TokenTree] = {}
+        self._trees = self._accepted = self._stand_in_trees = self._stand_in_accepted = 0
+
+    def attend(self) -> None:
+        """Between steps, at least twice a second: read what came, and say Hello and Ping where it is time."""
+        self._receive(0)
+        self._send(self.client.tick(time.monotonic()))
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Send what the services do not know yet, and ask for trees."""
@@ -72,6 +87,8 @@ class RemoteDrafter:
         self._send(
             self.client.begin(requests, now, waiting.patience, waiting.verify.value, waiting.plain.value)
         )
+        if self._stand_in:
+            self._stand_in.begin(requests)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         """The trees that come within the time that it pays to wait, and by `deadline`."""
@@ -81,12 +98,30 @@ class RemoteDrafter:
         while now < until and self.client.awaited(now, limit):
             self._receive(until - now)
             now = time.monotonic()
-        self._given = trees = self.client.take()
-        self._collected, self._had_trees = time.monotonic(), bool(trees)
-        return trees
+        self._given = self.client.take()
+        self._stood_in = {}
+        if self._stand_in:
+            others = self._stand_in.collect(deadline)
+            self._stood_in = {id: tree for id, tree in others.items() if id not in self._given}
+        self._collected, self._had_trees = time.monotonic(), bool(self._given)
+        return self._given | self._stood_in
 
     def release(self, ids: Sequence[int]) -> None:
         self.client.release(ids)
+        if self._stand_in:
+            self._stand_in.release(ids)
+
+    def report(self) -> RemoteReport:
+        """What came of it so far."""
+        return RemoteReport(
+            services=sum(link.open for link in self.client.links),
+            trees=self._trees,
+            late=self.client.late,
+            accepted=self._accepted,
+            stand_in_trees=self._stand_in_trees,
+            stand_in_accepted=self._stand_in_accepted,
+            moves=self.client.moves,
+        )
 
     def close(self) -> None:
         """End the sessions and free the sockets."""
@@ -100,7 +135,14 @@ class RemoteDrafter:
         for request in requests:
             tree = self._given.pop(request.id, None)
             if tree is not None:
-                self.waiting.gained(len(tree.follow(request.new_tokens)) - 1)
+                right = len(tree.follow(request.new_tokens)) - 1
+                self.waiting.gained(right)
+                self._trees += 1
+                self._accepted += right
+            other = self._stood_in.pop(request.id, None)
+            if other is not None:
+                self._stand_in_trees += 1
+                self._stand_in_accepted += len(other.follow(request.new_tokens)) - 1
 
     def _receive(self, seconds: float) -> None:
         """Take what is there, or the first that comes within so many seconds."""

@@ -17,6 +17,7 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import claim
+from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import Profile, users_profiles
 from streamserve.execution.profile_draft import draft_cost
@@ -36,6 +37,7 @@ from streamserve.protocol.messages import (
     Failed,
     FromWorker,
     Ready,
+    Report,
     Stop,
     Traced,
     Transfers,
@@ -46,6 +48,7 @@ from streamserve.protocol.tickets import kv_fingerprint
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
+from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.pace import Pace
 from streamserve.workers.placing import settle
@@ -79,20 +82,26 @@ def run(config: WorkerConfig) -> int:
         numbers = cores.numbers if cores else ()
         try:
             words = partial(_vocabulary, config.model.path)
-            allocate = memory.allocate if config.role == "decode" else None
-            loaded = load(config.model, words, numbers, config.memory_share, allocate)
-            fingerprint = kv_fingerprint(loaded.model_info.fingerprint, loaded.engine_config.block_size)
-            transport = None
-            if config.role == "prefill":
-                pace = config.kv_bytes_per_second
-                transport = make_transport(loaded.cache.as_bytes(), fingerprint, pace)
+            half = config.role in ("prefill", "decode")
+            loaded = load(
+                config.model, words, numbers, config.memory_share, memory.allocate if half else None
+            )
+            fingerprint = kv_fingerprint(
+                loaded.model_info.fingerprint, loaded.engine_config.block_size, loaded.draft_fingerprint
+            )
+            pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
+            transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if half else None
         except CheckpointError as error:
             _send(socket, Failed(str(error), CHECKPOINT_EXIT_STATUS))
             return CHECKPOINT_EXIT_STATUS
         except TransferError as error:
             _send(socket, Failed(str(error), 1))
             return 1
-        drafter = loaded.drafter or remote_drafter(config, loaded.model_info.vocab_size)
+        stand_in = NGramDrafter(loaded.model_info.eos_token_ids)
+        drafter = loaded.drafter or remote_drafter(config, loaded.model_info.vocab_size, stand_in)
+        remote = drafter if isinstance(drafter, RemoteDrafter) else None
+        if remote:
+            remote.attend()
         if cores:
             settle(cores, loaded)
         profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
@@ -125,17 +134,20 @@ def run(config: WorkerConfig) -> int:
                 max_num_seqs=loaded.engine_config.max_num_seqs,
                 kv_cache_bytes=loaded.kv_cache_bytes,
                 load_seconds=time.monotonic() - started,
+                draft=loaded.draft_fingerprint,
                 cache=cache,
                 cost=_curve(profile) if profile else None,
             ),
         )
-        _send(socket, engine.report())
+        _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
-        _serve(engine, socket, tracer)
-        if transport:
-            transport.close()
-        if isinstance(drafter, RemoteDrafter):
-            drafter.close()
+        try:
+            _serve(engine, socket, tracer, remote)
+        finally:  # its thread may wait for a step that will never come
+            if transport:
+                transport.close()
+        if remote:
+            remote.close()
         memory.close()
         loaded.executor.close()
     return 0
@@ -168,7 +180,9 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
     return socket
 
 
-def _serve(engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None) -> None:
+def _serve(
+    engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None, remote: RemoteDrafter | None
+) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
     reported = time.monotonic()
     pace = Pace(engine.report(), reported)
@@ -194,15 +208,24 @@ def _serve(engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None) -> 
             _send(socket, Traced(work))
         if events:
             _send(socket, Events(events))
+        if cached := engine.cache_news():
+            _send(socket, cached)
         if news:
             _send(socket, Transfers(news))
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not engine.has_work:
             reported = now
-            report = engine.report()
+            if remote:
+                remote.attend()
+            report = _report(engine, remote)
             _send(socket, report)
             if line := pace.line(report, now):
                 logger.info(line)
+
+
+def _report(engine: Engine, remote: RemoteDrafter | None) -> Report:
+    report = engine.report()
+    return msgspec.structs.replace(report, remote=remote.report()) if remote else report
 
 
 def _send(socket: zmq.Socket[bytes], message: FromWorker) -> None:

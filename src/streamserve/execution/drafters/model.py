@@ -3,9 +3,9 @@
 pass 0   every request's tokens that the model has not read yet, the last one included: level 1 of its tree
 pass l   level l of all trees, whose children are level l + 1
 
-A chain's pass has one row a request. A wider tree's pass has all its nodes so far, for the slots behind
-the committed tokens hold them in node order, as in verification. Nothing of the guesses is kept: accepted
-ones are read again in the next request's first pass, which costs a small model next to nothing.
+A pass has the level's rows alone: the slots behind the committed tokens hold the levels above in node order,
+as in verification. Nothing of the guesses is kept: accepted ones are read again in the next request's first
+pass, which costs a small model next to nothing.
 """
 
 from collections.abc import Sequence
@@ -161,19 +161,15 @@ class ModelDrafter:
 
     def _pass(self, trees: Sequence[_Growing]) -> Tensor:
         """Hidden states of the trees' levels, tree by tree."""
-        spans = [self._span(tree) for tree in trees]
-        hidden, offsets = self._forward(spans)
-        rows = []
-        for tree, span, offset in zip(trees, spans, offsets, strict=True):
-            # The root is the first of a tree's rows; a chain's row is its last node alone.
-            rows += [offset + node for node in tree.level] if span.tree else [offset]
-        return hidden if len(rows) == len(hidden) else hidden[rows]
+        hidden, _ = self._forward([self._span(tree) for tree in trees])
+        return hidden
 
     def _span(self, tree: _Growing) -> Span:
         request, node = tree.request, tree.level[-1]
         if request.width == 1:
             return Span(request.id, tree.length - 1 + tree.depth, [tree.tokens[node]], request.blocks)
-        return Span(request.id, tree.length - 1, [tree.tokens[0]], request.blocks, tree=tree.tree())
+        start, root, done = tree.length - 1, [tree.tokens[0]], tree.level[0]
+        return Span(request.id, start, root, request.blocks, tree=tree.tree(), skip=done)
 
     def _forward(self, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:
         """Hidden states of all rows, and where each span's begin."""

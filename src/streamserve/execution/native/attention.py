@@ -57,7 +57,10 @@ def _span(part: SpanRows, blocks: int, size: int) -> bytes:
     """cpp/attention.h: Span, of one whose block table lies at `blocks`, a tree's parents behind it."""
     span = part.span
     parents = 0 if span.tree is None or len(span.tree) == 1 else blocks + len(span.blocks) * size
-    return _SPAN.pack(blocks, parents, part.offset, span.rows, span.start, len(span.tokens))
+    skip = span.skip  # past the root `linear` falls below 1: the root stays where it is, before the rows
+    return _SPAN.pack(
+        blocks, parents, part.offset, span.rows - skip, span.start + skip, len(span.tokens) - skip
+    )
 
 
 class NativeAttention:
@@ -100,4 +103,5 @@ class NativeAttention:
             self._path,
             out.data_ptr(),
         )
+        self.cache.written += 1
         return out

@@ -118,7 +118,12 @@ class StepStruct(ctypes.Structure):
 class CacheStruct(ctypes.Structure):
     """cpp/layers.h: Cache."""
 
-    _fields_ = (("data", c_void_p), ("layer_stride", c_size_t), ("block_size", c_int32))
+    _fields_ = (
+        ("data", c_void_p),
+        ("layer_stride", c_size_t),
+        ("written", c_void_p),
+        ("block_size", c_int32),
+    )
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {

@@ -39,6 +39,7 @@ class NativeModel(Model):
         spec = self.spec
         self._team = team
         self._path = team.path(self.dtype)
+        self._rotations = rotation(torch.arange(0), self._frequencies, self.dtype)
         structs = [
             self._layer(layer, window) for layer, window in zip(self.layers, spec.windows, strict=True)
         ]
@@ -58,12 +59,15 @@ class NativeModel(Model):
         """As Model.forward; `attention` must be a NativeAttention that has planned this step."""
         assert isinstance(attention, NativeAttention)
         assert attention.spans is not None
-        cos, sin = rotation(positions, self._frequencies, self.dtype)
+        cos, sin = self._rotation(positions)
         hidden = self._embed(tokens)
         data = attention.cache.data
         step = attention.spans.step(cos, sin)
         cache = CacheStruct(
-            data=data.data_ptr(), layer_stride=data.stride(0), block_size=attention.cache.block_size
+            data=data.data_ptr(),
+            layer_stride=data.stride(0),
+            written=attention.cache.written.ctypes.data,
+            block_size=attention.cache.block_size,
         )
         self._team.library.ss_layers(
             self._team.pool,
@@ -80,6 +84,15 @@ class NativeModel(Model):
         """Scores [rows, vocabulary] of the next token, in float32."""
         assert isinstance(self.head, NativeLinear)
         return self.head(hidden, wide=True)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of rope.rotation, looked up: a draft's pass is short enough for them to count."""
+        last = int(positions.max())
+        if last >= len(self._rotations[0]):
+            known = torch.arange(1 << last.bit_length())
+            self._rotations = rotation(known, self._frequencies, self.dtype)
+        cos, sin = self._rotations
+        return cos[positions], sin[positions]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if not self.spec.tied_embeddings:

@@ -23,7 +23,8 @@ constexpr int QUERY_TILE = 16;    // queries: rows × the query heads that share
 constexpr int MOST_QUERIES = 256; // of one item
 
 // Some query tokens of a sequence. Tokens are at positions `start`, `start` + 1, …; the last of the `linear`
-// first is the root of a tree if there are more. `parents` of the tree's nodes, the root first (-1).
+// first is the root of a tree if there are more. `parents` of the tree's nodes, the root first (-1). With
+// `linear` below 1 the root lies 1 - `linear` places before the first row, which is that node of the tree.
 struct Span {
     const int32_t* blocks;
     const int32_t* parents;

@@ -31,10 +31,12 @@ struct Step {
     int32_t span_count, rows;
 };
 
-// The cache of all layers, `layer_stride` numbers apart.
+// The cache of all layers, `layer_stride` numbers apart. `written` counts the layers whose keys and values are
+// there, over all steps: who watches it may read a layer while the next ones are computed.
 struct Cache {
     void* data;
     size_t layer_stride;
+    int64_t* written;
     int32_t block_size;
 };
 

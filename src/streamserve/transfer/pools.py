@@ -1,0 +1,59 @@
+"""A worker's KV as its transport sees it: the rows of all planes, a row being one layer of one plane.
+
+    memory   [draft model's layers][target's layers], each [block][bytes]: the same order in every worker
+
+Rows that a step is about to write are there one by one, in this order: a draft model reads a prompt before
+the target does."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Written = npt.NDArray[np.int64]
+"""One number: how many layers the target has written in all its steps so far."""
+
+LAYER_SECONDS = 0.0003
+"""How often who waits for a layer looks whether it is there."""
+
+
+class Pools:
+    """The pools [layer, block, bytes] of all planes, the target's last, in whose steps `written` grows by one
+    with each layer."""
+
+    def __init__(self, pools: Sequence[Tensor], written: Written | None = None) -> None:
+        self.pools = pools
+        self.rows = [layer for pool in pools for layer in pool]
+        self._written = np.zeros(1, np.int64) if written is None else written
+        self._layers = len(pools[-1])
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.rows[0])
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all rows."""
+        return sum(row.shape[1] for row in self.rows)
+
+    def before_step(self) -> int:
+        """What `ready` is to be asked with for rows that the next step writes."""
+        return int(self._written[0])
+
+    def ready(self, since: int | None) -> int:
+        """How many rows, from the first on, the step that began at `since` has written; all of them if the
+        blocks were there before."""
+        if since is None:
+            return len(self.rows)
+        done = min(max(int(self._written[0]) - since, 0), self._layers)
+        return len(self.rows) - self._layers + done
+
+    def of(self, memory: Tensor, num_blocks: int) -> list[Tensor]:
+        """The rows of another worker's memory, which has so many blocks."""
+        rows, at = [], 0
+        for own in self.rows:
+            size = num_blocks * own.shape[1]
+            rows.append(memory[at : at + size].view(num_blocks, own.shape[1]))
+            at += size
+        return rows

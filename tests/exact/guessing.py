@@ -1,0 +1,221 @@
+"""Speculating engines for tests: a pair that can be guessed for, requests with all that depends on the path,
+and what happened to them on the way."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from streamserve.engine.engine import Engine
+from streamserve.engine.speculation import Speculation
+from streamserve.execution.load import load
+from streamserve.policy.speculation import parse_policy
+from streamserve.policy.tree import TokenTree
+from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
+from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.messages import Cancel, Guessed, Submit, Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.grammar import vocabulary
+from streamserve.text.output import ChoiceText
+from streamserve.text.tokenizer import Tokenizer
+from tests.checkpoints import make_checkpoint
+
+OUTPUTS = 64
+LONGEST = 200
+WORDS = Grammar(kind="regex", text="[a-z]{1,9}( [a-z]{1,9}){4,30}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a speculating engine is set up."""
+
+    draft: str = "model"
+    policy: str = "fixed:4"
+    chunk: int = 512
+    blocks: int = 1024
+    preempt_every: int = 0
+    backend: Backend = "auto"
+    dtype: str = "float32"
+
+
+def make_pair(target: Path, draft: Path) -> tuple[Path, Path]:
+    """A target that repeats itself now and then, and whose second layer changes little, so that the first
+    knows something; and a draft that is the target with disturbed weights."""
+    for folder in (target, draft):
+        make_checkpoint(folder, max_position_embeddings=1024)
+        edit(folder, lambda name, tensor: 0.05 * tensor if _late(name) else tensor)
+    disturb(draft, 0.03)
+    return target, draft
+
+
+def _late(name: str) -> bool:
+    return name in ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight")
+
+
+def disturb(folder: Path, share: float) -> None:
+    """Add noise to a checkpoint's matrices, `share` of how much their entries spread."""
+    generator = torch.Generator().manual_seed(5)
+    edit(
+        folder,
+        lambda _, tensor: (
+            tensor + share * tensor.std() * torch.randn(tensor.shape, generator=generator)
+            if tensor.ndim == 2
+            else tensor
+        ),
+    )
+
+
+def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Put what `change` makes of a checkpoint's tensors in their place."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = {name: change(name, tensor) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+class Watched(Speculation):
+    """Counts what becomes of trees, by what may go wrong then."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64)
+        self.events: Counter[str] = Counter()
+
+    def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
+        super().verified(id, tree, tokens, sampled)
+        path, parents = tree.follow(tokens), tree.parents
+        self.events["all guesses wrong"] += len(path) == 1 < len(tree)
+        self.events["all guesses right"] += len(path) == 1 + max(tree.depths()) > 1
+        self.events["accepted by a sampled request"] += sampled and len(path) > 1
+        self.events["a sibling accepted"] += any(parents[node] in parents[:node] for node in path[1:])
+        self.events["KV moved"] += path != list(range(len(path)))
+
+
+def make_engine(pair: tuple[Path, Path], case: Case, mode: SpeculationMode = "coupled") -> Engine:
+    target, draft = pair
+    config = ModelConfig(
+        path=str(target), dtype=case.dtype, backend=case.backend, threads=1, num_blocks=case.blocks,
+        max_model_len=LONGEST + OUTPUTS, max_num_seqs=32, max_chunk=case.chunk,
+        preempt_every=case.preempt_every, speculation_mode=mode,
+        draft=str(draft) if case.draft == "model" else case.draft,
+    )  # fmt: skip
+    loaded = load(config, lambda size, eos: vocabulary(Tokenizer.from_folder(target), size, eos))
+    ticks = iter(range(10**9))
+    return Engine(
+        loaded.engine_config, loaded.model_info, loaded.executor, lambda: float(next(ticks)),
+        loaded.drafter, Watched(case.policy),
+    )  # fmt: skip
+
+
+def make_requests(rng: random.Random, count: int, vocabulary: int) -> list[Submit]:
+    """Greedy and seeded requests with all that depends on the path: penalties, bias, minimum length; of
+    eight each one at least has a grammar, stop strings, stop tokens, two choices, and two share a prefix."""
+    shared = [rng.randrange(4, vocabulary) for _ in range(40)]
+    requests = []
+    for number in range(count):
+        phrase = [rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 12))]
+        prompt = (phrase * LONGEST)[: rng.randint(1, LONGEST)]
+        prompt += [rng.randrange(4, vocabulary) for _ in range(max(0, min(4, LONGEST - len(prompt))))]
+        if number % 8 in (4, 5):
+            prompt = (shared + prompt)[:LONGEST]
+        greedy = number // 2 % 2 == 0
+        choices = 2 if number % 8 == 3 else 1
+        params = SamplingParams(
+            n=choices,
+            temperature=0.0 if greedy else rng.choice((0.5, 0.8, 0.9, 1.0, 1.3)),
+            top_p=rng.choice((1.0, 0.9)),
+            top_k=rng.choice((0, 20)),
+            min_p=rng.choice((0.0, 0.05)),
+            frequency_penalty=rng.choice((0.0, 0.0, 0.4)),
+            presence_penalty=rng.choice((0.0, 0.0, 0.3)),
+            repetition_penalty=rng.choice((1.0, 1.0, 1.1)),
+            logit_bias={rng.randrange(vocabulary): 2.0} if rng.random() < 0.2 else {},
+            seed=rng.getrandbits(63),
+            max_tokens=OUTPUTS,
+            min_tokens=rng.choice((0, 20)),
+            stop=("e", "q") if number % 8 == 2 else (),
+            stop_token_ids=tuple(rng.sample(range(vocabulary), 40)) if number % 8 == 6 else (),
+            ignore_eos=rng.random() < 0.8,
+            logprobs=2 if rng.random() < 0.2 else None,
+            grammar=WORDS if number % 8 == 1 else None,
+        )
+        outputs: dict[int, list[int]] = {choice: [] for choice in range(choices)}
+        requests.append(Submit(str(number), 0, prompt, params, outputs, float(number)))
+    return requests
+
+
+Texts = dict[tuple[str, int], list[Token]]
+
+
+@dataclass
+class Served:
+    """The tokens of all choices, up to where their readers stopped, and what happened."""
+
+    texts: Texts = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+
+
+def serve(engine: Engine, requests: Sequence[Submit], concurrency: int, tokenizer: Tokenizer) -> Served:
+    """Let all requests run, so many at once, and look for their stop strings as a server does."""
+    served, waiting = Served(), list(requests)
+    readers: dict[tuple[str, int], ChoiceText] = {}
+    active: set[tuple[str, int]] = set()
+    while waiting or engine.has_work:
+        while waiting and len(active) < concurrency:
+            request = waiting.pop(0)
+            for choice in request.outputs:
+                readers[request.request, choice] = ChoiceText(tokenizer, request.params, choice)
+                active.add((request.request, choice))
+            engine.handle(request)
+        guessed: dict[tuple[str, int], Guessed] = {}
+        came: Counter[tuple[str, int]] = Counter()
+        for event in engine.step():
+            if isinstance(event, Guessed):
+                guessed[event.request, event.choice] = event
+            if isinstance(event, Token):
+                key = event.request, event.choice
+                came[key] += 1
+                _take(served, readers[key], event, key in guessed, engine)
+                if readers[key].finished:
+                    active.discard(key)
+        served.events["cut by what ends a text"] += sum(
+            came[key] <= one.accepted and readers[key].finished for key, one in guessed.items()
+        )
+    assert engine.report().blocks_live == 0
+    return served
+
+
+def _take(served: Served, reader: ChoiceText, event: Token, guessed: bool, engine: Engine) -> None:
+    """One token to its reader, if that has not stopped."""
+    if reader.finished:
+        served.events["behind a stop string"] += 1
+        return
+    delta = reader.feed(event)
+    served.texts.setdefault((event.request, event.choice), []).append(event)
+    served.events["guessed behind a prompt"] += guessed and event.index == 0
+    if delta is not None and isinstance(delta.stop, str):
+        served.events["stop string"] += 1
+        engine.handle(Cancel(event.request, event.choice))
+    elif delta is not None and delta.finish == "stop":
+        served.events["ended by a token or a grammar"] += 1
+
+
+def run(engine: Engine, requests: Sequence[Submit], concurrency: int) -> dict[str, list[Token]]:
+    """The tokens of requests of one choice, without anybody who reads along."""
+    texts: dict[str, list[Token]] = {request.request: [] for request in requests}
+    waiting, active = list(requests), set[str]()
+    while waiting or engine.has_work:
+        while waiting and len(active) < concurrency:
+            request = waiting.pop(0)
+            engine.handle(request)
+            active.add(request.request)
+        for event in engine.step():
+            if isinstance(event, Token):
+                texts[event.request].append(event)
+                if event.finish:
+                    active.discard(event.request)
+    assert engine.report().blocks_live == 0
+    return texts
