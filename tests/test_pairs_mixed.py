@@ -15,7 +15,7 @@ from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.test_moments import arriving
-from tests.test_pairs import NEEDS_NIXL, Request, empty, requests, serving
+from tests.test_pairs import NEEDS_NIXL, Request, empty, requests, serving, until
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,12 @@ async def test_everything_at_once_gives_the_text_of_one_worker(
     asked, edited = mixed(count, scale.seed), count // 6
     async with serving(checkpoint, dtype=dtype, draft="none") as llm:
         expected = await texts(llm, asked, edited)
+        await until(lambda: (report := llm.report()) is not None and report.generation_tokens > count)
         await empty(llm)
-        report = llm.report()
-        assert report
-        assert report.generation_tokens > count
     guessing = {"draft": str(checkpoint), "speculation_policy": "fixed:2"}
     async with serving(checkpoint, dtype=dtype, pairs=1, kv_transport=transport, **guessing) as llm:
         assert await texts(llm, asked, edited) == expected
+        await until(lambda: (report := llm.report()) is not None and report.generation_tokens > count)
         await empty(llm)
         report = llm.report()
         assert report
