@@ -116,7 +116,7 @@ def agenda(
             budget, config.max_chunk, pace.step,
         )  # fmt: skip
         for open in (False, True):  # arriving prompts are computed where no complete one is
-            group: List[Sequence] = [one for one in prompts if one.open == open]
+            group = [one for one in prompts if one.open == open]
             group = _first(group, ENOUGH * budget, idle) if open else group
             given = [_prompt(one, now, idle) for one in group]
             found = chunks(given, company, pace.output, config.prefill_share)
