@@ -212,6 +212,7 @@ async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
                     seen += 1
                     if seen > leave_after:
                         break
+            assert seen == leave_after + 1, "it left in the middle"
             await empty(llm)
 
 
