@@ -67,13 +67,13 @@ def test_what_was_drafted_for_an_earlier_step_teaches_nothing() -> None:
 def test_a_draft_reads_a_long_text_only_for_what_comes_behind_it() -> None:
     """A tenth of a step a token to read, and guesses that are right two times out of three."""
     one = Speculation(parse_policy("goodput"), lambda rows, kv_tokens: 1.0, lambda rows: rows / 10)
-    assert one.worth_reading(20, 0, 1, 0), "what a step left unread is read beside the first guess"
-    assert one.worth_reading(100, 64, 1, 0)
-    assert not one.worth_reading(100, 4, 1, 0)
-    assert not one.worth_reading(1000, 64, 1, 0)
-    assert not one.worth_reading(100, 64, 8, 0), "a step that eight share costs each an eighth"
+    assert one.reading(1, 0)(20, 0), "what a step left unread is read beside the first guess"
+    assert one.reading(1, 0)(100, 64)
+    assert not one.reading(1, 0)(100, 4)
+    assert not one.reading(1, 0)(1000, 64)
+    assert not one.reading(8, 0)(100, 64), "a step that eight share costs each an eighth"
     fixed = Speculation(parse_policy("fixed:4"), lambda rows, kv_tokens: 1.0, lambda rows: rows / 10)
-    assert fixed.worth_reading(1000, 4, 1, 0), "who asks for a fixed shape gets it"
+    assert fixed.reading(1, 0)(1000, 4), "who asks for a fixed shape gets it"
 
 
 @pytest.mark.parametrize(("tokens", "right", "tested"), [([8], 0, 1), ([3, 9], 1, 2), ([3, 5, 9], 2, 2)])

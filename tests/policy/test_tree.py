@@ -17,7 +17,7 @@ def trees(draw: st.DrawFn) -> TokenTree:
     for parent in parents[1:]:
         accept.append(accept[parent] * draw(st.floats(0, 1)))
     tokens = tuple(draw(st.integers(0, 5)) for _ in range(size))
-    return TokenTree(tokens, parents, (0.0,) * size, tuple(accept))
+    return TokenTree(tokens, parents, (0.0,) * size, tuple(accept)).check()
 
 
 def test_depths_and_paths_follow_the_parents() -> None:
@@ -44,7 +44,7 @@ def test_a_chain_and_a_root_are_trees() -> None:
 )
 def test_what_is_no_tree_is_refused(tokens, parents, accept) -> None:
     with pytest.raises(ValueError, match=r"tree|parent"):
-        TokenTree(tokens, parents, (0.0,) * len(tokens), accept)
+        TokenTree(tokens, parents, (0.0,) * len(tokens), accept).check()
 
 
 @given(trees(), st.data())

@@ -325,6 +325,6 @@ def _parts(deltas: Sequence[Delta]) -> list[list[Delta]]:
 def _tree(tree: Tree) -> TokenTree | None:
     """A service's tree, if it is one: what comes from elsewhere is not taken on trust."""
     try:
-        return TokenTree(tree.tokens, tree.parents, tree.scores, tree.accept)
+        return TokenTree(tree.tokens, tree.parents, tree.scores, tree.accept).check()
     except ValueError:
         return None

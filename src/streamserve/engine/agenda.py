@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from streamserve.engine.plan import TARGET
@@ -99,8 +100,10 @@ def agenda(
     ranking = rank(order, candidates, now)
     ranked = [sequences[i] for i in ranking]
     needs = [candidate.need for candidate in candidates if candidate.decoding]
-    working = [sequences[i] for i in turns(order, candidates, [i for i in ranking if todo[i]], now)]
-    prompts = [one for one in working if not (one.reserved or one.decoding or one.waits)]
+    taking = turns(order, candidates, [i for i in ranking if todo[i]], now)
+    working = [sequences[i] for i in taking]
+    prompts = [sequences[i] for i in taking if not candidates[i].decoding]
+    prompts = [one for one in prompts if not (one.reserved or one.waits)]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
     if order in CAPPED:
         held = list(accumulate((one.computed[TARGET] for one in working if one.decoding), initial=0))
@@ -112,12 +115,14 @@ def agenda(
         guesses = round(len(needs) * pace.guesses)
         drafting = pace.drafting if guesses else 0.0
         company = Company(
-            needs, lambda rows: drafting + cost(rows + guesses, kv_tokens),
+            needs, cache(lambda rows: drafting + cost(rows + guesses, kv_tokens)),
             budget, config.max_chunk, pace.step,
         )  # fmt: skip
         for open in (False, True):  # arriving prompts are computed where no complete one is
             group = [one for one in prompts if one.open == open]
             group = _first(group, ENOUGH * budget, idle) if open else group
+            if not group:
+                continue
             given = [_prompt(one, now, idle) for one in group]
             found = chunks(given, company, pace.output, config.prefill_share)
             wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
@@ -146,7 +151,7 @@ def _taken_in(
     """Those of the `prompts` that go on or begin: all but those that would cost others their targets. One of
     these at a time begins all the same, when it has waited long enough."""
     waiting = [one for one in prompts if _gated(one)]
-    if not waiting:
+    if not waiting or all(one.params.slo.tpot_ms is None for one in sequences):
         return list(prompts)
     begun = [one for one in prompts if not (_gated(one) or one.open or one.handoff)]
     present = [_request(one, now) for one in (*begun, *(one for one in sequences if one.decoding))]
@@ -165,10 +170,11 @@ def _taken_in(
 
 
 def _request(sequence: Sequence, now: float, forced: bool = False) -> Request:
+    if sequence.decoding:
+        return Request(sequence.tpot(now), priority=sequence.priority)
     deadline = sequence.deadline
     due_in = None if deadline is None or deadline <= now else deadline - now
-    left = 0 if sequence.decoding else sequence.todo(idle=False)
-    return Request(sequence.tpot(now), left, due_in, sequence.priority, forced)
+    return Request(sequence.tpot(now), sequence.todo(idle=False), due_in, sequence.priority, forced)
 
 
 def _gated(sequence: Sequence) -> bool:
@@ -240,7 +246,7 @@ def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
         complete=not sequence.open,
         last_chunk_at=sequence.chunk_at,
         asked_at=sequence.asked_at,
-        steady=sequence.steady,
+        steady=sequence.steady if sequence.open else 0,
         deadline=sequence.deadline,
         need=sequence.need,
     )

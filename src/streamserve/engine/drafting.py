@@ -10,7 +10,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
 from streamserve.engine.watch import Watch
 from streamserve.policy.outlook import Candidate
-from streamserve.policy.shape import PLAIN, Shape
+from streamserve.policy.shape import PLAIN, Shape, fit
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
 
@@ -48,7 +48,8 @@ class Drafting:
         rows = sum(proposal.room for proposal in proposals)
         kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
         decoding = sum(proposal.room == proposal.sequence.pending for proposal in proposals)
-        able = [p for p in proposals if p.nodes and self._worth_reading(p.sequence, decoding, kv_tokens)]
+        worth = self.speculation.reading(decoding, kv_tokens)
+        able = [p for p in proposals if p.nodes and self._worth_reading(p.sequence, worth)]
         budget = self._config.max_num_batched_tokens - len(able)
         guessed_for = {proposal.sequence.id for proposal in able}
         needs = {
@@ -64,6 +65,7 @@ class Drafting:
             [need for id, need in needs.items() if id not in guessed_for],
             len(self._scheduler.running()) / self._config.max_num_seqs,
         )
+        shapes = [self._with_room(p, shape) for p, shape in zip(able, shapes, strict=True)]
         asked = {
             proposal.sequence.id: self._ask(proposal.sequence, shape)
             for proposal, shape in zip(able, shapes, strict=True)
@@ -131,13 +133,18 @@ class Drafting:
         """Whether there is a draft model that should know prompts."""
         return self._drafter is not None and self._drafter.plane == DRAFT and self.speculation.guessing
 
-    def _worth_reading(self, sequence: Sequence, decoding: int, kv_tokens: int) -> bool:
+    def _worth_reading(self, sequence: Sequence, worth: Callable[[int, float], bool]) -> bool:
         """Whether a draft model that has not read all of the text should, to guess for what comes yet."""
         if self._drafter is None or self._drafter.plane != DRAFT:
             return True
         left = min(sequence.outputs_left(self._config.max_model_len), self._pace.output)
-        unread = len(sequence.tokens) - sequence.computed[DRAFT]
-        return self.speculation.worth_reading(unread, left, decoding, kv_tokens)
+        return worth(len(sequence.tokens) - sequence.computed[DRAFT], left)
+
+    def _with_room(self, proposal: Proposal, shape: Shape) -> Shape:
+        """The shape as far as there are blocks for it, which the sequence then holds."""
+        if shape == PLAIN:
+            return PLAIN
+        return fit(shape, shape.depth, self._scheduler.room_for(proposal, shape.nodes))
 
     def _minds(self, sequence: Sequence) -> bool:
         """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,

@@ -158,8 +158,8 @@ class Engine:
         self._drafting.read_ahead(plan)
         for span in plan.spans:
             self.exchange.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
-        result = self._run(plan)
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
+        result = self._run(plan)
         self.exchange.issue()
         events = self._admissions(proposals, started)
         for event in events:

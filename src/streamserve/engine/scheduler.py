@@ -33,8 +33,8 @@ rest the draft would have to read as much while the first token is waited for.""
 
 class Proposal(msgspec.Struct, frozen=True):
     """Room was made for the next `room` tokens of a sequence, `due` of them whatever else might be in the
-    step, and for `nodes` guessed ones behind them. `cached` is set when the sequence has just been admitted:
-    tokens the prefix index gave it."""
+    step; behind them there may be `nodes` guessed ones, as far as there is room. `cached` is set when the
+    sequence has just been admitted: tokens the prefix index gave it."""
 
     sequence: Sequence
     room: int
@@ -137,7 +137,7 @@ class Scheduler:
                 if one.running:
                     coming[agenda.later(one)].update(self.tables.coming(one))
         proposals: dict[int, Proposal] = {}
-        busy = False  # with complete prompts
+        busy, whole = False, Chunk(self.config.max_chunk, 1)  # busy: with complete prompts
         for sequence in agenda.turns:
             if not budget:
                 break
@@ -146,7 +146,7 @@ class Scheduler:
             beside_prompt = agenda.exclusive and not decoding.issuperset(proposals)
             if sequence.id in decoding and (not sequence.running or beside_prompt):
                 continue  # evicted a moment ago for one that ranks higher, or not to decode beside a prompt
-            wanted = agenda.chunks.get(sequence.id, Chunk(self.config.max_chunk, 1))
+            wanted = agenda.chunks.get(sequence.id, whole)
             if not wanted.tokens or seats < len(sequence.choices):
                 continue
             if busy and agenda.later(sequence):
@@ -333,31 +333,41 @@ class Scheduler:
         proposals: Mapping[int, Proposal],
     ) -> Proposal | None:
         """Blocks for the sequence's next tokens: as many as budget and memory allow, evicting lower ranks."""
-        wanted = min(self._wanted(sequence), budget, chunk.tokens)
-        due = min(wanted, chunk.due)
-        if not self.drafting and self.tables.writable(sequence, wanted):
-            return Proposal(sequence, wanted, due, 0, cached)
-        while self.tables.shortage(sequence, wanted) > self.swap.leaving:
+        rows = min(self._wanted(sequence), budget, chunk.tokens)
+        if not self.tables.writable(sequence, rows):
+            rows = self._find_room(sequence, rows, ranked, proposals)
+        nodes = self._nodes(sequence, rows) if self.drafting else 0
+        return Proposal(sequence, rows, min(rows, chunk.due), nodes, cached) if rows else None
+
+    def _find_room(
+        self, sequence: Sequence, rows: int, ranked: list[Sequence], proposals: Mapping[int, Proposal]
+    ) -> int:
+        """Blocks for up to `rows` tokens; returns for how many."""
+        while self.tables.shortage(sequence, rows) > self.swap.leaving:
             if not self._evict_below(sequence, ranked, proposals):
                 break
-        room = min(wanted, self.tables.room(sequence))
-        if room <= 0:
-            return None
-        nodes = self._nodes(sequence, room)
-        self.tables.grow(sequence, room + nodes)
-        return Proposal(sequence, room, min(room, due), nodes, cached)
+        rows = min(rows, self.tables.room(sequence))
+        if rows:
+            self.tables.grow(sequence, rows)
+        return rows
 
-    def _nodes(self, sequence: Sequence, room: int) -> int:
-        """Room for guesses behind the last token: only where memory is free, and output is still wanted."""
-        if not self.drafting or room < sequence.pending or len(sequence.choices) > 1:
-            return 0
-        if sequence.pending > (1 if sequence.open else SHORT_END):
+    def room_for(self, proposal: Proposal, nodes: int) -> int:
+        """Blocks for up to `nodes` guesses behind what is proposed, where memory is free: so many."""
+        nodes = min(nodes, self.tables.room(proposal.sequence) - proposal.room)
+        self.tables.grow(proposal.sequence, proposal.room + nodes)
+        return nodes
+
+    def _nodes(self, sequence: Sequence, rows: int) -> int:
+        """How many guesses there may be behind so many rows: only behind the last token, and while output is
+        still wanted."""
+        pending = sequence.pending
+        if rows < pending or pending > (1 if sequence.open else SHORT_END) or len(sequence.choices) > 1:
             return 0
         if not sequence.params.speculation.enabled or sequence.handoff:
             return 0  # who hands over gives one token of each choice
         wanted = sequence.outputs_left(self.config.max_model_len) - 1
         most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
-        return max(0, min(most, wanted, self.tables.room(sequence) - room))
+        return max(0, min(most, wanted))
 
     def _below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]

@@ -134,7 +134,8 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Whether all it lacks is its next output."""
-        return self.running and self.pending == 1 and self.todo(idle=False) == 1
+        wanted = self.ending is None and (not self.open or self.early)
+        return wanted and bool(self.blocks) and len(self.tokens) == self.computed[TARGET] + 1
 
     @property
     def outputs(self) -> int:

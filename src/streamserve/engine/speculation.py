@@ -71,6 +71,7 @@ class Speculation:
         self.pass_cost = RefinedCost(lambda rows, kv: draft(rows) if draft else self.step_cost(rows, kv) / 8)
         self._tried = [[0.0] * len(WIDTHS) for _ in range(MOST_LEVELS)]
         self._hits = [[0.0] * len(WIDTHS) for _ in range(MOST_LEVELS)]
+        self._known_covers: list[list[float]] | None = None
         self._asked: dict[int, Shape] = {}
         self._plain_steps = 0
         self._drafted: dict[int, TokenTree] = {}
@@ -117,15 +118,16 @@ class Speculation:
         number = self._plain_steps // PROBE_EVERY % len(wanting)
         return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
 
-    def worth_reading(self, unread: int, left: float, decoding: int, kv_tokens: int) -> bool:
-        """Whether a request of which the draft has `unread` tokens should be guessed for, if `left` tokens
-        are expected of it yet in steps with so many that decode: reading takes no longer than guesses are
-        expected to save. Only `goodput` asks for the price."""
-        if self.policy.kind != "goodput" or unread <= CATCH_UP:
-            return True
+    def reading(self, decoding: int, kv_tokens: int) -> Callable[[int, float], bool]:
+        """In a step where so many decode: whether a request of which the draft has `unread` tokens should be
+        guessed for, if `left` tokens are expected of it yet: reading takes no longer than guesses should
+        save. Only `goodput` asks for the price."""
+        if self.policy.kind != "goodput":
+            return lambda unread, left: True
         brings = expected_by_level(self._covers()[0], SURE_LEVELS)
-        share = self.step_cost(decoding, kv_tokens) / max(decoding, 1)
-        return self.pass_cost(unread, 0) <= left * (1 - 1 / brings) * share
+        saved = (1 - 1 / brings) * self.step_cost(decoding, kv_tokens) / max(decoding, 1)
+        price = cache(lambda stretches: self.pass_cost(stretches * CATCH_UP, 0))  # often the same, for many
+        return lambda unread, left: unread <= CATCH_UP or price(-(-unread // CATCH_UP)) <= left * saved
 
     @property
     def guessing(self) -> bool:
@@ -239,18 +241,21 @@ class Speculation:
     def _covers(self) -> list[list[float]]:
         """The chance, by number of guesses and level, that the next token is among a node's best 1, 2, …,
         given that all above it were right: who is right for long is easy to guess for."""
-        above, levels = list(FIRST_HITS), []
-        for hits, tried in zip(self._hits, self._tried, strict=True):
-            above = [
-                (hit + DOUBT * known) / (trials + DOUBT)
-                for hit, trials, known in zip(hits, tried, above, strict=True)
-            ]
-            levels.append([min(total, 0.999) for total in accumulate(above)])
-        return [list(widths) for widths in zip(*levels, strict=True)]
+        if self._known_covers is None:
+            above, levels = list(FIRST_HITS), []
+            for hits, tried in zip(self._hits, self._tried, strict=True):
+                above = [
+                    (hit + DOUBT * known) / (trials + DOUBT)
+                    for hit, trials, known in zip(hits, tried, above, strict=True)
+                ]
+                levels.append([min(total, 0.999) for total in accumulate(above)])
+            self._known_covers = [list(widths) for widths in zip(*levels, strict=True)]
+        return self._known_covers
 
     def _learn_covers(self, tree: TokenTree, tokens: Sequence[int], asked: Shape) -> None:
         """What was asked for, but not thought worth guessing, was not guessed right."""
         path = tree.follow(tokens)
+        self._known_covers = None
         for level, parent in enumerate(path[: min(len(tokens), asked.depth, MOST_LEVELS)]):
             tried, hits = self._tried[level], self._hits[level]
             right = path[level + 1] if level + 1 < len(path) else None

@@ -7,7 +7,7 @@ made monotone, are the calibrated *conditional* acceptance: given that the paren
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,20 +36,19 @@ class Acceptance:
 
     def calibrate(self, tree: TokenTree, sampled: bool) -> TokenTree:
         """The tree with calibrated path acceptances in place of the drafter's own."""
-        tables = self._monotone[2 * sampled : 2 * sampled + 2]
-        first = first_children(tree)
+        best, sibling = self._monotone[2 * sampled : 2 * sampled + 2]
         accept = [1.0]
-        for node in range(1, len(tree)):
-            accept.append(accept[tree.parents[node]] * tables[not first[node]][_bin(tree.scores[node])])
-        return replace(tree, accept=tuple(accept))
+        nodes = zip(tree.parents, tree.scores, first_children(tree), strict=True)
+        for parent, score, first in islice(nodes, 1, None):
+            accept.append(accept[parent] * (best if first else sibling)[_bin(score)])
+        return TokenTree(tree.tokens, tree.parents, tree.scores, tuple(accept), tree.draws)
 
     def learn(self, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
         """Take in that the target chose `tokens`, whatever part of `tree` was verified."""
-        path = tree.follow(tokens)
-        reached, asked = set(path), set(path[: len(tokens)])
-        first = first_children(tree)
-        for node in range(1, len(tree)):
-            if tree.parents[node] not in asked:
+        reached = tree.follow(tokens)
+        asked, first = reached[: len(tokens)], first_children(tree)
+        for node, parent in enumerate(tree.parents):
+            if parent not in asked:
                 continue  # nobody asked whether it would have been right
             kind, place = 2 * sampled + (not first[node]), _bin(tree.scores[node])
             tested, accepted = self.tested[kind], self.accepted[kind]

@@ -14,7 +14,7 @@ helped in this step gets what costs the others who are behind less than it bring
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
 
 import numpy as np
@@ -49,9 +49,11 @@ def shapes(outlook: Outlook) -> list[Shape]:
         len(requests), outlook.others, outlook.covers, outlook.step,
         lambda shape: outlook.draft([shape] * len(requests)), MOST_LEVELS, outlook.nodes,
     )  # fmt: skip
-    plain = outlook.step(len(requests) + outlook.others)
-    needs = with_floor([spread(one) for one in (*(one.need for one in requests), *outlook.bystanders)], plain)
     best = [common] * len(requests)
+    asking = [*(one.need for one in requests), *outlook.bystanders]
+    if all(need.tpot is None for need in asking):
+        return best
+    needs = with_floor([spread(one) for one in asking], outlook.step(len(requests) + outlook.others))
     seconds, worth = _prospect(outlook, needs, best)
     if worth[0] == sum(need.tpot is not None for need in needs):
         return best
@@ -128,19 +130,17 @@ def select(drafted: Drafted) -> Kept:
 def _select_untargeted(drafted: Drafted) -> Kept:
     """`select` where nobody has a target: many nodes at once."""
     sizes = [len(tree) - 1 for tree in drafted.trees]
-    chances = np.concatenate([np.empty(0), *(tree.accept[1:] for tree in drafted.trees)])
+    chances = np.array([*chain.from_iterable(tree.accept[1:] for tree in drafted.trees)], np.float64)
     # Of equals the first: a parent stands before its children, and is as likely at least.
     order = np.argsort(-chances, kind="stable")[: max(drafted.budget, 0)]
     expected = len(sizes) + np.concatenate(([0.0], np.cumsum(chances[order])))
     plain = drafted.step(drafted.plain)
     limit = plain / SLOWEST if drafted.bystanders else inf
     count = _best_count(expected, drafted, plain - drafted.step(drafted.decoding), limit)
-    ends = np.cumsum(sizes)
-    taken = np.sort(order[:count])
-    parts = np.split(taken, np.searchsorted(taken, ends[:-1]))
-    return [
-        [0, *(part + (1 + size - end)).tolist()] for part, size, end in zip(parts, sizes, ends, strict=True)
-    ]
+    taken = np.zeros(len(chances), np.bool_)
+    taken[order[:count]] = True
+    each = iter(taken.tolist())
+    return [[0, *(node for node in range(1, size + 1) if next(each))] for size in sizes]
 
 
 def _best_count(expected: NDArray[np.float64], drafted: Drafted, paid: float, limit: float) -> int:

@@ -23,7 +23,7 @@ class TokenTree:
     `scores` are the draft's own, `accept` the calibrated probability that the whole path to a node is
     accepted (1 for the root, never above the parent's). Where guesses were drawn at random, `draws[node]` is
     the distribution [vocabulary] that the children of `node` were drawn from, independently, in their order.
-    Raises ValueError if the arrays do not form a tree.
+    Who has a tree from elsewhere calls `check`; there are too many in a step to do so for all.
     """
 
     tokens: tuple[int, ...]
@@ -32,7 +32,8 @@ class TokenTree:
     accept: tuple[float, ...]
     draws: Mapping[int, NDArray[np.float32]] = field(default_factory=lambda: NO_DRAWS, compare=False)
 
-    def __post_init__(self) -> None:
+    def check(self) -> "TokenTree":
+        """The tree itself. Raises ValueError if the arrays do not form one."""
         size = len(self.tokens)
         if not size or not size == len(self.parents) == len(self.scores) == len(self.accept):
             raise ValueError("a token tree needs at least its root, and arrays of one length")
@@ -40,6 +41,7 @@ class TokenTree:
             raise ValueError(f"parents {self.parents} do not precede their children")
         if any(self.accept[i] > self.accept[p] for i, p in enumerate(self.parents) if i):
             raise ValueError("a node cannot be more likely accepted than its parent")
+        return self
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -78,6 +80,8 @@ class TokenTree:
 
     def keep(self, nodes: Sequence[int]) -> "TokenTree":
         """The subtree of `nodes`: ascending, with the root, and every node's parent among them."""
+        if len(nodes) == len(self.tokens):
+            return self
         place = {node: i for i, node in enumerate(nodes)}
         parents = (-1, *(place[self.parents[node]] for node in nodes[1:]))
         return TokenTree(

@@ -6,7 +6,7 @@ where otherwise nobody would be. Who holds memory already goes on, whatever come
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -57,12 +57,11 @@ def counted_on(cover: float, depth: int) -> float:
     return 1.0 + HEADROOM * (expected_tokens(cover, depth) - 1.0)
 
 
-def sustainable(targets: Sequence[float | None], means: Means, prompts: float = 0.0) -> bool:
-    """Whether requests with these targets stay on them if they decode together: is there a step of S seconds
-    in which each has the shortest chain that brings it S / tpot tokens? `prompts` rows a second are due of
-    those that have begun, or as many as there were lately, whichever is more."""
-    depths = dict.fromkeys(targets, 0)
-    counts = Counter(targets)
+def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float = 0.0) -> bool:
+    """Whether so many requests with these targets stay on them if they decode together: is there a step of S
+    seconds in which each has the shortest chain that brings it S / tpot tokens? `prompts` rows a second are
+    due of those that have begun, or as many as there were lately, whichever is more."""
+    depths = dict.fromkeys(counts, 0)
     others = float(means.others)
     while True:
         guessing = sum(count for target, count in counts.items() if depths[target])
@@ -90,15 +89,21 @@ def admitted(prompts: Sequence[Request], present: Sequence[Request], means: Mean
     are past it come last. Where there is nobody, one is taken in all the same. Nobody is held up by requests
     of lesser priority, nor by a target that could not even be kept alone."""
     alone = replace(means, others=0)
-    able = {target: sustainable([target], alone) for target in {one.tpot for one in (*present, *prompts)}}
-    members, found = list(present), [False] * len(prompts)
+    able = {target: sustainable({target: 1}, alone) for target in {one.tpot for one in (*present, *prompts)}}
+    alike = Counter((one.priority, one.tpot if able[one.tpot] else inf) for one in present)
+    begun = [one for one in present if one.remaining]
+    found = [False] * len(prompts)
     for i in sorted(range(len(prompts)), key=lambda i: _turn(prompts[i])):
         one = prompts[i]
-        ahead = [member for member in members if member.priority <= one.priority]
-        together = [*ahead, one]
-        targets = [other.tpot if able[other.tpot] else inf for other in together]
-        if one.forced or not ahead or sustainable(targets, means, sum(other.pace for other in together)):
-            members.append(one)
+        target = one.tpot if able[one.tpot] else inf
+        counts = Counter({target: 1})
+        for (priority, other), count in alike.items():
+            if priority <= one.priority:
+                counts[other] += count
+        due = one.pace + sum(other.pace for other in begun if other.priority <= one.priority)
+        if one.forced or counts.total() == 1 or sustainable(counts, means, due):
+            alike[one.priority, target] += 1
+            begun.append(one)
             found[i] = True
     return found
 

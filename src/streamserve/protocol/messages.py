@@ -287,7 +287,8 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """Where the seconds of all steps went: `scheduling` (what goes into a step, which guesses are worth it),
-    `draft` (guessing) and `target` (the executor). What is left is turning results into events."""
+    `draft` (guessing) and `target` (the executor). What is left is taking results in: learning from them,
+    and turning them into events."""
 
     scheduling: float
     draft: float
