@@ -14,7 +14,8 @@ from streamserve.control.events import Deliver, Edit, Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.policy.cost import SwapCost
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import ModelInfo, Report, Token
+from streamserve.protocol.messages import ModelInfo, Token
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import Cost
 from streamserve.simulate.simulation import Simulation

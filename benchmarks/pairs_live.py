@@ -31,8 +31,8 @@ from benchmarks.pairs import TRACES, Asked, trace
 from benchmarks.report import RESULTS, table, write
 from streamserve.async_llm import AsyncLLM
 from streamserve.policy.routing import ROUTERS
-from streamserve.protocol.messages import TransferReport
 from streamserve.protocol.nixl import nixl_package
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.settings import resolve
 from streamserve.text.output import Delta
@@ -44,7 +44,6 @@ LIVE_TARGETS = (0.5, 0.03)
 """Seconds to the first token and for each further one, by which the routers' attainment is counted."""
 BURSTS = {"long": [1400] * 6, "short": [64] * 24, "mixed": [1400, 64, 64, 64] * 4}
 """Prompts of a burst, in tokens."""
-PARTS = ("transfer", "burst", "chat", "routers")
 ANSWER, QUESTION = 200, 24
 """Tokens of a chat's first answer, and of its second turn."""
 
@@ -291,6 +290,58 @@ def plot(figures: dict[str, Any]) -> None:
     canvas.savefig(RESULTS / "pairs_live.png", dpi=110)
 
 
+def transfer_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """What of the transfer of KV is waited for."""
+    rng = random.Random(0)
+    lengths = [rng.randint(512, 1500) for _ in range(args.prompts)]
+    figures["transfer"] = asyncio.run(transfers(args.model, lengths))
+    each = 1e3 / len(lengths)
+    rows = [
+        [name, f"{f['prefill_seconds'] * each:.0f}", f"{f['exposed_seconds'] * each:.1f}",
+         f"{f['exposed_share']:.1%}"]
+        for name, f in figures["transfer"].items()
+    ]  # fmt: skip
+    table("KV transfer, per prompt", ["wire", "prefill, ms", "exposed, ms", "share"], rows)
+
+
+def burst_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """What bursts of prompts do to who decodes."""
+    figures["burst"] = asyncio.run(bursts(args.model, args.rounds))
+    for kind, found in figures["burst"].items():
+        rows = [
+            [name, *(f"{f[key] * 1e3:.1f}" for key in ("itl_p50", "itl_p99", "ttft_p50"))]
+            for name, f in found.items()
+        ]
+        table(f"A burst of {kind} prompts", ["", "ITL p50, ms", "ITL p99, ms", "TTFT p50, ms"], rows)
+    figures["same_ttft"] = {kind: same_ttft(found) for kind, found in figures["burst"].items()}
+    print(figures["same_ttft"])
+
+
+def chat_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """What the first turn leaves to the second."""
+    figures["chat"] = asyncio.run(chats(args.model, args.rounds))
+    rows = [[name, f"{1e3 * ttft:.1f}"] for name, ttft in figures["chat"].items()]
+    table("TTFT of a second turn", ["", "ms"], rows)
+
+
+def routers_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Every router on every trace."""
+    figures["routers"] = {}
+    for kind in TRACES:
+        found = {
+            name: asyncio.run(routed(args.model, name, kind, args.requests, args.rate)) for name in ROUTERS
+        }
+        figures["routers"][kind] = found
+        rows = [
+            [name, f"{1e3 * f['ttft_p95']:.0f}", f"{f['tokens_per_second']:.0f}", f"{f['attainment']:.0%}"]
+            for name, f in found.items()
+        ]
+        table(f"{kind}, 2 pairs", ["router", "p95 TTFT, ms", "tokens/s", "attainment"], rows)
+
+
+PARTS = {"transfer": transfer_part, "burst": burst_part, "chat": chat_part, "routers": routers_part}
+
+
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(
@@ -301,58 +352,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12, help="prompts of the transfer part")
     parser.add_argument("--requests", type=int, default=40, help="requests of the routers' traces")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second of the routers' traces")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
     path = RESULTS / "pairs_live.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
-    if "transfer" in args.parts:
-        rng = random.Random(0)
-        lengths = [rng.randint(512, 1500) for _ in range(args.prompts)]
-        figures["transfer"] = asyncio.run(transfers(args.model, lengths))
-        each = 1e3 / len(lengths)
-        rows = [
-            [name, f"{f['prefill_seconds'] * each:.0f}", f"{f['exposed_seconds'] * each:.1f}",
-             f"{f['exposed_share']:.1%}"]
-            for name, f in figures["transfer"].items()
-        ]  # fmt: skip
-        table("KV transfer, per prompt", ["wire", "prefill, ms", "exposed, ms", "share"], rows)
+    for name in args.parts:
+        PARTS[name](args, figures)
         write("pairs_live", vars(args), figures)
-    if "burst" in args.parts:
-        figures["burst"] = asyncio.run(bursts(args.model, args.rounds))
-        for kind, found in figures["burst"].items():
-            rows = [
-                [name, *(f"{f[key] * 1e3:.1f}" for key in ("itl_p50", "itl_p99", "ttft_p50"))]
-                for name, f in found.items()
-            ]
-            table(f"A burst of {kind} prompts", ["", "ITL p50, ms", "ITL p99, ms", "TTFT p50, ms"], rows)
-        figures["same_ttft"] = {kind: same_ttft(found) for kind, found in figures["burst"].items()}
-        print(figures["same_ttft"])
-        write("pairs_live", vars(args), figures)
-    if "chat" in args.parts:
-        figures["chat"] = asyncio.run(chats(args.model, args.rounds))
-        rows = [[name, f"{1e3 * ttft:.1f}"] for name, ttft in figures["chat"].items()]
-        table("TTFT of a second turn", ["", "ms"], rows)
-        write("pairs_live", vars(args), figures)
-    if "routers" in args.parts:
-        figures["routers"] = {}
-        for kind in TRACES:
-            found = {
-                name: asyncio.run(routed(args.model, name, kind, args.requests, args.rate))
-                for name in ROUTERS
-            }
-            rows = [
-                [
-                    name,
-                    f"{1e3 * f['ttft_p95']:.0f}",
-                    f"{f['tokens_per_second']:.0f}",
-                    f"{f['attainment']:.0%}",
-                ]
-                for name, f in found.items()
-            ]
-            table(f"{kind}, 2 pairs", ["router", "p95 TTFT, ms", "tokens/s", "attainment"], rows)
-            figures["routers"][kind] = found
-            write("pairs_live", vars(args), figures)
-    if "burst" in figures and "transfer" in figures and "long" in figures["burst"]:
+    if "transfer" in figures and "long" in figures.get("burst", {}):
         plot(figures)
 
 

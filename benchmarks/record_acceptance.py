@@ -62,7 +62,7 @@ def questions(loaded: Loaded, recording: Recording) -> tuple[list[list[int]], li
     starts = np.diff(recording.starts).tolist()
     if len(starts) != len(lengths):
         raise ValueError(f"{len(starts)} texts were recorded, and there are {len(lengths)} now")
-    return found, [min(length, recorded + 1) for length, recorded in zip(lengths, starts, strict=True)]
+    return found, [min(length, recorded) for length, recorded in zip(lengths, starts, strict=True)]
 
 
 def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
@@ -84,22 +84,22 @@ def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
 def drafted(
     loaded: Loaded, asked: Sequence[list[int]], answers: Sequence[list[int]], shape: Shape
 ) -> list[list[TokenTree]]:
-    """For each text the tree drafted behind each of its tokens but the last."""
+    """For each text the trees drafted behind its prompt and behind each of its tokens but the last."""
     drafter, size = loaded.drafter, loaded.engine_config.block_size
     assert drafter is not None
     pages = -(-max(len(p) + len(a) + shape.nodes for p, a in zip(asked, answers, strict=True)) // size)
     found: list[list[TokenTree]] = [[] for _ in asked]
-    for place in range(max(map(len, answers)) - 1):
+    for place in range(max(map(len, answers))):
         requests = []
         for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
-            if place + 1 >= len(answer):
+            if place >= len(answer):
                 continue
-            known = len(prompt) + place
+            known = len(prompt) + place - 1
             requests.append(
                 DraftRequest(
                     id=number, epoch=0, keep=known if place else 0,
-                    new_tokens=[answer[place]] if place else [*prompt, answer[0]],
-                    choice=0, output=place + 1, params=GREEDY, depth=shape.depth, width=shape.width,
+                    new_tokens=[answer[place - 1]] if place else prompt,
+                    choice=0, output=place, params=GREEDY, depth=shape.depth, width=shape.width,
                     nodes=shape.nodes, computed=known if place else 0,
                     blocks=list(range(number * pages, (number + 1) * pages)), expansion=shape.expansion,
                 )
@@ -138,9 +138,9 @@ def main() -> None:
         asked, answers = [list(column) for column in zip(*pairs, strict=True)]
         for kind, shape in SHAPES.items():
             for answer, grown in zip(answers, drafted(loaded, asked, answers, shape), strict=True):
-                trees[kind] += [judged(tree, answer[place + 1 :]) for place, tree in enumerate(grown)]
+                trees[kind] += [judged(tree, answer[place:]) for place, tree in enumerate(grown)]
         before = starts[-1]
-        starts += (before + np.cumsum([len(answer) - 1 for answer in answers])).tolist()
+        starts += (before + np.cumsum([len(answer) for answer in answers])).tolist()
         families += [family] * len(answers)
         first = [tree[0][2] for tree in trees["1"][before:] if tree]
         print(f"{family}: {len(answers)} texts, first guess right {np.mean(first):.2f}")

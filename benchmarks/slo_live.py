@@ -12,9 +12,10 @@ import argparse
 import random
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,6 +41,7 @@ from benchmarks.slo_costs import EFFORT, Hardware
 from benchmarks.speculation import SHAPE
 from streamserve import embedded
 from streamserve.engine.engine import Engine
+from streamserve.engine.plan import DraftRequest, StepPlan
 from streamserve.engine.speculation import Speculation
 from streamserve.execution.inflate import inflate
 from streamserve.execution.load import Loaded, load
@@ -52,8 +54,37 @@ from streamserve.protocol.messages import Submit, Token
 
 KEPT = Path(__file__).parent.parent / "build" / "speculation" / "target"
 COMPARED = ("attainment", "goodput", "ttft", "tpot")
-WARM_UP = 1000
-"""Seed of the requests that costs are refined by: none of those that count."""
+
+
+@dataclass
+class Meter:
+    """What something took, beside what the profile says of it."""
+
+    took: float = 0.0
+    said: float = 0.0
+
+    @property
+    def slower(self) -> float:
+        """By which factor."""
+        return self.took / self.said if self.said else 1.0
+
+
+class Metered:
+    """An executor or a drafter whose calls are timed; `said` foretells the seconds of one from what it was
+    asked for."""
+
+    def __init__(self, inner: Any, call: str, said: Callable[[Any], float]) -> None:
+        self.meter, self._inner, self._call, self._said = Meter(), inner, call, said
+
+    def __getattr__(self, name: str) -> Any:
+        return self._timed if name == self._call else getattr(self._inner, name)
+
+    def _timed(self, asked: Any) -> Any:
+        started = time.perf_counter()
+        found = getattr(self._inner, self._call)(asked)
+        self.meter.took += time.perf_counter() - started
+        self.meter.said += self._said(asked)
+        return found
 
 
 class Pair:
@@ -75,19 +106,16 @@ class Pair:
             "measured in this run",
         )  # fmt: skip
 
-    def as_served(self, asked: Sequence[Asked], prompts: Sequence[list[int]], load: Load) -> Hardware:
-        """The costs as an engine finds them to be while it serves, with guesses and without."""
-        known = Speculation(parse_policy("goodput"), self.hardware.step, self.drafting)
-        scheduling = steps = 0.0
-        for setting in ("goodput", "chunked", "equal-greedy+chunked"):
-            known.policy = parse_policy(parts(setting)[0])
-            _, split = serve(self, setting, load, asked, prompts, known)
-            scheduling, steps = scheduling + split["scheduling"], steps + split["steps"]
-        host = scheduling / steps
-        return Hardware(
-            "here", lambda rows, kv: host + known.step_cost(rows, kv), lambda rows: known.pass_cost(rows, 0),
-            f"as served, {1e3 * host:.2f} ms of scheduling a step",
-        )  # fmt: skip
+    def step_said(self, plan: StepPlan) -> float:
+        """Seconds of a step."""
+        rows = sum(span.rows for span in plan.spans)
+        return self.hardware.step(rows, sum(span.start for span in plan.spans)) if rows else 0.0
+
+    def draft_said(self, requests: Sequence[DraftRequest]) -> float:
+        """Seconds of guessing, a pass a level."""
+        levels = range(max((one.depth for one in requests), default=0))
+        rows = [sum(one.width if level else 1 for one in requests if one.depth > level) for level in levels]
+        return sum(self.hardware.draft(each) for each in rows)
 
     def engine(self, setting: str) -> Engine:
         """A fresh one, that has learned nothing."""
@@ -96,10 +124,24 @@ class Pair:
         config = engine_config(self.hardware, setting, loaded.engine_config.num_blocks)
         config = msgspec.structs.replace(config, block_size=loaded.engine_config.block_size)
         return Engine(
-            config, loaded.model_info, loaded.executor, time.perf_counter,
-            None if policy == "off" else loaded.drafter,
+            config, loaded.model_info, Metered(loaded.executor, "run", self.step_said), time.perf_counter,
+            None if policy == "off" else Metered(loaded.drafter, "begin", self.draft_said),
             Speculation(parse_policy(policy), self.hardware.step, self.drafting),
         )  # fmt: skip
+
+
+def as_served(hardware: Hardware, engine: Engine) -> Hardware:
+    """The profile at the speed that the machine had while this engine served, and what steps took besides."""
+    report = engine.report()
+    assert report.step_parts is not None
+    besides = report.step_seconds - report.step_parts.draft - report.step_parts.target
+    host, slower = besides / report.steps, engine.executor.meter.slower
+    drafting = engine.drafter.meter.slower if engine.drafter else 1.0
+    return replace(
+        hardware,
+        step=lambda rows, kv: host + slower * hardware.step(rows, kv),
+        draft=lambda rows: drafting * hardware.draft(rows),
+    )
 
 
 def requests(
@@ -114,12 +156,10 @@ def requests(
 
 
 def serve(
-    pair: Pair, setting: str, load: Load, asked: Sequence[Asked], prompts: Sequence[list[int]],
-    known: Speculation | None = None,
-) -> tuple[list[Served], dict[str, float]]:  # fmt: skip
-    """What became of each request, steps and seconds of their parts, live; `known` learns what they cost."""
-    engine, targets = pair.engine(setting), goals(pair.hardware, load)
-    engine.speculation = known or engine.speculation
+    pair: Pair, engine: Engine, setting: str, load: Load, asked: Sequence[Asked], prompts: Sequence[list[int]]
+) -> tuple[list[Served], dict[str, float]]:
+    """What became of each request, and seconds of the parts of steps, live."""
+    targets = goals(pair.hardware, load)
     times: dict[str, list[float]] = defaultdict(list)
     coming, started = list(enumerate(asked)), time.perf_counter()
     while coming or engine.has_work:
@@ -135,12 +175,10 @@ def serve(
         for event in engine.step():
             if isinstance(event, Token):
                 times[event.request].append(time.perf_counter() - started)
-    report = engine.report()
-    split = report.step_parts
+    split = engine.report().step_parts
     assert split is not None
     served = [judged(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(asked)]
-    seconds = {"scheduling": split.scheduling, "drafting": split.draft, "target": split.target}
-    return served, seconds | {"steps": float(report.steps)}
+    return served, {"scheduling": split.scheduling, "drafting": split.draft, "target": split.target}
 
 
 def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -165,17 +203,19 @@ def main() -> None:
     args = parser.parse_args()
     recording, pair = recorded(), Pair()
     prompts, lengths = questions(pair.loaded, recording)
-    serve(pair, "goodput", Load(), [Asked(0.0, 0, len(prompts[0]), 16, 0)], prompts)  # what is done once
-    middle = Load(rate=sorted(args.rates)[len(args.rates) // 2], requests=args.requests)
-    refined = pair.as_served(requests(pair, middle, WARM_UP, prompts, lengths), prompts, middle)
+    serve(
+        pair, pair.engine("goodput"), "goodput", Load(), [Asked(0.0, 0, len(prompts[0]), 16, 0)], prompts
+    )  # what is done once
     found: dict[tuple[float, str], list[tuple[dict[str, float], dict[str, float]]]] = defaultdict(list)
     for seed in range(args.seeds):
         for rate in args.rates:
             load = Load(rate=rate, requests=args.requests)
             asked = requests(pair, load, seed, prompts, lengths)
             for setting in random.Random(f"{seed} {rate}").sample(args.settings, len(args.settings)):
-                served, split = serve(pair, setting, load, asked, prompts)
-                played, _ = play(refined, recording, setting, load, asked, goals(pair.hardware, load))
+                engine = pair.engine(setting)
+                served, split = serve(pair, engine, setting, load, asked, prompts)
+                costs, targets = as_served(pair.hardware, engine), goals(pair.hardware, load)
+                played, _ = play(costs, recording, setting, load, asked, targets)
                 both = figures(served, asked[0].at) | split, figures(played, asked[0].at)
                 found[rate, setting].append(both)
                 print(seed, rate, setting, {n: [round(b[n], 3) for b in both] for n in COMPARED}, flush=True)
@@ -196,9 +236,9 @@ def main() -> None:
         for r in records
     ]
     table(f"live / virtual; B = {hardware.budget}", ["rate", "setting", *COMPARED], rows)
-    costs = {rows: 1e3 * hardware.step(rows, 0) for rows in EFFORT.rows}
+    profiled = {rows: 1e3 * hardware.step(rows, 0) for rows in EFFORT.rows}
     write(args.name, {**vars(args), "B": hardware.budget, "minimum_tpot_ms": 1e3 * minimum(hardware),
-                      "step_ms": costs, "virtual": refined.note}, records)  # fmt: skip
+                      "step_ms": profiled}, records)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ from streamserve.execution.profile_measure import first_profile
 from streamserve.policy.speculation import parse_policy
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import ModelConfig, SpeculationMode
-from streamserve.protocol.messages import Cancel, Report, Submit, Token
+from streamserve.protocol.messages import Cancel, Submit, Token
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))

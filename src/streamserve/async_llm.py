@@ -28,7 +28,8 @@ from streamserve.policy.routing import parse_router
 from streamserve.protocol.config import ModelConfig, ServerConfig, WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.messages import ModelInfo, Ready, Report
+from streamserve.protocol.messages import ModelInfo, Ready
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings, SettingsError, topology
 from streamserve.text.chat import chat_template

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from streamserve.async_llm import AsyncLLM, new_request_id
-from streamserve.protocol.messages import ModelInfo, PromptLogprobs, Report
+from streamserve.protocol.messages import ModelInfo, PromptLogprobs
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import Settings, resolve
 from streamserve.text.chat import require

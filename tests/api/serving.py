@@ -20,7 +20,8 @@ from streamserve.api.settings import ApiSettings
 from streamserve.control.view import RouterView
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.messages import ModelInfo, Report
+from streamserve.protocol.messages import ModelInfo
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate, chat_template
 from streamserve.text.output import Delta, Usage

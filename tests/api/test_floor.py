@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamserve.protocol.messages import Report
+from streamserve.protocol.reports import Report
 from tests.api.serving import ScriptedGenerator, scripted
 
 FIGURES = {

@@ -10,8 +10,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.api.generator import Item
-from streamserve.api.metrics import NAMES_OF_VLLM, OURS, THEIRS
-from streamserve.protocol.messages import Report, SpeculationReport, StepParts
+from streamserve.api.metrics import NAMES_OF_VLLM, THEIRS
+from streamserve.api.worker_metrics import OURS
+from streamserve.protocol.reports import Report, SpeculationReport, StepParts
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until

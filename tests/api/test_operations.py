@@ -8,7 +8,7 @@ import pytest
 from streamserve import __version__
 from streamserve.api.app import create_app
 from streamserve.api.settings import ApiSettings
-from streamserve.protocol.messages import Report
+from streamserve.protocol.reports import Report
 from tests.api.serving import ScriptedGenerator, Served, scripted
 
 

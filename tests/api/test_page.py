@@ -18,7 +18,7 @@ from streamserve.api.generator import Item
 from streamserve.api.page import content_security_policy
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
-from streamserve.protocol.messages import TransferReport
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from streamserve.control.crew import Crew
 from streamserve.control.events import Start
 from streamserve.control.workers import RECENT, Topology, WorkerState, pairs, unified
-from streamserve.protocol.messages import CostCurve, StepParts
+from streamserve.protocol.messages import CostCurve
+from streamserve.protocol.reports import StepParts
 from tests.api.test_metrics import REPORT
 from tests.control.test_fleet import READY
 

@@ -16,9 +16,9 @@ from streamserve.protocol.messages import (
     Submit,
     Token,
     TransferNews,
-    TransferReport,
     Transfers,
 )
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
 from tests.api.test_metrics import REPORT

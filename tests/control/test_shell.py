@@ -17,7 +17,7 @@ import pytest
 
 from streamserve.async_llm import AsyncLLM, new_request_id
 from streamserve.protocol.errors import CheckpointError, RequestError
-from streamserve.protocol.messages import Report
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings import resolve
 from streamserve.text.output import Delta, Usage

@@ -12,7 +12,6 @@ from streamserve.protocol.messages import (
     FromWorker,
     PromptLogprob,
     PromptLogprobs,
-    Report,
     Stop,
     Submit,
     Token,
@@ -21,7 +20,8 @@ from streamserve.protocol.messages import (
     decode_from_worker,
     decode_to_worker,
     encode,
-)  # fmt: skip
+)
+from streamserve.protocol.reports import Report  # fmt: skip
 from streamserve.protocol.sampling import SamplingParams
 
 PARAMS = SamplingParams(n=2, seed=2**64 - 1, logit_bias={3: -1.5}, stop=("a", "b"), logprobs=1)

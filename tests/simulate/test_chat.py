@@ -7,7 +7,7 @@ from streamserve.control.events import Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import TransferReport
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import assert_engine_empty, expected, model_info, submit

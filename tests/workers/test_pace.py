@@ -2,7 +2,7 @@
 
 import msgspec
 
-from streamserve.protocol.messages import Report
+from streamserve.protocol.reports import Report
 from streamserve.workers.pace import SECONDS, Pace
 
 NOTHING = Report(

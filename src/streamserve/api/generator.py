@@ -5,7 +5,8 @@ from typing import Protocol
 
 from streamserve.control.view import RouterView
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.messages import ModelInfo, PromptLogprobs, Report
+from streamserve.protocol.messages import ModelInfo, PromptLogprobs
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate
 from streamserve.text.output import Delta, Usage

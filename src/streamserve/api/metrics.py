@@ -6,34 +6,25 @@ so that its dashboards and autoscalers work unchanged.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.api.slo import strictness
+from streamserve.api.worker_metrics import LABEL, OURS, WorkerMetrics
 from streamserve.protocol.errors import PromptChanged, RequestError
-from streamserve.protocol.messages import (
-    EvictionReport,
-    RemoteReport,
-    Report,
-    SpeculationReport,
-    StepParts,
-    StreamReport,
-    TransferReport,
-)
+from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import NO_SLO, Slo
 from streamserve.text.output import Delta, Usage
 
-OURS, THEIRS = "streamserve:", "vllm:"
+THEIRS = "vllm:"
 
 NAMES_OF_VLLM = {
     "num_requests_running",
@@ -67,12 +58,9 @@ v1/spec_decode/metrics.py); labels are ours."""
 SUCCESSES = ("stop", "length", "abort")
 """Reasons that vLLM counts as success, with its label's name (finished_reason)."""
 
-_LABEL = "model_name"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 _COUNTS = tuple(2**power for power in range(0, 18))
-_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
@@ -99,11 +87,11 @@ class Metrics:
     def __init__(self, model_name: str, report: Callable[[], Report | None]) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
-        self._registry.register(_WorkerReport(model_name, report))
+        self._registry.register(WorkerMetrics(model_name, report))
         self._finished = Counter(
             f"{OURS}requests",
             "Choices that ended, by why.",
-            (_LABEL, "finish_reason"),
+            (LABEL, "finish_reason"),
             registry=self._registry,
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
@@ -113,13 +101,13 @@ class Metrics:
         self._attainment = Counter(
             f"{OURS}slo_requests",
             "Requests with latency targets that ended, by strictness and whether they met them.",
-            (_LABEL, "slo_class", "met"),
+            (LABEL, "slo_class", "met"),
             registry=self._registry,
         )
         self._goodput = Counter(
             f"{OURS}slo_goodput_tokens",
             "Tokens generated for requests that met their latency targets.",
-            (_LABEL, "slo_class"),
+            (LABEL, "slo_class"),
             registry=self._registry,
         )
         self._histograms = {name: self._histogram(name, *how) for name, how in _HISTOGRAMS.items()}
@@ -173,13 +161,13 @@ class Metrics:
         watch.close("abort")
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"{OURS}{name}", text, (_LABEL,), registry=self._registry).labels(self._model_name)
+        return Counter(f"{OURS}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"{OURS}{name}", text, (_LABEL,), registry=self._registry).labels(self._model_name)
+        return Gauge(f"{OURS}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(f"{OURS}{name}", text, (_LABEL,), registry=self._registry, buckets=buckets)
+        histogram = Histogram(f"{OURS}{name}", text, (LABEL,), registry=self._registry, buckets=buckets)
         return histogram.labels(self._model_name)
 
 
@@ -252,144 +240,6 @@ class RequestWatch:
         self._tokens[choice] = self._tokens.get(choice, 0) + count
 
 
-class _WorkerReport(Collector):
-    """The worker's own numbers, read from its latest report whenever they are asked for."""
-
-    def __init__(self, model_name: str, report: Callable[[], Report | None]) -> None:
-        self._model_name = model_name
-        self._report = report
-
-    def collect(self) -> Iterable[Metric]:
-        report = self._report()
-        if report is None:
-            return
-        usage = report.blocks_live / report.blocks_total if report.blocks_total else 0.0
-        yield self._gauge("num_requests_running", "Sequences in the running batch.", report.running)
-        yield self._gauge("num_requests_waiting", "Sequences waiting for room.", report.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
-        yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", report.prefix_queries)
-        yield self._counter("prefix_cache_hits", "Tokens found in the cache.", report.prefix_hits)
-        yield self._counter("num_preemptions", "Sequences that lost their place.", report.preemptions)
-        yield self._counter("steps", "Steps of the engine.", report.steps)
-        yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
-        if report.step_floor_seconds is not None:
-            floor, spent = report.step_floor_seconds, report.step_seconds
-            yield self._counter("step_floor_seconds", "The least time these steps could take.", floor)
-            share = floor / spent if spent else 0.0
-            yield self._gauge("step_floor_share", "Floor / time, of all steps so far.", share)
-        if report.step_parts is not None:
-            yield from self._parts(report.step_parts, report.step_seconds)
-        if report.speculation is not None:
-            yield from self._speculation(report.speculation)
-        if report.streams is not None:
-            yield from self._streams(report.streams)
-        if report.evictions is not None:
-            for name in EvictionReport.__struct_fields__:
-                text = f"Evicted KV: {name.replace('_', ' ')}, in sequences, blocks or seconds."
-                yield self._counter(f"eviction_{name}", text, getattr(report.evictions, name))
-        if report.remote is not None:
-            yield from self._remote(report.remote)
-        if report.transfer is not None:
-            yield from self._transfer(report.transfer)
-
-    def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
-        seconds = CounterMetricFamily(
-            f"{OURS}step_part_seconds", "Time of steps by what it went into.", labels=(_LABEL, "part")
-        )
-        shares = GaugeMetricFamily(
-            f"{OURS}step_part_share", "Parts of the time of all steps so far.", labels=(_LABEL, "part")
-        )
-        for part in StepParts.__struct_fields__:
-            value = getattr(parts, part)
-            seconds.add_metric((self._model_name, part), value)
-            shares.add_metric((self._model_name, part), value / spent if spent else 0.0)
-        yield seconds
-        yield shares
-
-    def _streams(self, report: StreamReport) -> Iterable[Metric]:
-        yield self._counter(
-            "stream_invalidated_tokens", "Computed tokens that edits made void.", report.invalidated
-        )
-        yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
-        yield self._counter(
-            "stream_withdrawn_tokens", "Of early answers that edits made void.", report.withdrawn
-        )
-        early = report.computed_before
-        yield self._counter("stream_early_tokens", "Of them, computed before they were finished.", early)
-        share = early / report.tokens if report.tokens else 0.0
-        yield self._gauge("stream_early_share", "Computed before / all, of finished streams so far.", share)
-
-    def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
-        yield self._counter("spec_decode_num_drafts", "Trees that were drafted.", report.drafts)
-        yield self._counter("spec_decode_num_draft_tokens", "Guesses verified.", report.verified)
-        yield self._counter("spec_decode_num_accepted_tokens", "Guesses accepted.", report.accepted)
-        family = CounterMetricFamily(
-            f"{OURS}spec_decode_num_accepted_tokens_per_pos",
-            "Guesses accepted at each depth.",
-            labels=(_LABEL, "position"),
-        )
-        for position, count in enumerate(report.accepted_at):
-            family.add_metric((self._model_name, str(position)), count)
-        yield family
-        yield self._counted("spec_decode_tree_nodes", "Guesses of a tree.", report.trees_by_nodes, _NODES)
-        yield self._counted("spec_decode_tree_depth", "Levels of a tree.", report.trees_by_depth, _DEPTHS)
-        yield self._counter("spec_decode_guesses", "Guesses drafted, verified or not.", report.drafted)
-        yield self._counter(
-            "spec_decode_expected_tokens", "Acceptances predicted before verification.", report.expected
-        )
-        yield self._counter("spec_decode_draft_seconds", "Time spent drafting.", report.draft_seconds)
-        yield self._counter(
-            "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
-        )
-
-    def _remote(self, report: RemoteReport) -> Iterable[Metric]:
-        yield self._gauge("draft_services", "Draft services there is a session with.", report.services)
-        yield self._counter("draft_service_late_trees", "Trees used after their step.", report.late)
-        yield self._counter("draft_service_moves", "Changes from one service to another.", report.moves)
-        for name, text, services, stand_in in (
-            ("trees", "Trees used", report.trees, report.stand_in_trees),
-            ("accepted", "Guesses in them that the text followed", report.accepted, report.stand_in_accepted),
-        ):
-            family = CounterMetricFamily(
-                f"{OURS}draft_service_{name}",
-                f"{text}, from services and from n-grams where those had none.",
-                labels=(_LABEL, "source"),
-            )
-            family.add_metric((self._model_name, "service"), services)
-            family.add_metric((self._model_name, "ngram"), stand_in)
-            yield family
-
-    def _transfer(self, report: TransferReport) -> Iterable[Metric]:
-        yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)
-        yield self._counter("kv_transfer_failures", "KV that did not arrive.", report.failed)
-        yield self._counter("kv_transfer_bytes", "KV sent to other workers.", report.sent_bytes)
-        hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
-        yield self._counter(
-            "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds
-        )
-        yield self._counter("kv_transfer_hidden_seconds", "Transfer time beside prefill.", hidden)
-        yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
-        yield self._counter("kv_transfer_hit_tokens", "Of them, not sent: there already.", report.hit_tokens)
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))
-        family.add_metric((self._model_name,), value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))
-        family.add_metric((self._model_name,), value)
-        return family
-
-    def _counted(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
-        """A histogram of numbers, `counts[i]` of which are i + 1."""
-        family = HistogramMetricFamily(f"{OURS}{name}", text, labels=(_LABEL,))
-        up_to = [(str(float(bucket)), float(sum(counts[:bucket]))) for bucket in buckets]
-        total = sum(number * count for number, count in enumerate(counts, start=1))
-        family.add_metric((self._model_name,), [*up_to, ("+Inf", float(sum(counts)))], total)
-        return family
-
-
 class _Successes(Collector):
     """The choices that ended well, as vLLM counts and labels them."""
 
@@ -398,12 +248,12 @@ class _Successes(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(
-            f"{OURS}request_success", "Choices that ended well.", labels=(_LABEL, "finished_reason")
+            f"{OURS}request_success", "Choices that ended well.", labels=(LABEL, "finished_reason")
         )
         for sample in next(iter(self._finished.collect())).samples:
             reason = sample.labels["finish_reason"]
             if sample.name.endswith("_total") and reason in SUCCESSES:
-                family.add_metric((sample.labels[_LABEL], reason), sample.value)
+                family.add_metric((sample.labels[LABEL], reason), sample.value)
         yield family
 
 

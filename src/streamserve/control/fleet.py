@@ -47,13 +47,13 @@ from streamserve.protocol.messages import (
     Failed,
     Finished,
     Ready,
-    Report,
     Reserved,
     Token,
     TransferNews,
     Transfers,
     Withdrawn,
 )
+from streamserve.protocol.reports import Report
 
 UNPLACED_RETRY_AFTER = 5.0
 """Seconds after which a client is told to come again while there is no place for its request."""

@@ -11,7 +11,8 @@ import msgspec
 from streamserve.policy.cost import StepCost, further_pairs
 from streamserve.policy.routing import Costs, WorkerLoad
 from streamserve.protocol.config import Role
-from streamserve.protocol.messages import CostCurve, Failed, Ready, Report
+from streamserve.protocol.messages import CostCurve, Failed, Ready
+from streamserve.protocol.reports import Report
 
 RECENT = 0.2
 """Share of the latest report in what speculation brings."""

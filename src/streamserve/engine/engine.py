@@ -26,15 +26,12 @@ from streamserve.protocol.messages import (
     Cancel,
     Edit,
     Event,
-    EvictionReport,
     Finished,
     ModelInfo,
-    Report,
-    StepParts,
-    StreamReport,
     Submit,
     ToEngine,
 )
+from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 
 

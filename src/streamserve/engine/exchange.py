@@ -7,7 +7,8 @@ from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.transfer import Incoming, Outgoing
 from streamserve.engine.watch import Watch
-from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferNews, TransferReport
+from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferNews
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.tickets import Join, Push, Release
 
 

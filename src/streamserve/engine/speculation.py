@@ -20,7 +20,7 @@ from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
 from streamserve.policy.specustream import Flow
 from streamserve.policy.tree import TokenTree
 from streamserve.policy.triage import SURE_LEVELS, Means
-from streamserve.protocol.messages import SpeculationReport
+from streamserve.protocol.reports import SpeculationReport
 
 PROBE_EVERY = 64
 """Plain steps after which one request is drafted for, so that what was learned stays true."""

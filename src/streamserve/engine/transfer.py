@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from streamserve.engine.blocks import BlockPool
 from streamserve.engine.sequence import Sequence as Running
-from streamserve.protocol.messages import Pushed, TransferReport
+from streamserve.protocol.messages import Pushed
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.tickets import CacheAddress, Ticket
 
 

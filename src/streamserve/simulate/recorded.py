@@ -32,7 +32,7 @@ class Recording:
     families: tuple[str, ...]
 
     def tree(self, text: int, output: int, width: int, expansion: bool) -> tuple[Node, ...]:
-        """What was drafted behind output number `output` of a text; who goes on longer begins anew."""
+        """What was drafted behind the first `output` tokens of a text; who goes on longer begins anew."""
         text %= len(self.families)
         first, end = self.starts[text], self.starts[text + 1]
         kind = "specinfer" if expansion else str(min(max(width, 1), 4))
@@ -100,7 +100,7 @@ class RecordedDrafter:
         del tokens[request.keep :]
         tokens += request.new_tokens
         recorded = self._recording.tree(
-            request.params.seed or 0, request.output - 1, request.width, bool(request.expansion)
+            request.params.seed or 0, request.output, request.width, bool(request.expansion)
         )
         names, parents, scores, accept, depths = [tokens[-1]], [-1], [1.0], [1.0], [0]
         children = [0]

@@ -1,6 +1,6 @@
 """A line for the log now and then: what the engine did lately, and how near that was to what is possible."""
 
-from streamserve.protocol.messages import Report
+from streamserve.protocol.reports import Report
 
 SECONDS = 60.0
 

@@ -26,7 +26,7 @@ from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
 from streamserve.protocol.drafting import MAX_MESSAGE_BYTES, decode_to_target, encode
-from streamserve.protocol.messages import RemoteReport
+from streamserve.protocol.reports import RemoteReport
 
 logger = logging.getLogger(__name__)
 

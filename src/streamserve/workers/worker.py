@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import msgspec
@@ -14,6 +14,7 @@ import zmq
 from llguidance import LLTokenizer
 
 from streamserve.engine.engine import Engine
+from streamserve.engine.plan import Drafter
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.transfer import TransferError
 from streamserve.execution.cores import claim
@@ -37,14 +38,14 @@ from streamserve.protocol.messages import (
     Failed,
     FromWorker,
     Ready,
-    Report,
     Stop,
     Traced,
     Transfers,
     decode_to_worker,
     encode,
 )
-from streamserve.protocol.tickets import kv_fingerprint
+from streamserve.protocol.reports import Report
+from streamserve.protocol.tickets import CacheAddress, kv_fingerprint
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
@@ -63,94 +64,118 @@ STALLED_MILLISECONDS = 10
 TRANSFER_MILLISECONDS = 1
 """How often an idle worker looks whether KV has landed."""
 CHECKPOINT_EXIT_STATUS = 2
-Memory = type[SharedMemory] | type[NixlMemory]
-Transport = type[SharedMemoryTransport] | type[NixlTransport]
-TRANSPORTS: dict[KVTransport, tuple[Memory, Transport]] = {
+Memory = SharedMemory | NixlMemory
+Transport = SharedMemoryTransport | NixlTransport
+TRANSPORTS: dict[KVTransport, tuple[type[Memory], type[Transport]]] = {
     "shm": (SharedMemory, SharedMemoryTransport),
     "nixl": (NixlMemory, NixlTransport),
 }
 """What KV comes into, and what it leaves by."""
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What an engine is made of. Of the halves of pairs, KV that others reach lies in `memory`, at `cache`,
+    and leaves by `transport`."""
+
+    loaded: Loaded
+    memory: Memory
+    transport: Transport | None
+    cache: CacheAddress | None
+    profile: Profile | None
+
+
 def run(config: WorkerConfig) -> int:
     """Load the model and serve until told to stop; returns the exit status."""
     with zmq.Context() as context, _connect(context, config) as socket:
         started = time.monotonic()
-        make_memory, make_transport = TRANSPORTS[config.kv_transport]
-        memory = make_memory()
-        cores = claim(config.model.threads or len(os.sched_getaffinity(0)))
-        numbers = cores.numbers if cores else ()
         try:
-            words = partial(_vocabulary, config.model.path)
-            half = config.role in ("prefill", "decode")
-            loaded = load(
-                config.model, words, numbers, config.memory_share, memory.allocate if half else None
-            )
-            fingerprint = kv_fingerprint(
-                loaded.model_info.fingerprint, loaded.engine_config.block_size, loaded.draft_fingerprint
-            )
-            pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
-            transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if half else None
-        except CheckpointError as error:
-            _send(socket, Failed(str(error), CHECKPOINT_EXIT_STATUS))
-            return CHECKPOINT_EXIT_STATUS
-        except TransferError as error:
-            _send(socket, Failed(str(error), 1))
-            return 1
-        stand_in = NGramDrafter(loaded.model_info.eos_token_ids)
-        drafter = loaded.drafter or remote_drafter(config, loaded.model_info.vocab_size, stand_in)
+            parts = _load(config)
+        except (CheckpointError, TransferError) as error:
+            status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
+            _send(socket, Failed(str(error), status))
+            return status
+        stand_in = NGramDrafter(parts.loaded.model_info.eos_token_ids)
+        vocabulary_size = parts.loaded.model_info.vocab_size
+        drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, stand_in)
         remote = drafter if isinstance(drafter, RemoteDrafter) else None
         if remote:
             remote.attend()
-        if cores:
-            settle(cores, loaded)
-        profile = first_profile(config.model.path, loaded, users_profiles()) if config.model.profile else None
-        cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
-        draft = draft_cost(loaded) if profile else None
-        speculation = Speculation(parse_policy(config.model.speculation_policy), cost, draft)
         tracer = Tracer(time.monotonic) if config.trace else None
-        cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
-        engine = Engine(
-            loaded.engine_config,
-            loaded.model_info,
-            loaded.executor,
-            time.monotonic,
-            drafter,
-            speculation,
-            floor=floor_of(loaded, profile) if profile else None,
-            swap_cost=_swap_cost(loaded, profile),
-            transport=transport,
-            cache=cache,
-            name=config.worker,
-            watch=tracer,
-        )
-        _send(
-            socket,
-            Ready(
-                version=PROTOCOL_VERSION,
-                model=loaded.model_info,
-                num_blocks=loaded.engine_config.num_blocks,
-                block_size=loaded.engine_config.block_size,
-                max_num_seqs=loaded.engine_config.max_num_seqs,
-                kv_cache_bytes=loaded.kv_cache_bytes,
-                load_seconds=time.monotonic() - started,
-                draft=loaded.draft_fingerprint,
-                cache=cache,
-                cost=_curve(profile) if profile else None,
-            ),
-        )
+        engine = _engine(config, parts, drafter, tracer)
+        _send(socket, _ready(parts, time.monotonic() - started))
         _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
         try:
             _serve(engine, socket, tracer, remote)
         finally:  # its thread may wait for a step that will never come
-            if transport:
-                transport.close()
+            if parts.transport:
+                parts.transport.close()
         if remote:
             remote.close()
-        memory.close()
-        loaded.executor.close()
+        parts.memory.close()
+        parts.loaded.executor.close()
     return 0
+
+
+def _load(config: WorkerConfig) -> _Parts:
+    """The model on cores of its own, where it can have them, with KV where others reach it if it is half of
+    a pair. Raises CheckpointError or TransferError."""
+    model, half = config.model, config.role in ("prefill", "decode")
+    make_memory, make_transport = TRANSPORTS[config.kv_transport]
+    memory = make_memory()
+    cores = claim(model.threads or len(os.sched_getaffinity(0)))
+    words = partial(_vocabulary, model.path)
+    numbers = cores.numbers if cores else ()
+    loaded = load(model, words, numbers, config.memory_share, memory.allocate if half else None)
+    fingerprint = kv_fingerprint(
+        loaded.model_info.fingerprint, loaded.engine_config.block_size, loaded.draft_fingerprint
+    )
+    pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
+    transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if half else None
+    cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
+    if cores:
+        settle(cores, loaded)
+    profile = first_profile(model.path, loaded, users_profiles()) if model.profile else None
+    return _Parts(loaded, memory, transport, cache, profile)
+
+
+def _engine(config: WorkerConfig, parts: _Parts, drafter: Drafter | None, tracer: Tracer | None) -> Engine:
+    loaded, profile = parts.loaded, parts.profile
+    cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
+    return Engine(
+        loaded.engine_config,
+        loaded.model_info,
+        loaded.executor,
+        time.monotonic,
+        drafter,
+        Speculation(
+            parse_policy(config.model.speculation_policy), cost, draft_cost(loaded) if profile else None
+        ),
+        floor=floor_of(loaded, profile) if profile else None,
+        swap_cost=_swap_cost(loaded, profile),
+        transport=parts.transport,
+        cache=parts.cache,
+        name=config.worker,
+        watch=tracer,
+    )
+
+
+def _ready(parts: _Parts, seconds: float) -> Ready:
+    """What others should know of the worker, which took so long to load."""
+    loaded, config = parts.loaded, parts.loaded.engine_config
+    return Ready(
+        version=PROTOCOL_VERSION,
+        model=loaded.model_info,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        kv_cache_bytes=loaded.kv_cache_bytes,
+        load_seconds=seconds,
+        draft=loaded.draft_fingerprint,
+        cache=parts.cache,
+        cost=_curve(parts.profile) if parts.profile else None,
+    )
 
 
 def _curve(profile: Profile) -> CostCurve:

@@ -1,0 +1,163 @@
+"""What the worker reports of itself, as Prometheus metrics."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from streamserve.protocol.reports import (
+    EvictionReport,
+    RemoteReport,
+    Report,
+    SpeculationReport,
+    StepParts,
+    StreamReport,
+    TransferReport,
+)
+
+OURS, LABEL = "streamserve:", "model_name"
+_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+
+
+class WorkerMetrics(Collector):
+    """The worker's own numbers, read from its latest report whenever they are asked for."""
+
+    def __init__(self, model_name: str, report: Callable[[], Report | None]) -> None:
+        self._model_name = model_name
+        self._report = report
+
+    def collect(self) -> Iterable[Metric]:
+        report = self._report()
+        if report is None:
+            return
+        usage = report.blocks_live / report.blocks_total if report.blocks_total else 0.0
+        yield self._gauge("num_requests_running", "Sequences in the running batch.", report.running)
+        yield self._gauge("num_requests_waiting", "Sequences waiting for room.", report.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
+        yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", report.prefix_queries)
+        yield self._counter("prefix_cache_hits", "Tokens found in the cache.", report.prefix_hits)
+        yield self._counter("num_preemptions", "Sequences that lost their place.", report.preemptions)
+        yield self._counter("steps", "Steps of the engine.", report.steps)
+        yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
+        if report.step_floor_seconds is not None:
+            floor, spent = report.step_floor_seconds, report.step_seconds
+            yield self._counter("step_floor_seconds", "The least time these steps could take.", floor)
+            share = floor / spent if spent else 0.0
+            yield self._gauge("step_floor_share", "Floor / time, of all steps so far.", share)
+        if report.step_parts is not None:
+            yield from self._parts(report.step_parts, report.step_seconds)
+        if report.speculation is not None:
+            yield from self._speculation(report.speculation)
+        if report.streams is not None:
+            yield from self._streams(report.streams)
+        if report.evictions is not None:
+            for name in EvictionReport.__struct_fields__:
+                text = f"Evicted KV: {name.replace('_', ' ')}, in sequences, blocks or seconds."
+                yield self._counter(f"eviction_{name}", text, getattr(report.evictions, name))
+        if report.remote is not None:
+            yield from self._remote(report.remote)
+        if report.transfer is not None:
+            yield from self._transfer(report.transfer)
+
+    def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
+        seconds = CounterMetricFamily(
+            f"{OURS}step_part_seconds", "Time of steps by what it went into.", labels=(LABEL, "part")
+        )
+        shares = GaugeMetricFamily(
+            f"{OURS}step_part_share", "Parts of the time of all steps so far.", labels=(LABEL, "part")
+        )
+        for part in StepParts.__struct_fields__:
+            value = getattr(parts, part)
+            seconds.add_metric((self._model_name, part), value)
+            shares.add_metric((self._model_name, part), value / spent if spent else 0.0)
+        yield seconds
+        yield shares
+
+    def _streams(self, report: StreamReport) -> Iterable[Metric]:
+        yield self._counter(
+            "stream_invalidated_tokens", "Computed tokens that edits made void.", report.invalidated
+        )
+        yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
+        yield self._counter(
+            "stream_withdrawn_tokens", "Of early answers that edits made void.", report.withdrawn
+        )
+        early = report.computed_before
+        yield self._counter("stream_early_tokens", "Of them, computed before they were finished.", early)
+        share = early / report.tokens if report.tokens else 0.0
+        yield self._gauge("stream_early_share", "Computed before / all, of finished streams so far.", share)
+
+    def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Trees that were drafted.", report.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Guesses verified.", report.verified)
+        yield self._counter("spec_decode_num_accepted_tokens", "Guesses accepted.", report.accepted)
+        family = CounterMetricFamily(
+            f"{OURS}spec_decode_num_accepted_tokens_per_pos",
+            "Guesses accepted at each depth.",
+            labels=(LABEL, "position"),
+        )
+        for position, count in enumerate(report.accepted_at):
+            family.add_metric((self._model_name, str(position)), count)
+        yield family
+        yield self._counted("spec_decode_tree_nodes", "Guesses of a tree.", report.trees_by_nodes, _NODES)
+        yield self._counted("spec_decode_tree_depth", "Levels of a tree.", report.trees_by_depth, _DEPTHS)
+        yield self._counter("spec_decode_guesses", "Guesses drafted, verified or not.", report.drafted)
+        yield self._counter(
+            "spec_decode_expected_tokens", "Acceptances predicted before verification.", report.expected
+        )
+        yield self._counter("spec_decode_draft_seconds", "Time spent drafting.", report.draft_seconds)
+        yield self._counter(
+            "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
+        )
+
+    def _remote(self, report: RemoteReport) -> Iterable[Metric]:
+        yield self._gauge("draft_services", "Draft services there is a session with.", report.services)
+        yield self._counter("draft_service_late_trees", "Trees used after their step.", report.late)
+        yield self._counter("draft_service_moves", "Changes from one service to another.", report.moves)
+        for name, text, services, stand_in in (
+            ("trees", "Trees used", report.trees, report.stand_in_trees),
+            ("accepted", "Guesses in them that the text followed", report.accepted, report.stand_in_accepted),
+        ):
+            family = CounterMetricFamily(
+                f"{OURS}draft_service_{name}",
+                f"{text}, from services and from n-grams where those had none.",
+                labels=(LABEL, "source"),
+            )
+            family.add_metric((self._model_name, "service"), services)
+            family.add_metric((self._model_name, "ngram"), stand_in)
+            yield family
+
+    def _transfer(self, report: TransferReport) -> Iterable[Metric]:
+        yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)
+        yield self._counter("kv_transfer_failures", "KV that did not arrive.", report.failed)
+        yield self._counter("kv_transfer_bytes", "KV sent to other workers.", report.sent_bytes)
+        hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
+        yield self._counter(
+            "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds
+        )
+        yield self._counter("kv_transfer_hidden_seconds", "Transfer time beside prefill.", hidden)
+        yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
+        yield self._counter("kv_transfer_hit_tokens", "Of them, not sent: there already.", report.hit_tokens)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _counted(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
+        """A histogram of numbers, `counts[i]` of which are i + 1."""
+        family = HistogramMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
+        up_to = [(str(float(bucket)), float(sum(counts[:bucket]))) for bucket in buckets]
+        total = sum(number * count for number, count in enumerate(counts, start=1))
+        family.add_metric((self._model_name,), [*up_to, ("+Inf", float(sum(counts)))], total)
+        return family
