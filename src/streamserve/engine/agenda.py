@@ -210,7 +210,8 @@ def workload(
 
 
 def _resting(sequence: Sequence) -> Candidate:
-    """One that has nothing to compute now: what its rank depends on."""
+    """One that has nothing to compute now: what its rank depends on. Of those that still arrive it is the
+    first to give memory up."""
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,
@@ -218,6 +219,7 @@ def _resting(sequence: Sequence) -> Candidate:
         complete=not sequence.open,
         last_chunk_at=sequence.chunk_at,
         asked_at=sequence.asked_at,
+        resting=sequence.open,
     )
 
 

@@ -295,8 +295,8 @@ class Scheduler:
         if not self._seated(sequence, ranked, proposals):
             return False
         wanted = self.swap.wanted(sequence, found) + 1  # and one to go on with
-        while wanted > self._free_beside(found) + self.swap.leaving:
-            if not self._evict_below(sequence, ranked, proposals):
+        while (short := wanted - self._free_beside(found) - self.swap.leaving) > 0:
+            if not self._evict_below(sequence, ranked, proposals, short):
                 return False
         if wanted > self._free_beside(found):
             return False
@@ -311,8 +311,8 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]) -> bool:
         """Blocks for all of an admitted sequence's tokens and the next; false if there are not enough."""
         rows = sequence.pending + 1
-        while self.tables.shortage(sequence, rows) > self.swap.leaving:
-            if not self._evict_below(sequence, ranked, proposals):
+        while (short := self.tables.shortage(sequence, rows) - self.swap.leaving) > 0:
+            if not self._evict_below(sequence, ranked, proposals, short):
                 self.tables.drop(sequence)
                 return False
         if self.tables.shortage(sequence, rows):
@@ -343,8 +343,8 @@ class Scheduler:
         self, sequence: Sequence, rows: int, ranked: list[Sequence], proposals: Mapping[int, Proposal]
     ) -> int:
         """Blocks for up to `rows` tokens; returns for how many."""
-        while self.tables.shortage(sequence, rows) > self.swap.leaving:
-            if not self._evict_below(sequence, ranked, proposals):
+        while (short := self.tables.shortage(sequence, rows) - self.swap.leaving) > 0:
+            if not self._evict_below(sequence, ranked, proposals, short):
                 break
         rows = min(rows, self.tables.room(sequence))
         if rows:
@@ -377,11 +377,13 @@ class Scheduler:
         return [s for s in lower if s.blocks and s.id not in proposals and s.id not in self.swap.moved]
 
     def _evict_below(
-        self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
+        self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal], short: int
     ) -> bool:
+        """Evict one that ranks lower, if there is any, where `short` blocks are missing."""
         below = self._below(sequence, ranked, proposals)
         if below:
-            self.preempt(below[-1])
+            resting = [s for s in below if s.open and not self._wanted(s)]
+            self.preempt(_best_fit(resting, short) if resting else below[-1])
         return bool(below)
 
     def _preempt_lowest(self, ranked: list[Sequence]) -> None:
@@ -389,6 +391,12 @@ class Scheduler:
         moved = [s for s in ranked if s.running and s.outputs > s.preempted_at]
         if moved:
             self.preempt(moved[-1])
+
+
+def _best_fit(resting: list[Sequence], short: int) -> Sequence:
+    """The smallest that gives up so many blocks, or else the largest: what is copied out takes its time."""
+    enough = [sequence for sequence in resting if len(sequence.blocks) >= short]
+    return (min if enough else max)(enough or resting, key=lambda sequence: len(sequence.blocks))
 
 
 def _state(sequence: Sequence) -> SequenceState:

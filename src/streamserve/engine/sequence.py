@@ -105,13 +105,16 @@ class Sequence:
 
     def todo(self, idle: bool) -> int:
         """How many tokens a step should compute. Of an open prompt all but the last, whose output is not
-        wanted yet, and its tail only where a step would be `idle` otherwise."""
+        wanted yet, and its tail only where a step would be `idle` otherwise. One whose KV waits on the host
+        is brought back when as much again has arrived: for less, copies would take longer than they save."""
         if self.ending is not None:
             return 0
         pending = len(self.tokens) - self.computed[TARGET]
         if not self.open or self.early:
             return pending
         last = 1 if idle else self.tail or 1
+        if self.swapped and not idle and pending - last < self.computed[TARGET]:
+            return 0
         return pending - last if pending > last else 0
 
     @property

@@ -42,6 +42,7 @@ class Candidate(NamedTuple):
     arrival). Of one that is still arriving, so many of the latest edits in a row kept the token that
     would be computed next as it is `steady`. `deadline` is when its first token is wanted, as long as that
     has not come; from then on `need` is its target for the following ones. `running`: it holds blocks.
+    `resting`: it waits for more of its prompt, with nothing to compute.
     """
 
     arrival: float
@@ -57,13 +58,17 @@ class Candidate(NamedTuple):
     steady: int = 0
     deadline: float | None = None
     need: Need = NO_NEED
+    resting: bool = False
 
 
 def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]:
-    """The candidates' indices, the first to be served first; equals stay in the given order."""
+    """The candidates' indices, the first to be served first; equals stay in the given order. Where complete
+    prompts come first, those that rest come last: memory is for who has something to compute."""
     key, apart = _KEYS.get(order, _by_arrival), order in COMPLETE_FIRST
 
-    places = [(one.priority, apart and not one.complete, key(one, now)) for one in candidates]
+    places = [
+        (one.priority, apart and not one.complete, apart and one.resting, key(one, now)) for one in candidates
+    ]
     return sorted(range(len(candidates)), key=places.__getitem__)
 
 
