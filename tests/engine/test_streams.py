@@ -47,6 +47,31 @@ def test_an_open_prompt_is_computed_and_waits() -> None:
     assert (streams.chunks, streams.finished, streams.tokens, streams.computed_before) == (1, 1, 22, 19)
 
 
+def test_a_prompt_that_waits_for_more_makes_room_and_comes_back_for_as_much_again() -> None:
+    config = msgspec.structs.replace(CONFIG, num_blocks=18, eviction="swap", swap_blocks=36)
+    engine, collected = make_engine(config), Collected()
+    first, second = list(range(32)), list(range(40, 88))
+    for name, prompt in (("first", first), ("second", second)):
+        collected.take(engine.handle(opened(prompt, name)))
+        steps(engine, collected)
+    (waiting,), (there,) = engine.scheduler.of("first"), engine.scheduler.of("second")
+    assert waiting.swapped, "who came later computes while the first has nothing to do"
+    assert there.running
+    collected.take(engine.handle(Edit("first", 0, 1, 32, list(range(8)))))
+    assert not waiting.todo(idle=False), "for a quarter more it stays where it is while others work"
+    collected.take(engine.handle(Edit("first", 0, 2, 40, list(range(24)))))
+    assert waiting.todo(idle=False) == 32
+    prompts = {"first": [*first, *range(8), *range(24)], "second": second}
+    for name, prompt in prompts.items():
+        version = engine.scheduler.of(name)[0].version + 1
+        collected.take(engine.handle(Edit(name, 0, version, len(prompt), [7], finish=True)))
+    finish(engine, collected)
+    for name, prompt in prompts.items():
+        assert collected.tokens[name, 0] == expected_outputs([*prompt, 7], PARAMS, 0, 6, VOCAB)
+    assert engine.report().evictions.blocks_back > 0
+    assert_engine_empty(engine)
+
+
 def test_an_empty_prompt_may_be_opened_but_not_finished() -> None:
     engine, collected = make_engine(CONFIG), Collected()
     assert engine.handle(opened([])) == []

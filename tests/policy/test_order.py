@@ -43,6 +43,13 @@ def test_orders_of_arriving_prompts() -> None:
     )
 
 
+def test_an_arriving_prompt_that_rests_ranks_behind_those_with_something_to_compute() -> None:
+    resting = Candidate(1.0, complete=False, computed=30, resting=True)
+    newcomer, complete = Candidate(2.0, complete=False, remaining=9), Candidate(3.0)
+    assert rank("slo", [resting, newcomer, complete], 9.0) == [2, 1, 0]
+    assert rank("arrival", [resting, newcomer, complete], 9.0) == [0, 1, 2]
+
+
 def test_a_prompt_that_was_streamed_waits_since_it_is_complete() -> None:
     streamed, plain = Candidate(1.0, asked_at=5.0), Candidate(3.0)
     for order in ("slo", "fcfs", "stta"):
