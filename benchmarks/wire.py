@@ -79,7 +79,7 @@ def round_trip(one: int, other: int, count: int = 20) -> float:
 
 def fetch(host: int, url: str) -> str:
     """What a host finds there."""
-    code = f"import urllib.request; print(urllib.request.urlopen({url!r}).read().decode())"
+    code = f"import urllib.request; print(urllib.request.urlopen({url!r}).read().decode(), end='')"
     command = [*enter(host), sys.executable, "-c", code]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
