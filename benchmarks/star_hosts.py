@@ -8,6 +8,7 @@ as in star.py, by the verification time found there. Needs root.
 import argparse
 import json
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,8 @@ def main() -> None:
                 prefixes = [wire.enter(1 + host) for host in range(TARGET_HOSTS)]
                 targets = Targets(max(arguments.counts), prefixes)
                 for count in arguments.counts:
-                    service = FarService(model, "--key", own, "--clients", clients)
-                    one = measure(targets, service, count, job)
-                    service.close()
+                    with closing(FarService(model, "--key", own, "--clients", clients)) as service:
+                        one = measure(targets, service, count, job)
                     show(f"+{delay * 1e3:.0f} ms", one)
                     found.append({"delay_each_way": delay, "round_trip": trip, **one})
                 targets.close()
