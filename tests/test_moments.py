@@ -28,7 +28,7 @@ ALWAYS = (
 )
 """What happens once without --full, too."""
 GIVEN = {
-    "draft": "self:1", "speculation_policy": "fixed:2", "num_blocks": 60, "max_model_len": 256,
+    "draft": "self:1", "speculation_policy": "fixed:2", "num_blocks": 22, "max_model_len": 256,
     "eviction": "swap", "swap_space": 0.01, "stuck_after": 1.0,
 }  # fmt: skip
 
