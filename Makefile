@@ -64,6 +64,7 @@ $(VENV)/.nixl: $(VENV)/.developing
 
 verify: lint $(VENV)/.nixl $(CLIENTS:%=$(COMPAT)/%/.installed)
 	COMPAT=$(abspath $(COMPAT)) $(BIN)/pytest --full --results tests/results/verify.json $(ARGS)
+	STREAMSERVE_PAIRS=1 $(BIN)/pytest tests/api tests/test_llm.py tests/test_client.py
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """A real server on a free port, in a thread of its own, and a scripted generator for what goes wrong."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -26,6 +27,9 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate, chat_template
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
+
+ON_PAIRS = "STREAMSERVE_PAIRS" in os.environ
+"""Whether servers run stream pairs unless a test says otherwise: `make verify` runs these tests on both."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """`GET /v1/router` tells who works and why a request went where it went."""
 
-from tests.api.serving import Served
+import pytest
+
+from tests.api.serving import ON_PAIRS, Served
 
 
+@pytest.mark.skipif(ON_PAIRS, reason="of one worker")
 def test_a_request_is_found_with_its_place(server: Served) -> None:
     reply = server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=2)
     shown = server.http.get("/v1/router").json()
