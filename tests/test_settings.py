@@ -64,6 +64,7 @@ def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
     [
         ({"port": 70000}, "port = 70000"),
         ({"dtype": "float8"}, "dtype = 'float8'"),
+        ({"eviction": "swop"}, "eviction = 'swop': is none of recompute, swap, cost"),
         ({"max_num_seqs": 0}, "max_num_seqs = 0"),
         ({"max_num_sequences": 1}, "no setting 'max_num_sequences'"),
     ],

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -264,4 +264,12 @@ def convert(values: Mapping[str, Any], struct: type[S]) -> S:
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at ")
         name = place.strip("`$.") or "settings"
+        allowed = _allowed(struct, name)
+        reason = f"is none of {', '.join(allowed)}" if allowed else reason
         raise SettingsError(f"{name} = {values.get(name)!r}: {reason}") from error
+
+
+def _allowed(struct: type[msgspec.Struct], name: str) -> list[str]:
+    """The values of a field that has only certain ones."""
+    hint = get_type_hints(struct).get(name)
+    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []
