@@ -161,6 +161,7 @@ class Engine:
         events = self._admissions(proposals, started)
         for event in events:
             self._watch.moment("first chunk", event.request)
+        events += self._given_up()
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._outcomes.commit(span, outcome)
             events += self.streams.progress(span.sequence, started)
@@ -168,6 +169,14 @@ class Engine:
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
+
+    def _given_up(self) -> list[Event]:
+        """Answers on their way back that have to wait for room: nobody wants them so much, and blocks are
+        held for them elsewhere."""
+        waiting = [s for s in self.scheduler.sequences.values() if s.returned and s.waits]
+        for sequence in waiting:
+            self.exchange.remove(sequence)
+        return [Finished(s.request, s.attempt, 0, "error", "no room to return it") for s in waiting]
 
     def cache_news(self) -> Cached | None:
         """What the prefix index has learned and forgotten since the last call, of one half of a pair."""

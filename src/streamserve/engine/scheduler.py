@@ -224,13 +224,14 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a sequence's blocks: its KV waits in the host pool, or will be recomputed as far as the
-        prefix index forgets it, whichever the policy says."""
+        prefix index forgets it, whichever the policy says. Nobody would bring back one that only waits for
+        its ticket."""
         sequence.preempted_at = sequence.outputs
         self.preemptions += 1
         tokens = sequence.computed[TARGET]
         verdict = decide(
-            self.config.eviction, self.costs, max(sequence.computed), self.config.block_size,
-            sequence.survival if sequence.open else 1.0, self.swap.free,
+            "recompute" if sequence.held else self.config.eviction, self.costs, max(sequence.computed),
+            self.config.block_size, sequence.survival if sequence.open else 1.0, self.swap.free,
         )  # fmt: skip
         if verdict.swap:
             self.evictions.swap_predicted += verdict.swap_seconds
@@ -271,7 +272,7 @@ class Scheduler:
             working = [s for s in self.running() if s.held or self._wanted(s)]
             if sum(len(s.choices) for s in working) + len(sequence.choices) <= self.config.max_num_seqs:
                 return True
-            below = [s for s in self._below(sequence, ranked, proposals) if self._wanted(s)]
+            below = [s for s in self._below(sequence, ranked, proposals) if s.held or self._wanted(s)]
             if not below:
                 return False
             self.preempt(below[-1])
@@ -372,8 +373,12 @@ class Scheduler:
     def _below(
         self, sequence: Sequence, ranked: list[Sequence], proposals: Mapping[int, Proposal]
     ) -> list[Sequence]:
-        """Running sequences that rank below this one and are not part of the step yet."""
+        """Running sequences that rank below this one and are not part of the step yet. For one that another
+        worker holds blocks for, these are also those that wait for theirs: or both workers might wait for
+        each other's blocks for ever."""
         lower = ranked[ranked.index(sequence) + 1 :]
+        if sequence.granted:
+            lower += [s for s in self.sequences.values() if s.held and s.handoff and not s.granted]
         return [s for s in lower if s.blocks and s.id not in proposals and s.id not in self.swap.moved]
 
     def _evict_below(

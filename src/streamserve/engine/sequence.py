@@ -82,6 +82,8 @@ class Sequence:
     """What ended an early answer: that it is the last event is known when the prompt is finished."""
     handoff: bool = False
     """Whether its KV goes to another worker, which decodes."""
+    granted: bool = False
+    """Whether that worker holds blocks for it."""
     returned: bool = False
     """Whether that is for the next turn of a chat: nobody decodes behind it now."""
     reserved: bool = False

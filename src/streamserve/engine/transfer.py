@@ -112,6 +112,9 @@ class Outgoing:
         self._sending[sequence.id] = _Sending(
             ticket, sequence, ticket.have, len(sequence.computed), not sequence.returned
         )
+        sequence.granted = True
+        if sequence.held and not sequence.running:  # its blocks were taken while it waited: compute it again
+            sequence.held, sequence.stale = False, True
         return self.advance(sequence)
 
     def _fits(self, ticket: Ticket) -> bool:

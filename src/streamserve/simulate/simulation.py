@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from streamserve.control.events import (
     Close,
@@ -180,9 +181,9 @@ class Simulation:
                 self.workers[worker].stopped = True
                 raise _Fallen
 
-    def run(self) -> list[Given]:
-        """Play everything to its end."""
-        while self._heap:
+    def run(self, until: float = inf) -> list[Given]:
+        """Play everything to its end, or up to a moment."""
+        while self._heap and self._heap[0][0] <= until:
             self.clock.now, _, action = heapq.heappop(self._heap)
             action()
         return self._given

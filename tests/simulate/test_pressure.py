@@ -1,0 +1,66 @@
+"""Stream pairs whose memory holds hardly more than one request: each half waits for blocks of the other,
+and still everybody gets their answer."""
+
+import random
+from typing import Literal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.control.events import Open
+from streamserve.control.fleet import FleetConfig
+from streamserve.control.workers import Topology, pairs, pools
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.simulation import Simulation
+from tests.engine.drive import model_info
+from tests.simulate.test_simulation import assert_all_answered
+
+LONGEST, BLOCK = 96, 4
+TIGHT = LONGEST // BLOCK + 2
+"""Blocks that the longest request needs, and two."""
+ENOUGH = 120.0
+"""Seconds, ten times what the slowest of these plays takes."""
+
+
+def play(
+    seed: int, topology: Topology, wire: float, eviction: Literal["swap", "recompute"], blocks: int
+) -> Simulation:
+    """Sixteen requests within half a second, all of which must be answered in time."""
+    engine = EngineConfig(
+        num_blocks=blocks, block_size=BLOCK, max_model_len=LONGEST, max_num_seqs=16, max_chunk=12,
+        max_num_batched_tokens=24, eviction=eviction, swap_blocks=80,
+    )  # fmt: skip
+    simulation = Simulation(
+        FleetConfig(topology=topology), engine, model_info(LONGEST),
+        lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire,
+    )  # fmt: skip
+    rng = random.Random(seed)
+    opened = []
+    for number in range(16):
+        prompt = [rng.randrange(90) for _ in range(rng.randint(10, 60))]
+        params = SamplingParams(n=rng.choice((1, 1, 3)), seed=number, max_tokens=rng.randint(2, 30))
+        opened.append(Open(f"r{number}", prompt, params))
+        simulation.at(rng.uniform(1, 1.5), opened[-1])
+    assert_all_answered(simulation, opened, simulation.run(until=ENOUGH))
+    return simulation
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    topology=st.sampled_from((pairs(1), pairs(2), pools(2, 1), pools(1, 2))),
+    wire=st.sampled_from((0.0, 0.003, 0.1)),
+    eviction=st.sampled_from(("swap", "recompute")),
+    blocks=st.integers(TIGHT, 2 * TIGHT),
+)
+def test_halves_that_are_short_of_memory_do_not_wait_for_each_other_for_ever(
+    seed: int, topology: Topology, wire: float, eviction: Literal["swap", "recompute"], blocks: int
+) -> None:
+    play(seed, topology, wire, eviction, blocks)
+
+
+def test_who_waits_for_a_ticket_gives_its_blocks_to_who_has_one() -> None:
+    """A play that once came to nothing: prompts that were done, but had no place to go to, held the blocks of
+    one that another worker held blocks for."""
+    prefill = play(0, pairs(1), 0.003, "recompute", 27).workers["prefill-0"].engine
+    assert prefill.report().preemptions > 0
