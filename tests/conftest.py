@@ -38,20 +38,27 @@ class Scale:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every property with its full counts")
+    parser.addoption("--seed", type=int, help="play a full run again: its seed is in its first lines")
     parser.addoption("--results", metavar="FILE", help="write what was counted to this JSON file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[FIGURES] = {}
     config.stash[STARTED] = time.time()
+    if config.option.seed is None:  # pytest-xdist hands its workers the options
+        config.option.seed = secrets.randbits(32)
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no measuring, nothing kept, unless a test asks for it
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return f"seed: {config.option.seed}" if config.getoption("--full") else None
 
 
 @pytest.fixture(scope="session")
 def scale(request: pytest.FixtureRequest) -> Scale:
     full = request.config.getoption("--full")
-    return Scale(full, secrets.randbits(32) if full else 0)
+    return Scale(full, request.config.option.seed if full else 0)
 
 
 @pytest.fixture

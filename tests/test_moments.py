@@ -114,7 +114,7 @@ async def test_a_worker_lost_at_a_moment_costs_time_never_text(
                 os.kill(llm.process_id(victim), signals)
             lost_at = time.monotonic()
             go.touch()
-            assert await working == expected
+            assert await asyncio.wait_for(working, 120) == expected
             for victim in victims:
                 await until(lambda v=victim, b=before: fleet(llm).workers[v].incarnation == b[v] + 1)
                 assert fleet(llm).workers[victim].draining == (draining and victim == victims[0])
