@@ -26,12 +26,12 @@ import numpy as np
 
 from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import a100
-from streamserve.control.events import Deliver, Heard, Open
+from streamserve.control.events import Close, Deliver, Heard, Open
 from streamserve.control.fleet import Fleet, FleetConfig
-from streamserve.control.workers import Queued, pairs
-from streamserve.policy.routing import ROUTERS, Arrival, Costs, Place, Predictive, Router
+from streamserve.control.workers import pairs
+from streamserve.policy.routing import ROUTERS, Arrival, Costs, Decision, Place, Predictive, Router
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import PROTOCOL_VERSION, ModelInfo, Ready, Token
+from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
 
@@ -47,6 +47,10 @@ MODEL = ModelInfo(
 TARGETS = {"shared": (0.25, 0.025), "skewed": (0.25, 0.025), "bursty": (0.75, 0.025)}
 """The targets of each trace, in seconds, by which attainment is counted: time to the first token, time per
 further one. They are such that some routers miss them now and then."""
+KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
+"""Seconds by which a KV token makes a simulated step longer."""
+OPEN = 4
+"""Requests open at a pair while decisions are timed."""
 MOST_REQUESTS = 200
 """Requests of a trace, however many pairs there are."""
 
@@ -82,7 +86,7 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[Asked]:
 def routers() -> dict[str, Router]:
     """All routers; the predictive one knows the curve that the simulation costs by."""
     step = a100().step
-    costs = Costs(lambda tokens: step(max(tokens, 1), 0), step, ENGINE.block_size)
+    costs = Costs(lambda tokens: step(max(tokens, 1), 0), step, KV_TOKEN, ENGINE.block_size)
     return {**ROUTERS, "predictive": Predictive(costs, output=sum(OUTPUT) // 2)}
 
 
@@ -163,37 +167,52 @@ def interval(values: Sequence[float], of: Callable[..., Any]) -> dict[str, float
     return {"value": float(of(values)), "low": float(low), "high": float(high)}
 
 
-def decision_seconds(count: int, times: int = 2000) -> dict[str, dict[str, float]]:
-    """Median and 99th percentile of the real seconds that a router takes over `count` pairs, half of them
-    busy, and `placing` a request of 512 tokens takes with the fleet's books and block names around it."""
-    rng, found = random.Random(0), {}
-    fleet = Fleet(FleetConfig(topology=pairs(count), max_requests=10**6))
+def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict[str, float]]:
+    """Median and 99th percentile of the real seconds that router takes for a `decision` over `count` pairs,
+    each worker with a curve of its own, while requests come and go; and what `placing` one takes in all, with
+    the fleet's books and the names of its blocks."""
+    decided, placed = [], []
+
+    def timed(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+        started = time.perf_counter()
+        decision = router(arrival, places, turn)
+        decided.append(time.perf_counter() - started)
+        return decision
+
+    router = ROUTERS[name]
+    fleet = Fleet(FleetConfig(topology=pairs(count), router=timed, max_requests=times))
     fleet.start(0.0)
-    for name, worker in fleet.workers.items():
+    for number, worker in enumerate(fleet.workers):
         ready = Ready(
             version=PROTOCOL_VERSION, model=MODEL, num_blocks=ENGINE.num_blocks, block_size=ENGINE.block_size,
             max_num_seqs=ENGINE.max_num_seqs, kv_cache_bytes=0, load_seconds=0.0,
+            cost=_curve(1 + number / 1000),
         )  # fmt: skip
-        fleet.handle(Heard(name, 1, ready), 0.0)
-        worker.prefilling = {f"w{n}": Queued(300) for n in range(rng.randint(0, 6))}
-    places = [
-        Place(fleet.workers[front].load(front, 0.1), fleet.workers[back].load(back, 0.1), rng.randint(0, 500))
-        for front, back in zip(fleet.config.topology.prefill, fleet.config.topology.decode, strict=True)
-    ]
-    for name, router in routers().items():
-        found[name] = _timed(lambda turn, r=router: r(Arrival(512, 0.25, 0.025), places, turn), times)
-    prompts = [[rng.randrange(1000) for _ in range(512)] for _ in range(times)]
-    params = SamplingParams(temperature=0, max_tokens=9, seed=0)
-    found["placing"] = _timed(lambda n: fleet.handle(Open(f"r{n}", prompts[n], params), 0.1), times)
-    return found
-
-
-def _timed(call: Callable[[int], Any], times: int) -> dict[str, float]:
-    taken = []
+        fleet.handle(Heard(worker, 1, ready), 0.0)
+    rng = random.Random(0)
+    params = SamplingParams(temperature=0, max_tokens=9, seed=0, slo=Slo(ttft_ms=250, tpot_ms=25))
     for number in range(times):
+        now = number / (OPEN * count)
+        prompt = [rng.randrange(1000) for _ in range(rng.randint(64, 1024))]
         started = time.perf_counter()
-        call(number)
-        taken.append(time.perf_counter() - started)
+        fleet.handle(Open(f"r{number}", prompt, params), now)
+        placed.append(time.perf_counter() - started)
+        if number >= OPEN * count:
+            fleet.handle(Close(f"r{number - OPEN * count}"), now)
+    return {"decision": _spread(decided), "placing": _spread(placed)}
+
+
+def _curve(scale: float) -> CostCurve:
+    """A worker's own measurement of the simulated machine: `scale` times as slow."""
+    step, rows, tokens, kv = a100().step, (1, 128, 256, 512), (0, 16_384, 65_536), 327_680
+    return CostCurve(
+        kv_token_bytes=kv, tokens=rows, kv_bytes=tuple(kv * held for held in tokens),
+        seconds=tuple(tuple(scale * step(count, held) for held in tokens) for count in rows),
+        pair_seconds=0.0, token_seconds=0.0, byte_seconds=scale * KV_TOKEN / kv,
+    )  # fmt: skip
+
+
+def _spread(taken: Sequence[float]) -> dict[str, float]:
     return {"median": float(np.median(taken)), "p99": float(np.percentile(taken, 99))}
 
 
@@ -274,18 +293,12 @@ def main() -> None:
             others = [old for old in kept(settings) if (old["trace"], old["pairs"]) != (kind, count)]
             played = sorted([*others, new], key=lambda p: (TRACES.index(p["trace"]), p["pairs"]))
             write("pairs", settings, {"played": played, "decision_seconds": {}})
-    decisions = {str(count): decision_seconds(count) for count in (2, 16, 64)}
-    rows = [
-        [
-            name,
-            *(
-                f"{1e6 * decisions[n][name]['median']:.0f} ({1e6 * decisions[n][name]['p99']:.0f})"
-                for n in decisions
-            ),
-        ]
-        for name in decisions["64"]
-    ]
-    table("A decision in µs, median (p99)", ["", *(f"{n} pairs" for n in decisions)], rows)
+    decisions = {
+        str(count): {name: decision_seconds(name, count) for name in ROUTERS} for count in (2, 16, 64)
+    }
+    for what in ("decision", "placing"):
+        rows = [[name, *(_micros(of[name][what]) for of in decisions.values())] for name in ROUTERS]
+        table(f"{what} in µs, median (p99)", ["", *(f"{count} pairs" for count in decisions)], rows)
     played = kept(settings)
     print(write("pairs", settings, {"played": played, "decision_seconds": decisions}))
     plot(played)

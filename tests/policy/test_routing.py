@@ -1,11 +1,11 @@
 """Routers: FlowGuard's arithmetic, who is passed over, and what the others choose."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from streamserve.policy.routing import (
     Arrival,

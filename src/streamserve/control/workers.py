@@ -3,6 +3,7 @@ pools."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -16,6 +17,9 @@ from streamserve.protocol.reports import Report
 
 RECENT = 0.2
 """Share of the latest report in what speculation brings."""
+
+KEPT_PRICES = 4096
+"""Prices of steps that are kept of a curve."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,16 @@ class WorkerState:
     def load(self, name: str, now: float) -> WorkerLoad:
         """What a router sees of it."""
         report, ready = self.report, self.ready
-        timely = [one.tokens for one in self.prefilling.values() if (one.deadline or now) >= now]
+        tokens = timely = 0
+        for one in self.prefilling.values():
+            tokens += one.tokens
+            if one.deadline is None or one.deadline >= now:
+                timely += one.tokens
         return WorkerLoad(
             worker=name,
             queued=len(self.prefilling),
-            queued_tokens=sum(one.tokens for one in self.prefilling.values()),
-            timely_tokens=sum(timely),
+            queued_tokens=tokens,
+            timely_tokens=timely,
             busy=now - self.computing_since if timely else 0.0,
             decoding=len(self.decoding),
             max_num_seqs=ready.max_num_seqs if ready else 1,
@@ -100,15 +108,19 @@ class WorkerState:
         )
 
 
+@lru_cache(maxsize=256)
 def costs_of(curve: CostCurve, block_size: int) -> Costs:
-    """What a worker's steps cost, by its own curve."""
+    """What a worker's steps cost, by its own curve; workers of the same curve share what is known of it.
+    Routers ask for the same few steps of a worker again and again, so prices are kept."""
     step = StepCost(
         curve.tokens, curve.kv_bytes, curve.seconds, curve.pair_seconds, curve.token_seconds,
         curve.byte_seconds,
     )  # fmt: skip
+    keep = lru_cache(maxsize=KEPT_PRICES)
     return Costs(
-        prefill=lambda tokens: step(tokens, 0, further_pairs(tokens, 0)),
-        decode=step.in_tokens(curve.kv_token_bytes),
+        prefill=keep(lambda tokens: step(tokens, 0, further_pairs(tokens, 0))),
+        decode=keep(step.in_tokens(curve.kv_token_bytes)),
+        token=curve.byte_seconds * curve.kv_token_bytes,
         block_size=block_size,
     )
 

@@ -53,31 +53,37 @@ class StepCost:
         """Seconds of a step. No tokens cost nothing."""
         if tokens <= 0:
             return 0.0
-        i, right = _place(self.tokens, tokens)
-        j, upper = _place(self.kv_bytes, kv_bytes)
-        low = _between(self.seconds[i][j], self.seconds[i + (right > 0)][j], right)
-        if upper > 0:
-            high = _between(self.seconds[i][j + 1], self.seconds[i + (right > 0)][j + 1], right)
-            low = _between(low, high, upper)
-        if tokens > self.tokens[-1]:
-            low += _along(self._beyond_tokens, j, upper) * (tokens - self.tokens[-1])
-        if kv_bytes > self.kv_bytes[-1]:
-            low += _along(self._beyond_kv, i, right) * (kv_bytes - self.kv_bytes[-1])
-        return low + self.pair_seconds * pairs
+        i, j = bisect_right(self.tokens, tokens), bisect_right(self.kv_bytes, kv_bytes)
+        left, lower, least, by_token, by_byte, twist = self._cells[i][j]
+        right, above = tokens - left, kv_bytes - lower
+        return least + by_token * right + (by_byte + twist * right) * above + self.pair_seconds * pairs
 
     def in_tokens(self, kv_token_bytes: int) -> Callable[[int, int], float]:
         """The curve over KV tokens of `kv_token_bytes` each instead of bytes: what a simulation takes."""
         return lambda rows, kv_tokens: self(rows, kv_tokens * kv_token_bytes)
 
     @cached_property
-    def _beyond_tokens(self) -> tuple[float, ...]:
-        """Seconds of each further token behind the grid, by kv_bytes; never less where more KV is held."""
-        return _last_slopes(self.tokens, np.array(self.seconds).T, self.token_seconds)
+    def _cells(self) -> list[list["_Cell"]]:
+        """The surface in pieces, by how many points of each axis are not above: before the grid it is flat,
+        behind it as steep as it ended."""
+        grid, x, y = np.array(self.seconds), np.array(self.tokens), np.array(self.kv_bytes)
+        behind_x = _last_slopes(self.tokens, grid.T, self.token_seconds)
+        behind_y = _last_slopes(self.kv_bytes, grid, self.byte_seconds)
+        by_token = np.vstack([np.zeros(len(y)), np.diff(grid, axis=0) / np.diff(x)[:, None], behind_x])
+        by_byte = np.column_stack([np.zeros(len(x)), np.diff(grid, axis=1) / np.diff(y), behind_y])
+        twist = np.zeros((len(x) + 1, len(y) + 1))
+        twist[:, 1:-1] = np.diff(by_token, axis=1) / np.diff(y)
+        twist[1:-1, -1] = np.diff(behind_y) / np.diff(x)
+        i, j = np.maximum(np.arange(len(x) + 1) - 1, 0), np.maximum(np.arange(len(y) + 1) - 1, 0)
+        parts = np.broadcast_arrays(
+            x[i][:, None], y[j], grid[np.ix_(i, j)], by_token[:, j], by_byte[i], twist
+        )
+        return [list(zip(*(part.tolist() for part in row), strict=True)) for row in zip(*parts, strict=True)]
 
-    @cached_property
-    def _beyond_kv(self) -> tuple[float, ...]:
-        """Seconds of each further byte behind the grid, by tokens; never less for more of them."""
-        return _last_slopes(self.kv_bytes, np.array(self.seconds), self.byte_seconds)
+
+_Cell = tuple[float, float, float, float, float, float]
+"""A piece of a curve: where it begins in tokens and bytes, its seconds there, how they grow with each token,
+with each byte, and with each token times byte."""
 
 
 @dataclass(frozen=True)
@@ -137,26 +143,10 @@ def further_pairs(rows: int, start: int) -> int:
     return (rows - 1) * start + rows * (rows - 1) // 2
 
 
-def _place(axis: tuple[int, ...], at: float) -> tuple[int, float]:
-    """The last grid point not behind `at`, and how far towards the next one it lies: 0 up to, not with, 1.
-    What is outside the grid lies on its border."""
-    i = bisect_right(axis, at) - 1
-    if i < 0 or i + 1 == len(axis):
-        return max(i, 0), 0.0
-    return i, (at - axis[i]) / (axis[i + 1] - axis[i])
-
-
-def _between(low: float, high: float, share: float) -> float:
-    """Linear from `low` to `high`, and exactly `low` at the start."""
-    return low + (high - low) * share
-
-
-def _along(values: tuple[float, ...], i: int, share: float) -> float:
-    return _between(values[i], values[i + (share > 0)], share)
-
-
-def _last_slopes(axis: tuple[int, ...], lines: npt.NDArray[np.float64], least: float) -> tuple[float, ...]:
-    """For each of `lines` over `axis` the slope to go on with behind its end, made to ascend."""
+def _last_slopes(
+    axis: tuple[int, ...], lines: npt.NDArray[np.float64], least: float
+) -> npt.NDArray[np.float64]:
+    """For each of `lines` over `axis` the slope to go on with behind its end: never less than the line
+    before's."""
     last = (lines[:, -1] - lines[:, -2]) / (axis[-1] - axis[-2]) if len(axis) > 1 else np.zeros(len(lines))
-    slopes: list[float] = np.maximum.accumulate(np.maximum(last, least)).tolist()
-    return tuple(slopes)
+    return np.maximum.accumulate(np.maximum(last, least))

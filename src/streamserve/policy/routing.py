@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 
-@dataclass(frozen=True)
-class WorkerLoad:
+class WorkerLoad(msgspec.Struct, frozen=True):
     """A worker as its last report and the fleet's own books show it. `queued` requests (of `queued_tokens`
     prompt tokens) wait or are being prefilled; `timely_tokens` are of those whose first token can still come
     in time, the first of which has been at work for `busy` seconds. `decoding` sequences decode;
@@ -56,8 +56,7 @@ class WorkerLoad:
         return self.decoding / self.max_num_seqs
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a request could go. `cached` of its prompt's tokens lie in the prefill worker's cache."""
 
     prefill: WorkerLoad
@@ -67,8 +66,7 @@ class Place:
     @property
     def memory(self) -> float:
         """M: the fuller of the two workers."""
-        front, back = self.prefill, self.decode
-        return max(front.blocks_live / front.blocks_total, back.blocks_live / back.blocks_total)
+        return max(self.prefill.memory, self.decode.memory)
 
     @property
     def silence(self) -> float:
@@ -211,7 +209,7 @@ class ByClass:
             raise ValueError(f"the ends of classes {self.ends} must be positive and ascend")
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        own = bisect_left(self.ends, inf if arrival.tpot is None else arrival.tpot)
+        own = bisect_left(self.ends, _or_inf(arrival.tpot))
         pipelines = min(len(self.ends) + 1, len(places))
         scores = tuple(
             -float(place.prefill.queued + place.decode.decoding)
@@ -226,10 +224,12 @@ class ByClass:
 @dataclass(frozen=True)
 class Costs:
     """What steps cost, in seconds: a prefill of so many tokens, and a decode step of so many sequences that
-    hold so many KV tokens in all. `block_size` turns blocks into tokens."""
+    hold so many KV tokens in all; each KV token more makes it longer by `token`. `block_size` turns blocks
+    into tokens."""
 
     prefill: Callable[[int], float]
     decode: Callable[[int, int], float]
+    token: float = 0.0
     block_size: int = 16
 
 
@@ -237,12 +237,13 @@ class Costs:
 class Predictive:
     """Ours: the place where the fewest targets break, and among those where the request is served soonest.
 
-    TTFT = the prefill of what is not cached behind all that is queued there and can still be in time (workers
-    put off what cannot), less what has been done of it, plus `transfer` seconds a token moved; TPOT = a
-    decode step of those that decode with this one more, over what speculation brings there now. Each place is
-    priced by what its own workers' steps cost, or by `costs` where they have not said; where nothing is known
-    `fallback` chooses. A place whose KV is too full for the prompt counts as breaking a target. `output` is
-    how many tokens a request is expected to get; `stale` as FlowGuard's."""
+    TTFT = the prefill of what is not cached, in whole blocks so that few prices are to be known, behind all
+    that is queued there and can still be in time (workers put off what cannot), less what has been done of
+    it, plus `transfer` seconds a token moved; TPOT = a decode step of those that decode with this one more,
+    over what speculation brings there now. Each place is priced by what its own workers' steps cost, or by
+    `costs` where they have not said; where nothing is known `fallback` chooses. A place whose KV is too full
+    for the prompt counts as breaking a target. `output` is how many tokens a request is expected to get;
+    `stale` as FlowGuard's."""
 
     costs: Costs | None = None
     output: int = 128
@@ -251,41 +252,42 @@ class Predictive:
     fallback: Router = FlowGuard()
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        predicted = [self.predict(arrival, place) for place in places]
-        fresh = [place.silence <= self.stale for place in places]
+        # Every place on every request: written for speed, as FlowGuard is.
+        latest, slowest = _or_inf(arrival.ttft), _or_inf(arrival.tpot)
+        output, stale = self.output, self.stale
+        room = arrival.prompt_tokens + output
         keys = []
-        for place, heard, times in zip(places, fresh, predicted, strict=True):
-            if times is None:
+        for place in places:
+            front, back = place.prefill, place.decode
+            costs = back.costs or self.costs
+            times = self.predict(arrival, place)
+            if times is None or costs is None:
                 decision = self.fallback(arrival, places, turn)
                 return replace(decision, reason=f"a cost is not known: {decision.reason}")
             ttft, tpot = times
-            broken = (
-                _breaks(ttft, arrival.ttft) + _breaks(tpot, arrival.tpot) + (not self._fits(arrival, place))
-            )
-            keys.append((heard or not any(fresh), -broken, -(ttft + tpot * self.output)))
-        scores = tuple(key[2] if key[0] else None for key in keys)
-        return Decision(_best(keys, turn), scores, "fewest targets broken, then soonest done")
+            full = room > (back.blocks_total - back.blocks_live) * costs.block_size
+            heard = front.silence <= stale and back.silence <= stale
+            keys.append((heard, -((ttft > latest) + (tpot > slowest) + full), -(ttft + tpot * output)))
+        chosen = _best(keys, turn)
+        scores = tuple([score if heard or not keys[chosen][0] else None for heard, _, score in keys])
+        return Decision(chosen, scores, "fewest targets broken, then soonest done")
 
     def predict(self, arrival: Arrival, place: Place) -> tuple[float, float] | None:
         """Seconds to the first token and for each further one, if the request went there; None where steps
         have no known cost."""
-        front, back = place.prefill.costs or self.costs, place.decode.costs or self.costs
-        if front is None or back is None:
+        front, back = place.prefill, place.decode
+        first, further = front.costs or self.costs, back.costs or self.costs
+        if first is None or further is None:
             return None
-        own = max(arrival.prompt_tokens - place.cached, 1)
-        ahead = place.prefill.timely_tokens
-        waiting = max(front.prefill(ahead) - place.prefill.busy, 0.0) if ahead else 0.0
-        ttft = waiting + front.prefill(own) + self.transfer * own
-        held = place.decode.blocks_live * back.block_size + arrival.prompt_tokens
-        step = back.decode(place.decode.decoding + 1, held)
-        # Who prefills where it decodes lets the others wait: their steps carry some of the queue.
-        shared = front.prefill(place.prefill.queued_tokens) if place.prefill is place.decode else 0.0
-        return ttft, (step + shared / self.output) / place.decode.speedup
-
-    def _fits(self, arrival: Arrival, place: Place) -> bool:
-        costs = place.decode.costs or self.costs
-        free = place.decode.blocks_total - place.decode.blocks_live
-        return arrival.prompt_tokens + self.output <= free * (costs.block_size if costs else 1)
+        own, ahead = max(arrival.prompt_tokens - place.cached, 1), front.timely_tokens
+        blocks = (own - 1) // first.block_size + 1
+        waiting = max(first.prefill(ahead) - front.busy, 0.0) if ahead else 0.0
+        ttft = waiting + first.prefill(blocks * first.block_size) + self.transfer * own
+        step = further.decode(back.decoding + 1, back.blocks_live * further.block_size)
+        step += arrival.prompt_tokens * further.token
+        if front is back:  # who prefills where it decodes lets the others wait: they carry some of the queue
+            step += first.prefill(front.queued_tokens) / self.output
+        return ttft, step / back.speedup
 
 
 ROUTERS: Mapping[str, Router] = MappingProxyType(
@@ -334,8 +336,8 @@ def _parse_classes(text: str, given: Sequence[str]) -> ByClass:
         raise ValueError(f"{text!r}: classes take ends in milliseconds that ascend, as 20,50") from None
 
 
-def _breaks(value: float, target: float | None) -> int:
-    return target is not None and value > target
+def _or_inf(target: float | None) -> float:
+    return inf if target is None else target
 
 
 def _cached_share(arrival: Arrival, place: Place) -> float:
