@@ -54,7 +54,7 @@ def test_it_goes_on_while_a_preempted_sequence_waits() -> None:
     engine.handle(submit("r", [1, 2, 3], PARAMS))
     for _ in range(4):
         engine.step()
-    engine.scheduler.preempt(only(engine))
+    engine.scheduler.room.preempt(only(engine))
     engine.clock = lambda: 100.0
     engine.step()
     assert engine.report().preemptions == 1

@@ -63,7 +63,7 @@ class Drafting:
             kv_tokens,
             min(self._config.draft_nodes, budget // max(len(able), 1)),
             [need for id, need in needs.items() if id not in guessed_for],
-            len(self._scheduler.running()) / self._config.max_num_seqs,
+            len(self._scheduler.room.running()) / self._config.max_num_seqs,
         )
         shapes = [self._with_room(p, shape) for p, shape in zip(able, shapes, strict=True)]
         asked = {

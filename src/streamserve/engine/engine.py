@@ -186,7 +186,7 @@ class Engine:
     def report(self) -> Report:
         """The engine's state and counters now."""
         scheduler, pool = self.scheduler, self.scheduler.tables.pool
-        running = len(scheduler.running())
+        running = len(scheduler.room.running())
         return Report(
             running=running,
             waiting=len(scheduler.sequences) - running,
@@ -197,7 +197,7 @@ class Engine:
             generation_tokens=self._outcomes.generation_tokens,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
-            preemptions=scheduler.preemptions,
+            preemptions=scheduler.room.preemptions,
             copies_on_write=scheduler.tables.copies_on_write,
             step_seconds=self._step_seconds,
             step_parts=StepParts(
@@ -207,7 +207,7 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
-            evictions=EvictionReport(**asdict(scheduler.evictions)),
+            evictions=EvictionReport(**asdict(scheduler.room.evictions)),
             streams=StreamReport(**asdict(self.streams.counters)),
             transfer=self.exchange.report(),
         )
@@ -285,7 +285,7 @@ class Engine:
         live = self.scheduler.sequences
         self._watch.ran([(live[span.sequence].request, span.rows) for span in plan.spans], spent)
         self._target_seconds += spent
-        self.scheduler.stepped(plan, spent, result.swap_seconds)
+        self.scheduler.room.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0:
             rows = sum(span.rows for span in plan.spans)
             kv_tokens = sum(span.start for span in plan.spans)
