@@ -1,8 +1,8 @@
 """Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of test_moments.py.
 
-At the moment that TEST_MOMENT names, for so many times as the file `number` in the folder TEST_MOMENT_FOLDER
-says, a worker writes `here` into that folder, and goes no further until the test has written `go`. Only the
-first to come does; while there is `go`, nobody does."""
+The file `number` in the folder TEST_MOMENT_FOLDER has the number of a round, and a count: who comes to the
+moment that TEST_MOMENT names for so many times in that round writes `here` into that folder, and goes no
+further until the test has written `go`. Only the first to come does; while there is `go`, nobody does."""
 
 import os
 import time
@@ -19,9 +19,9 @@ if folder:
         """Wait if this is the moment."""
         if name != os.environ["TEST_MOMENT"] or go.exists():
             return
-        wanted = number.read_text()
-        counted[wanted] = counted.get(wanted, 0) + 1
-        if counted[wanted] != int(wanted) or here.exists():
+        turn, wanted = number.read_text().split()
+        counted[turn] = counted.get(turn, 0) + 1
+        if counted[turn] != int(wanted) or here.exists():
             return
         here.touch()
         while not go.exists():

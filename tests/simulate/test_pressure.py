@@ -24,7 +24,12 @@ ENOUGH = 120.0
 
 
 def play(
-    seed: int, topology: Topology, wire: float, eviction: Literal["swap", "recompute"], blocks: int
+    seed: int,
+    topology: Topology,
+    wire: float,
+    eviction: Literal["swap", "recompute"],
+    blocks: int,
+    kills: int = 0,
 ) -> Simulation:
     """Sixteen requests within half a second, all of which must be answered in time."""
     engine = EngineConfig(
@@ -32,8 +37,8 @@ def play(
         max_num_batched_tokens=24, eviction=eviction, swap_blocks=80,
     )  # fmt: skip
     simulation = Simulation(
-        FleetConfig(topology=topology), engine, model_info(LONGEST),
-        lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire,
+        FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1), engine,
+        model_info(LONGEST), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire,
     )  # fmt: skip
     rng = random.Random(seed)
     opened = []
@@ -42,6 +47,8 @@ def play(
         params = SamplingParams(n=rng.choice((1, 1, 3)), seed=number, max_tokens=rng.randint(2, 30))
         opened.append(Open(f"r{number}", prompt, params))
         simulation.at(rng.uniform(1, 1.5), opened[-1])
+    for _ in range(kills):
+        simulation.kill(rng.uniform(1.2, 6), rng.choice(topology.names))
     assert_all_answered(simulation, opened, simulation.run(until=ENOUGH))
     return simulation
 
@@ -52,11 +59,18 @@ def play(
     wire=st.sampled_from((0.0, 0.003, 0.1)),
     eviction=st.sampled_from(("swap", "recompute")),
     blocks=st.integers(TIGHT, 2 * TIGHT),
+    kills=st.sampled_from((0, 0, 1, 3)),
 )
 def test_halves_that_are_short_of_memory_do_not_wait_for_each_other_for_ever(
-    seed: int, topology: Topology, wire: float, eviction: Literal["swap", "recompute"], blocks: int
+    seed: int,
+    topology: Topology,
+    wire: float,
+    eviction: Literal["swap", "recompute"],
+    blocks: int,
+    kills: int,
 ) -> None:
-    play(seed, topology, wire, eviction, blocks)
+    simulation = play(seed, topology, wire, eviction, blocks, kills)
+    assert sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()) == kills
 
 
 def test_who_waits_for_a_ticket_gives_its_blocks_to_who_has_one() -> None:

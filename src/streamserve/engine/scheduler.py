@@ -164,11 +164,12 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, step: "_Step") -> int | None:
         """Let a waiting sequence hold blocks. Returns how many of its tokens were cached; None if it is not
-        to compute anything now."""
-        if not step.places:
+        to compute anything now. One that another worker holds blocks for waits for nobody: who it would wait
+        for may be waiting for those blocks."""
+        if not (step.places or sequence.granted):
             return None
         later = step.agenda.later(sequence)
-        head = None if sequence.reserved else self.tables.next_hash(sequence)
+        head = None if sequence.reserved or sequence.granted else self.tables.next_hash(sequence)
         if any(head in some for some in step.coming[: 1 + later]):
             step.places -= 1
             return None  # another is computing what it needs next: it finds that soon
