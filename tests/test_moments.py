@@ -104,7 +104,7 @@ async def test_a_worker_lost_at_a_moment_costs_time_never_text(
         for attempt in range(1, 1 + rounds):
             here.unlink(missing_ok=True)
             go.unlink()
-            number.write_text(str(attempt))
+            number.write_text(f"{attempt} {1 + attempt % 3}")
             working = asyncio.create_task(all_answers(llm, asked))
             await until(here.exists)
             if draining:  # with all that was asked for before it
