@@ -73,6 +73,13 @@ def test_halves_that_are_short_of_memory_do_not_wait_for_each_other_for_ever(
     assert sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()) == kills
 
 
+def test_an_answer_on_its_way_back_is_left_where_its_blocks_are_wanted() -> None:
+    """A play that once came to nothing: an answer waited for room beside those that decode, which waited for
+    prompts, which waited for the blocks that were held for the answer."""
+    simulation = play(122, pairs(2), 0.1, "recompute", 28, kills=1)
+    assert not simulation.fleet.returns.open
+
+
 def test_who_waits_for_a_ticket_gives_its_blocks_to_who_has_one() -> None:
     """A play that once came to nothing: prompts that were done, but had no place to go to, held the blocks of
     one that another worker held blocks for."""

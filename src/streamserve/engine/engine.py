@@ -161,18 +161,19 @@ class Engine:
         events = self._admissions(proposals, started)
         for event in events:
             self._watch.moment("first chunk", event.request)
-        events += self._given_up()
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             events += self._outcomes.commit(span, outcome)
             events += self.streams.progress(span.sequence, started)
         self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
+        if self.stalled:
+            events += self._given_up()
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         self._step_seconds += self.clock() - started
         return events
 
     def _given_up(self) -> list[Event]:
-        """Answers on their way back that have to wait for room: nobody wants them so much, and blocks are
-        held for them elsewhere."""
+        """Answers on their way back for which there is no room, where nothing else can go on either: the
+        blocks that are held for them elsewhere may be what everybody waits for."""
         waiting = [s for s in self.scheduler.sequences.values() if s.returned and s.waits]
         for sequence in waiting:
             self.exchange.remove(sequence)
