@@ -29,7 +29,17 @@ from benchmarks.slo_costs import a100
 from streamserve.control.events import Close, Deliver, Heard, Open
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.control.workers import pairs
-from streamserve.policy.routing import ROUTERS, Arrival, Costs, Decision, Place, Predictive, Router
+from streamserve.policy.routing import (
+    PRINTED_WEIGHTS,
+    ROUTERS,
+    Arrival,
+    Costs,
+    Decision,
+    FlowGuard,
+    Place,
+    Predictive,
+    Router,
+)
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
@@ -84,10 +94,16 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[Asked]:
 
 
 def routers() -> dict[str, Router]:
-    """All routers; the predictive one knows the curve that the simulation costs by."""
+    """All routers, flowguard with the paper's weights too; the predictive one knows the curve that the
+    simulation costs by."""
     step = a100().step
     costs = Costs(lambda tokens: step(max(tokens, 1), 0), step, KV_TOKEN, ENGINE.block_size)
-    return {**ROUTERS, "predictive": Predictive(costs, output=sum(OUTPUT) // 2)}
+    paper = FlowGuard(PRINTED_WEIGHTS)
+    return {
+        **ROUTERS,
+        "flowguard, paper's weights": paper,
+        "predictive": Predictive(costs, output=sum(OUTPUT) // 2),
+    }
 
 
 def play(

@@ -2,9 +2,9 @@
 one machine, with recorded drafts of four families of tasks.
 
 A device is a machine that was measured, or a roofline of four A100 (`--machine`). On four of them:
-`streamserve` is two stream pairs behind FlowGuard, `data parallel` four independent workers in turn, `tensor
-parallel` one worker whose steps take a quarter of the time, without any loss for the exchange between
-devices, which flatters it. All speculate by the same policy (goodput) unless they say otherwise. Eighty
+`streamserve` is two stream pairs behind FlowGuard with the paper's weights, `data parallel` four independent
+workers in turn, `tensor parallel` one worker whose steps take a quarter of the time, without any loss for the
+exchange between devices, which flatters it. All speculate by the same policy (goodput) unless they say otherwise. Eighty
 requests a run, always so many at once; prompts are as long as the paper's kinds of tasks have them.
 
 Throughput has two definitions: as the paper's, the mean over requests of (prompt + generated) / latency; and
@@ -32,7 +32,7 @@ from benchmarks.slo_costs import Hardware, a100, here
 from streamserve.control.events import Command, Deliver, Open
 from streamserve.control.fleet import FleetConfig
 from streamserve.control.workers import Topology, pairs, unified
-from streamserve.policy.routing import ROUTERS
+from streamserve.policy.routing import parse_router
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams
@@ -66,7 +66,7 @@ class System:
     """What serves: `share` of the time of a step that a device takes alone."""
 
     topology: Topology = field(default_factory=lambda: pairs(2))
-    router: str = "flowguard"
+    router: str = "flowguard:0.4,0.1,0.3,0.2"
     policy: str = "goodput"
     share: float = 1.0
     engine: EngineConfig = ENGINE
@@ -123,7 +123,7 @@ def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
 def play(name: str, system: System, family: str, at_once: int, seed: int) -> dict[str, float]:
     """One run's figures."""
     machine, recorded = MACHINES[name](), recording()
-    fleet = FleetConfig(topology=system.topology, router=ROUTERS[system.router])
+    fleet = FleetConfig(topology=system.topology, router=parse_router(system.router))
     simulation = Closed(
         fleet, system.engine, MODEL, lambda rows, kv: system.share * machine.step(rows, kv),
         wire_seconds=WIRE_SECONDS, policy=system.policy,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamserve.policy.routing import (
+    PRINTED_WEIGHTS,
     Arrival,
     ByClass,
     Costs,
@@ -71,19 +72,22 @@ def test_the_score_is_the_papers() -> None:
     prefill = WorkerLoad("p", queued=2, max_num_seqs=10, blocks_live=10, blocks_total=100, hit_rate=0.9)
     decode = WorkerLoad("d", decoding=5, max_num_seqs=10, blocks_live=30, blocks_total=100)
     found = Place(prefill, decode, cached=50)
-    assert FlowGuard().score(Arrival(100), found) == pytest.approx(
+    assert FlowGuard(PRINTED_WEIGHTS).score(Arrival(100), found) == pytest.approx(
         0.4 * 0.5 + 0.1 * (1 - 0.3) + 0.3 * (1 - 0.2) + 0.2 * (1 - 0.5)
     )
-    assert FlowGuard(printed=True).score(Arrival(100), found) == pytest.approx(
+    assert FlowGuard(PRINTED_WEIGHTS, printed=True).score(Arrival(100), found) == pytest.approx(
         0.4 * 0.9 + 0.1 * (1 - 0.3) + 0.3 * (1 - 0.2) + 0.2 * (1 - 0.5)
     )
 
 
 def test_what_is_cached_there_wins_until_that_place_is_overloaded() -> None:
     assert FlowGuard()(Arrival(100), [place(), place(cached=90)], 0).chosen == 1
-    assert FlowGuard()(Arrival(100), [place(), place(cached=90, queued=4)], 0).chosen == 1
-    decision = FlowGuard()(Arrival(100), [place(), place(cached=90, queued=5)], 0)  # 2 * 0.5 > 0.85
-    assert (decision.chosen, decision.scores[1]) == (0, None)
+    busy = [place(queued=3), place(cached=90, queued=4)]
+    assert FlowGuard()(Arrival(100), busy, 0).chosen == 1, "one more in the queue"
+    assert FlowGuard()(Arrival(100), [place(), busy[1]], 0).chosen == 0, "four more"
+    assert FlowGuard(PRINTED_WEIGHTS)(Arrival(100), [place(), busy[1]], 0).chosen == 1
+    decision = FlowGuard(PRINTED_WEIGHTS)(Arrival(100), [place(), place(cached=90, queued=5)], 0)
+    assert (decision.chosen, decision.scores[1]) == (0, None), "2 * 0.5 > 0.85"
     assert FlowGuard()(Arrival(100), [place(), place(cached=90, blocks_live=90)], 0).chosen == 0
 
 
