@@ -4,8 +4,9 @@ one machine, with recorded drafts of four families of tasks.
 A device is a machine that was measured, or a roofline of four A100 (`--machine`). On four of them:
 `streamserve` is two stream pairs behind FlowGuard with the paper's weights, `data parallel` four independent
 workers in turn, `tensor parallel` one worker whose steps take a quarter of the time, without any loss for the
-exchange between devices, which flatters it. All speculate by the same policy (goodput) unless they say otherwise. Eighty
-requests a run, always so many at once; prompts are as long as the paper's kinds of tasks have them.
+exchange between devices, which flatters it. All speculate by the same policy (goodput) unless they say
+otherwise. Eighty requests a run, always so many at once; prompts are as long as the paper's kinds of tasks
+have them.
 
 Throughput has two definitions: as the paper's, the mean over requests of (prompt + generated) / latency; and
 output tokens a second of all, which is what people mean. The interaction of disaggregation and speculation is
