@@ -33,7 +33,6 @@ from streamserve.policy.routing import (
     PRINTED_WEIGHTS,
     ROUTERS,
     Arrival,
-    Costs,
     Decision,
     FlowGuard,
     Place,
@@ -94,15 +93,12 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[Asked]:
 
 
 def routers() -> dict[str, Router]:
-    """All routers, flowguard with the paper's weights too; the predictive one knows the curve that the
-    simulation costs by."""
-    step = a100().step
-    costs = Costs(lambda tokens: step(max(tokens, 1), 0), step, KV_TOKEN, ENGINE.block_size)
+    """All routers, flowguard with the paper's weights too; the predictive one knows how long outputs are."""
     paper = FlowGuard(PRINTED_WEIGHTS)
     return {
         **ROUTERS,
         "flowguard, paper's weights": paper,
-        "predictive": Predictive(costs, output=sum(OUTPUT) // 2),
+        "predictive": Predictive(output=sum(OUTPUT) // 2),
     }
 
 
@@ -111,7 +107,7 @@ def play(
 ) -> dict[str, float]:
     """p95 time to first token, output tokens a second, attainment, and what was sent between workers."""
     fleet = FleetConfig(topology=pairs(count), router=router)
-    simulation = Simulation(fleet, ENGINE, MODEL, a100().step, wire_seconds=1e-4)
+    simulation = Simulation(fleet, ENGINE, MODEL, a100().step, wire_seconds=1e-4, curve=_curve(1.0))
     for number, one in enumerate(asked):
         slo = Slo(ttft_ms=1e3 * targets[0], tpot_ms=1e3 * targets[1])
         params = SamplingParams(temperature=0, max_tokens=one.output, seed=0, slo=slo)

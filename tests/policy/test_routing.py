@@ -152,6 +152,9 @@ def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None
     router = Predictive(COSTS)
     assert router(Arrival(100), [place(queued=1, timely_tokens=4000), place(queued=3)], 0).chosen == 1
     assert router(Arrival(100), [place(blocks_live=99), place(timely_tokens=4000)], 0).chosen == 1
+    seats = replace(IDLE, decoding=8)
+    taken = [place(queued=2, decode=seats), place(queued=1, timely_tokens=4000, decode=seats)]
+    assert router(Arrival(100), taken, 0).chosen == 1, "ten may run there"
 
 
 def test_the_predictive_router_sees_what_is_done_and_what_will_be_put_off() -> None:

@@ -2,9 +2,10 @@
 pools."""
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
+from math import inf
 from typing import Any
 
 import msgspec
@@ -73,9 +74,12 @@ class WorkerState:
         return self.ready.block_size if self.ready else 1
 
     def queue(self, request: str, queued: Queued, now: float) -> None:
-        """A request has been sent there."""
+        """A request has been sent there. One that cannot be in time even alone is as good as late."""
         if not self.prefilling:
             self.computing_since = now
+        if self.costs and queued.deadline is not None:
+            hopeless = now + self.costs.prefill(queued.tokens) > queued.deadline
+            queued = replace(queued, deadline=-inf) if hopeless else queued
         self.prefilling[request] = queued
 
     def begun(self, request: str, now: float) -> None:

@@ -248,7 +248,7 @@ class Predictive:
     it, plus `transfer` seconds a token moved; TPOT = a decode step of those that decode with this one more,
     over what speculation brings there now. Each place is priced by what its own workers' steps cost, or by
     `costs` where they have not said; where nothing is known `fallback` chooses. A place whose KV is too full
-    for the prompt counts as breaking a target. `output` is how many tokens a request is expected to get;
+    for the prompt, or whose seats are taken, counts as breaking a target. `output` is how many tokens a request is expected to get;
     `stale` as FlowGuard's."""
 
     costs: Costs | None = None
@@ -272,6 +272,7 @@ class Predictive:
                 return replace(decision, reason=f"a cost is not known: {decision.reason}")
             ttft, tpot = times
             full = room > (back.blocks_total - back.blocks_live) * costs.block_size
+            full = full or back.decoding + front.queued >= back.max_num_seqs
             heard = front.silence <= stale and back.silence <= stale
             keys.append((heard, -((ttft > latest) + (tpot > slowest) + full), -(ttft + tpot * output)))
         chosen = _best(keys, turn)

@@ -39,6 +39,7 @@ from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
+    CostCurve,
     Event,
     Events,
     FromWorker,
@@ -118,6 +119,7 @@ class Simulation:
 
     A worker takes `start_seconds` from its start until it is ready; a KV block `wire_seconds` from one to
     another. With two `planes` the drafter is a model with KV of its own, which prefill workers have as well.
+    `curve`: what workers say of their steps.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Simulation:
         policy: str = "goodput",
         drafter: Callable[[CostExecutor], Drafter] | None = None,
         planes: int = 1,
+        curve: CostCurve | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
@@ -145,6 +148,7 @@ class Simulation:
         self._policy = parse_policy(policy)
         self._drafter = drafter
         self._planes = planes
+        self._curve = curve
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._given: list[Given] = []
@@ -250,6 +254,7 @@ class Simulation:
             max_num_seqs=config.max_num_seqs,
             kv_cache_bytes=0,
             load_seconds=self._start_seconds,
+            cost=self._curve,
         )
         self._say(command.worker, command.incarnation, ready, command.after + self._start_seconds)
 
@@ -278,7 +283,7 @@ class Simulation:
             worker = self.workers[name]
             return max(0.0, worker.until - self.clock.now) if worker.busy else 0.0
 
-        return SimulatedTransport(executor, pool, later, self._wire_seconds, step_left)
+        return SimulatedTransport(executor, pool, later, self._wire_seconds, self.clock, step_left)
 
     def _say(self, worker: str, incarnation: int, message: FromWorker, delay: float) -> None:
         """What a worker says arrives after `delay`, unless it died by then."""

@@ -1,6 +1,7 @@
 """KV transport in virtual time: blocks are copied when they land, so one that was reused too early shows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from streamserve.engine.transfer import Landed, TransferError
 from streamserve.protocol.tickets import CacheAddress
@@ -14,10 +15,21 @@ LAYERS = 16
 """Layers that a pretended model is thought to have."""
 
 
+@dataclass
+class _Push:
+    """Blocks for the pool at an address. They are all there at `ready`; None: where the step ends that fills
+    them, and that has not begun."""
+
+    job: int
+    to: CacheAddress
+    copies: list[tuple[int, int]]
+    ready: float | None
+
+
 class SimulatedTransport:
     """Writes blocks of `own` into the pool that `pool` finds at an address, None if its worker is gone. One
-    push after another takes the wire for `block_seconds` a block. Of blocks that a step fills, whose end is
-    in `step_left` seconds, the last layer leaves then."""
+    push after another takes the wire for `block_seconds` a block. Of blocks that a step fills the last layer
+    leaves when it ends; `step_left` tells how many seconds after `clock` the running step does."""
 
     def __init__(
         self,
@@ -25,16 +37,17 @@ class SimulatedTransport:
         pool: Callable[[str], CostExecutor | None],
         later: Later,
         block_seconds: float,
+        clock: Callable[[], float] = lambda: 0.0,
         step_left: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._own = own
         self._pool = pool
         self._later = later
         self._block_seconds = block_seconds
+        self._clock = clock
         self._step_left = step_left
         self._jobs = 0
-        self._coming: set[int] = set()
-        self._queue: list[tuple[int, CacheAddress, list[tuple[int, int]]]] = []
+        self._queue: list[_Push] = []
         self._landed: list[Landed] = []
 
     def check(self, to: CacheAddress) -> None:
@@ -43,9 +56,10 @@ class SimulatedTransport:
 
     def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
         self._jobs += 1
-        self._queue.append((self._jobs, to, list(copies)))
+        push = _Push(self._jobs, to, list(copies), None if coming else self._clock())
+        self._queue.append(push)
         if coming:
-            self._coming.add(self._jobs)
+            self._later(0.0, lambda: self._begun(push))
         if len(self._queue) == 1:
             self._later(0.0, self._send) if coming else self._send()
         return self._jobs
@@ -54,22 +68,27 @@ class SimulatedTransport:
         landed, self._landed = self._landed, []
         return landed
 
+    def _begun(self, push: _Push) -> None:
+        """The step that fills its blocks has begun."""
+        if push.ready is None:
+            push.ready = self._clock() + self._step_left()
+
     def _send(self) -> None:
         """Put the first of the queue on the wire."""
-        job, _, copies = self._queue[0]
-        seconds = self._block_seconds * len(copies)
-        if job in self._coming:
-            self._coming.remove(job)
-            seconds = max(seconds, self._step_left() + seconds / LAYERS)
-        self._later(seconds, self._land)
+        push = self._queue[0]
+        self._begun(push)
+        seconds = self._block_seconds * len(push.copies)
+        left = max(0.0, (push.ready or 0.0) - self._clock())
+        self._later(max(seconds, left + seconds / LAYERS), self._land)
 
     def _land(self) -> None:
-        job, to, copies = self._queue.pop(0)
-        pool = self._pool(to.path)
+        push = self._queue.pop(0)
+        pool = self._pool(push.to.path)
         if pool is None:
-            self._landed.append(Landed(job, 0, f"the worker {to.path} is gone"))
+            self._landed.append(Landed(push.job, 0, f"the worker {push.to.path} is gone"))
         else:
-            pool.receive(self._own, copies)
-            self._landed.append(Landed(job, len(copies), seconds=self._block_seconds * len(copies)))
+            pool.receive(self._own, push.copies)
+            seconds = self._block_seconds * len(push.copies)
+            self._landed.append(Landed(push.job, len(push.copies), seconds=seconds))
         if self._queue:
             self._send()
