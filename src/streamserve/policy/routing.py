@@ -248,8 +248,8 @@ class Predictive:
     it, plus `transfer` seconds a token moved; TPOT = a decode step of those that decode with this one more,
     over what speculation brings there now. Each place is priced by what its own workers' steps cost, or by
     `costs` where they have not said; where nothing is known `fallback` chooses. A place whose KV is too full
-    for the prompt, or whose seats are taken, counts as breaking a target. `output` is how many tokens a request is expected to get;
-    `stale` as FlowGuard's."""
+    for the prompt, or whose seats are taken, counts as breaking a target. `output` is how many tokens a
+    request is expected to get; `stale` as FlowGuard's."""
 
     costs: Costs | None = None
     output: int = 128
