@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamserve.policy.routing import (
+    NOBODY,
     PRINTED_WEIGHTS,
     Arrival,
     ByClass,
@@ -25,7 +26,7 @@ from streamserve.policy.routing import (
 )
 
 COSTS = Costs(prefill=lambda tokens: tokens / 1000, decode=lambda seqs, kv: 0.01 + 0.001 * seqs)
-IDLE = WorkerLoad("w", max_num_seqs=10, blocks_total=100)
+IDLE = WorkerLoad("w", max_num_seqs=10, blocks_total=100, costs=COSTS)
 
 
 def place(cached: int = 0, decode: WorkerLoad | None = None, **load: float) -> Place:
@@ -46,6 +47,7 @@ loads = st.builds(
     blocks_total=st.just(100),
     hit_rate=st.floats(0, 1),
     silence=st.floats(0, 5),
+    costs=st.sampled_from((COSTS, COSTS, None)),
 )
 places = st.lists(st.builds(Place, loads, loads, st.integers(0, 100)), min_size=1, max_size=6)
 routers: list[Router] = [
@@ -55,7 +57,7 @@ routers: list[Router] = [
     RandomChoice(3),
     least_loaded,
     cache_aware,
-    Predictive(COSTS),
+    Predictive(),
     ByClass((0.02, 0.05)),
 ]
 
@@ -110,7 +112,7 @@ def test_flowguard_prefers_eligible_places(found: list[Place], turn: int) -> Non
 
 
 def test_equal_places_take_turns() -> None:
-    for router in (FlowGuard(), least_loaded, cache_aware, round_robin, Predictive(COSTS)):
+    for router in (FlowGuard(), least_loaded, cache_aware, round_robin, Predictive()):
         chosen = Counter(router(Arrival(10), [place()] * 3, turn).chosen for turn in range(30))
         assert chosen == {0: 10, 1: 10, 2: 10}
 
@@ -133,6 +135,18 @@ def test_uneven_pools_choose_each_half_by_what_it_needs() -> None:
     assert FlowGuard()(Arrival(100), [Place(IDLE, decode) for decode in decodes], 0).chosen == 1
 
 
+def test_the_predictive_router_prices_the_halves_of_uneven_pools_by_themselves() -> None:
+    prefills = [
+        place(decode=NOBODY),
+        place(cached=80, decode=NOBODY),
+        place(timely_tokens=500, decode=NOBODY),
+    ]
+    decision = Predictive()(Arrival(100), prefills, 0)
+    assert (decision.chosen, decision.reason) == (1, "fewest targets broken, then soonest done")
+    decodes = [replace(IDLE, decoding=8), replace(IDLE, decoding=1), replace(IDLE, blocks_live=95)]
+    assert Predictive()(Arrival(100), [Place(NOBODY, decode) for decode in decodes], 0).chosen == 1
+
+
 def test_cache_aware_gives_up_the_cache_for_balance() -> None:
     assert cache_aware(Arrival(100), [place(), place(cached=90, queued=5)], 0).chosen == 1
     assert cache_aware(Arrival(100), [place(), place(cached=90, queued=50)], 0).chosen == 0
@@ -142,14 +156,14 @@ def test_the_predictive_router_breaks_the_fewest_targets() -> None:
     """The first place has the prompt cached but many decode there; the second must compute it."""
     busy = place(cached=500, decode=replace(IDLE, decoding=40, max_num_seqs=64))
     free = place(decode=replace(IDLE, decoding=0))
-    router = Predictive(COSTS, output=10)
+    router = Predictive(output=10)
     assert router(Arrival(500), [busy, free], 0).chosen == 0, "soonest done"
     assert router(Arrival(500, tpot=0.02), [busy, free], 0).chosen == 1, "its TPOT holds only there"
     assert router(Arrival(500, ttft=0.1), [busy, free], 0).chosen == 0, "its TTFT holds only here"
 
 
 def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None:
-    router = Predictive(COSTS)
+    router = Predictive()
     assert router(Arrival(100), [place(queued=1, timely_tokens=4000), place(queued=3)], 0).chosen == 1
     assert router(Arrival(100), [place(blocks_live=99), place(timely_tokens=4000)], 0).chosen == 1
     seats = replace(IDLE, decoding=8)
@@ -158,7 +172,7 @@ def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None
 
 
 def test_the_predictive_router_sees_what_is_done_and_what_will_be_put_off() -> None:
-    router = Predictive(COSTS)
+    router = Predictive()
     waiting = [place(timely_tokens=1000), place(timely_tokens=1100, busy=0.9)]
     assert router(Arrival(100), waiting, 0).chosen == 1, "most of it is computed by now"
     late = [place(queued_tokens=1000, timely_tokens=1000), place(queued_tokens=5000)]
@@ -167,17 +181,16 @@ def test_the_predictive_router_sees_what_is_done_and_what_will_be_put_off() -> N
 
 def test_speculation_that_works_somewhere_draws_requests_there() -> None:
     fast, slow = place(speedup=3.0), place()
-    assert Predictive(COSTS)(Arrival(100), [slow, fast], 0).chosen == 1
+    assert Predictive()(Arrival(100), [slow, fast], 0).chosen == 1
 
 
 def test_each_worker_is_priced_by_its_own_cost() -> None:
     twice = Costs(prefill=lambda tokens: tokens / 500, decode=lambda seqs, kv: 0.02 + 0.002 * seqs)
-    assert Predictive()(Arrival(100), [place(costs=twice), place(costs=COSTS)], 0).chosen == 1
-    assert Predictive(COSTS)(Arrival(100), [place(costs=twice), place()], 0).chosen == 1
+    assert Predictive()(Arrival(100), [place(costs=twice), place()], 0).chosen == 1
 
 
 def test_where_a_cost_is_not_known_flowguard_chooses() -> None:
-    places = [place(costs=COSTS), place(cached=90)]
+    places = [place(), place(cached=90, costs=None)]
     decision = Predictive()(Arrival(100), places, 0)
     assert decision.chosen == 1
     assert decision.reason == "a cost is not known: highest score"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from streamserve.control.crew import Crew
 from streamserve.control.requests import OpenRequest
 from streamserve.policy.prefix import extend_hashes, namespace
-from streamserve.policy.routing import Arrival, Decision, Place, Router, WorkerLoad
+from streamserve.policy.routing import NOBODY, Arrival, Decision, Place, Router
 from streamserve.protocol.messages import Cached
 
 REMEMBERED_DECISIONS = 100
@@ -138,7 +138,7 @@ class Placement:
     ) -> tuple[str, str]:
         workers = self._crew.workers
         names = {name for pair in candidates for name in pair}
-        loads = {name: workers[name].load(name, now) if name else WorkerLoad("") for name in names}
+        loads = {name: workers[name].load(name, now) if name else NOBODY for name in names}
         cached = [
             self.view.cached(front, hashes) * workers[front].block_size if front else 0
             for front, _ in candidates

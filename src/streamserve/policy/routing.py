@@ -239,21 +239,27 @@ class Costs:
     block_size: int = 16
 
 
+NOBODY = WorkerLoad(
+    "",
+    max_num_seqs=1 << 30,
+    blocks_total=1 << 30,
+    costs=Costs(prefill=lambda tokens: 0.0, decode=lambda sequences, kv_tokens: 0.0),
+)
+"""The other half of each place where halves of uneven pools are chosen by themselves."""
+
+
 @dataclass(frozen=True)
 class Predictive:
     """Ours: the place where the fewest targets break, and among those where the request is served soonest.
 
     TTFT = the prefill of what is not cached, in whole blocks so that few prices are to be known, behind all
     that is queued there and can still be in time (workers put off what cannot), less what has been done of
-    it, plus `transfer` seconds a token moved; TPOT = a decode step of those that decode with this one more,
-    over what speculation brings there now. Each place is priced by what its own workers' steps cost, or by
-    `costs` where they have not said; where nothing is known `fallback` chooses. A place whose KV is too full
-    for the prompt, or whose seats are taken, counts as breaking a target. `output` is how many tokens a
-    request is expected to get; `stale` as FlowGuard's."""
+    it; TPOT = a decode step of those that decode with this one more, over what speculation brings there now.
+    Each place is priced by what its own workers' steps cost; where they have not said `fallback` chooses. A
+    place whose KV is too full for the prompt, or whose seats are taken, counts as breaking a target. `output`
+    is how many tokens a request is expected to get; `stale` as FlowGuard's."""
 
-    costs: Costs | None = None
     output: int = 128
-    transfer: float = 0.0
     stale: float = 1.5
     fallback: Router = FlowGuard()
 
@@ -265,13 +271,11 @@ class Predictive:
         keys = []
         for place in places:
             front, back = place.prefill, place.decode
-            costs = back.costs or self.costs
-            times = self.predict(arrival, place)
-            if times is None or costs is None:
+            if front.costs is None or back.costs is None:
                 decision = self.fallback(arrival, places, turn)
                 return replace(decision, reason=f"a cost is not known: {decision.reason}")
-            ttft, tpot = times
-            full = room > (back.blocks_total - back.blocks_live) * costs.block_size
+            ttft, tpot = self.predict(arrival, place, front.costs, back.costs)
+            full = room > (back.blocks_total - back.blocks_live) * back.costs.block_size
             full = full or back.decoding + front.queued >= back.max_num_seqs
             heard = front.silence <= stale and back.silence <= stale
             keys.append((heard, -((ttft > latest) + (tpot > slowest) + full), -(ttft + tpot * output)))
@@ -279,17 +283,14 @@ class Predictive:
         scores = tuple([score if heard or not keys[chosen][0] else None for heard, _, score in keys])
         return Decision(chosen, scores, "fewest targets broken, then soonest done")
 
-    def predict(self, arrival: Arrival, place: Place) -> tuple[float, float] | None:
-        """Seconds to the first token and for each further one, if the request went there; None where steps
-        have no known cost."""
+    def predict(self, arrival: Arrival, place: Place, first: Costs, further: Costs) -> tuple[float, float]:
+        """Seconds to the first token and for each further one, if the request went there, by what the steps
+        of either half cost."""
         front, back = place.prefill, place.decode
-        first, further = front.costs or self.costs, back.costs or self.costs
-        if first is None or further is None:
-            return None
         own, ahead = max(arrival.prompt_tokens - place.cached, 1), front.timely_tokens
         blocks = (own - 1) // first.block_size + 1
         waiting = max(first.prefill(ahead) - front.busy, 0.0) if ahead else 0.0
-        ttft = waiting + first.prefill(blocks * first.block_size) + self.transfer * own
+        ttft = waiting + first.prefill(blocks * first.block_size)
         step = further.decode(back.decoding + 1, back.blocks_live * further.block_size)
         step += arrival.prompt_tokens * further.token
         if front is back:  # who prefills where it decodes lets the others wait: they carry some of the queue
