@@ -5,7 +5,6 @@ from streamserve.control.events import Heard, Open
 from streamserve.control.fleet import Fleet, FleetConfig
 from streamserve.control.placement import PrefixView
 from streamserve.control.workers import Queued, WorkerState, pairs
-from streamserve.policy.routing import Costs
 from streamserve.protocol.messages import Cached
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
@@ -57,11 +56,3 @@ def test_a_worker_has_been_computing_since_the_queue_began_or_the_last_first_tok
     assert worker.load("w", 4.5).busy == 0.5
     load = worker.load("w", 6.0)
     assert (load.queued_tokens, load.timely_tokens, load.busy) == (200, 0, 0.0), "too late for the second"
-
-
-def test_a_prompt_that_cannot_be_in_time_holds_nobody_up() -> None:
-    worker = WorkerState(costs=Costs(prefill=lambda tokens: tokens / 100, decode=lambda rows, kv: 0.1))
-    worker.queue("short", Queued(90, deadline=2.0), 1.0)
-    worker.queue("long", Queued(110, deadline=2.0), 1.0)
-    load = worker.load("w", 1.0)
-    assert (load.queued_tokens, load.timely_tokens) == (200, 90)

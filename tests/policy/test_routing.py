@@ -41,6 +41,8 @@ loads = st.builds(
     queued_tokens=st.integers(0, 5000),
     timely_tokens=st.integers(0, 5000),
     busy=st.floats(0, 5),
+    timely_for=st.floats(0, 5),
+    coming=st.integers(0, 10),
     decoding=st.integers(0, 10),
     max_num_seqs=st.just(10),
     blocks_live=st.integers(0, 100),
@@ -167,7 +169,7 @@ def test_the_predictive_router_counts_what_waits_and_what_does_not_fit() -> None
     assert router(Arrival(100), [place(queued=1, timely_tokens=4000), place(queued=3)], 0).chosen == 1
     assert router(Arrival(100), [place(blocks_live=99), place(timely_tokens=4000)], 0).chosen == 1
     seats = replace(IDLE, decoding=8)
-    taken = [place(queued=2, decode=seats), place(queued=1, timely_tokens=4000, decode=seats)]
+    taken = [place(decode=replace(seats, coming=2)), place(timely_tokens=4000, decode=seats)]
     assert router(Arrival(100), taken, 0).chosen == 1, "ten may run there"
 
 
@@ -175,6 +177,8 @@ def test_the_predictive_router_sees_what_is_done_and_what_will_be_put_off() -> N
     router = Predictive()
     waiting = [place(timely_tokens=1000), place(timely_tokens=1100, busy=0.9)]
     assert router(Arrival(100), waiting, 0).chosen == 1, "most of it is computed by now"
+    waiting = [place(timely_tokens=1000), place(timely_tokens=5000, timely_for=0.5)]
+    assert router(Arrival(100), waiting, 0).chosen == 1, "half a second from now they are late"
     late = [place(queued_tokens=1000, timely_tokens=1000), place(queued_tokens=5000)]
     assert router(Arrival(100, ttft=0.5), late, 0).chosen == 1, "nobody there can still be in time"
 

@@ -199,6 +199,7 @@ class Fleet:
         ttft = request.opened.params.slo.ttft_ms
         deadline = None if ttft is None else request.arrival + ttft / 1000
         self.workers[front].queue(request.opened.request, Queued(tokens, deadline), now)
+        self.workers[request.decode or front].coming.add(request.opened.request)
         yield Send(front, request.submit("both" if whole else "prefill"))
 
     def _close(self, event: Close, now: float) -> Iterator[Command]:
@@ -320,7 +321,7 @@ class Fleet:
         """A request's prompt is computed, and its KV is where it is decoded."""
         place = request.decode or request.worker
         if place:
-            self.workers[place].decoding.add(request.opened.request)
+            self.workers[place].decodes(request.opened.request)
 
     def _lost(self, event: Lost, now: float) -> Iterator[Command]:
         starts = self.crew.lose(event.worker, event.incarnation, event.reason, now)
@@ -355,8 +356,7 @@ class Fleet:
     def _leave(self, request: OpenRequest) -> None:
         """A request is at no worker any more."""
         for name in request.workers:
-            self.workers[name].prefilling.pop(request.opened.request, None)
-            self.workers[name].decoding.discard(request.opened.request)
+            self.workers[name].leave(request.opened.request)
 
     def _end(self, request: OpenRequest, now: float) -> None:
         self._admission.finished(now)

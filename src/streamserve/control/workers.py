@@ -2,7 +2,7 @@
 pools."""
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
 from math import inf
@@ -34,8 +34,8 @@ class Queued:
 @dataclass
 class WorkerState:
     """A worker as far as it has been heard of, and the requests that are there: `prefilling` ones wait or
-    have their prompt computed, the first of them since `computing_since`; `decoding` ones get their tokens. A
-    `draining` one is to get no new ones."""
+    have their prompt computed, the first of them since `computing_since`; `coming` ones will decode there,
+    `decoding` ones do. A `draining` one is to get no new ones."""
 
     incarnation: int = 1
     ready: Ready | None = None
@@ -47,6 +47,7 @@ class WorkerState:
     failure: Failed | None = None
     prefilling: dict[str, Queued] = field(default_factory=dict)
     computing_since: float = 0.0
+    coming: set[str] = field(default_factory=set)
     decoding: set[str] = field(default_factory=set)
     costs: Costs | None = None
     speedup: float = 1.0
@@ -74,12 +75,9 @@ class WorkerState:
         return self.ready.block_size if self.ready else 1
 
     def queue(self, request: str, queued: Queued, now: float) -> None:
-        """A request has been sent there. One that cannot be in time even alone is as good as late."""
+        """A request has been sent there."""
         if not self.prefilling:
             self.computing_since = now
-        if self.costs and queued.deadline is not None:
-            hopeless = now + self.costs.prefill(queued.tokens) > queued.deadline
-            queued = replace(queued, deadline=-inf) if hopeless else queued
         self.prefilling[request] = queued
 
     def begun(self, request: str, now: float) -> None:
@@ -87,20 +85,36 @@ class WorkerState:
         if self.prefilling.pop(request, None):
             self.computing_since = now
 
+    def decodes(self, request: str) -> None:
+        """A request's prompt is computed, and its KV is here."""
+        self.coming.discard(request)
+        self.decoding.add(request)
+
+    def leave(self, request: str) -> None:
+        """A request is here no more."""
+        self.prefilling.pop(request, None)
+        self.coming.discard(request)
+        self.decoding.discard(request)
+
     def load(self, name: str, now: float) -> WorkerLoad:
         """What a router sees of it."""
         report, ready = self.report, self.ready
         tokens = timely = 0
+        until = now
         for one in self.prefilling.values():
+            deadline = inf if one.deadline is None else one.deadline
             tokens += one.tokens
-            if one.deadline is None or one.deadline >= now:
+            if deadline >= now:
                 timely += one.tokens
+                until = max(until, deadline)
         return WorkerLoad(
             worker=name,
             queued=len(self.prefilling),
             queued_tokens=tokens,
             timely_tokens=timely,
             busy=now - self.computing_since if timely else 0.0,
+            timely_for=until - now,
+            coming=len(self.coming),
             decoding=len(self.decoding),
             max_num_seqs=ready.max_num_seqs if ready else 1,
             blocks_live=report.blocks_live if report else 0,

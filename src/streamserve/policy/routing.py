@@ -21,16 +21,18 @@ import numpy as np
 class WorkerLoad(msgspec.Struct, frozen=True):
     """A worker as its last report and the fleet's own books show it. `queued` requests (of `queued_tokens`
     prompt tokens) wait or are being prefilled; `timely_tokens` are of those whose first token can still come
-    in time, the first of which has been at work for `busy` seconds. `decoding` sequences decode;
-    `blocks_live` of `blocks_total` KV blocks are held by live requests. `silence`: seconds since the last
-    report. `costs`: what its steps cost, if that is known; `speedup`: how much sooner than by plain steps
-    tokens come there now."""
+    in time, the last of which for `timely_for` seconds; the first has been at work for `busy` seconds.
+    `coming` sequences will decode there, `decoding` ones do; `blocks_live` of `blocks_total` KV blocks are
+    held by live requests. `silence`: seconds since the last report. `costs`: what its steps cost, if that is
+    known; `speedup`: how much sooner than by plain steps tokens come there now."""
 
     worker: str
     queued: int = 0
     queued_tokens: int = 0
     timely_tokens: int = 0
+    timely_for: float = inf
     busy: float = 0.0
+    coming: int = 0
     decoding: int = 0
     max_num_seqs: int = 1
     blocks_live: int = 0
@@ -254,10 +256,10 @@ class Predictive:
 
     TTFT = the prefill of what is not cached, in whole blocks so that few prices are to be known, behind all
     that is queued there and can still be in time (workers put off what cannot), less what has been done of
-    it; TPOT = a decode step of those that decode with this one more, over what speculation brings there now.
-    Each place is priced by what its own workers' steps cost; where they have not said `fallback` chooses. A
-    place whose KV is too full for the prompt, or whose seats are taken, counts as breaking a target. `output`
-    is how many tokens a request is expected to get; `stale` as FlowGuard's."""
+    it; TPOT = a decode step of those that decode, or will, with this one more, over what speculation brings
+    there now. Each place is priced by what its own workers' steps cost; where they have not said `fallback`
+    chooses. A place whose KV is too full for the prompt, or whose seats are taken, counts as breaking a
+    target. `output` is how many tokens a request is expected to get; `stale` as FlowGuard's."""
 
     output: int = 128
     stale: float = 1.5
@@ -276,7 +278,7 @@ class Predictive:
                 return replace(decision, reason=f"a cost is not known: {decision.reason}")
             ttft, tpot = self.predict(arrival, place, front.costs, back.costs)
             full = room > (back.blocks_total - back.blocks_live) * back.costs.block_size
-            full = full or back.decoding + front.queued >= back.max_num_seqs
+            full = full or back.decoding + back.coming >= back.max_num_seqs
             heard = front.silence <= stale and back.silence <= stale
             keys.append((heard, -((ttft > latest) + (tpot > slowest) + full), -(ttft + tpot * output)))
         chosen = _best(keys, turn)
@@ -289,9 +291,10 @@ class Predictive:
         front, back = place.prefill, place.decode
         own, ahead = max(arrival.prompt_tokens - place.cached, 1), front.timely_tokens
         blocks = (own - 1) // first.block_size + 1
-        waiting = max(first.prefill(ahead) - front.busy, 0.0) if ahead else 0.0
+        waiting = min(max(first.prefill(ahead) - front.busy, 0.0), front.timely_for) if ahead else 0.0
         ttft = waiting + first.prefill(blocks * first.block_size)
-        step = further.decode(back.decoding + 1, back.blocks_live * further.block_size)
+        rows = back.decoding + back.coming + 1
+        step = further.decode(rows, back.blocks_live * further.block_size)
         step += arrival.prompt_tokens * further.token
         if front is back:  # who prefills where it decodes lets the others wait: they carry some of the queue
             step += first.prefill(front.queued_tokens) / self.output
