@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
 }
 """What each room may import of the others. The package itself (the version) is open to all."""
 
-POLICY_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "streamserve"}
+POLICY_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
 
 
 def imports(file: Path) -> set[str]:
