@@ -24,7 +24,7 @@ from tests.engine.drive import VOCAB, assert_engine_empty, expected, model_info
 from tests.simulate.test_streams import texts
 
 ENGINE = EngineConfig(
-    num_blocks=40, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=24, max_chunk=12,
+    num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=24, max_chunk=12,
     eviction="swap", swap_blocks=80,
 )  # fmt: skip
 MOMENTS: tuple[Moment, ...] = get_args(Moment)

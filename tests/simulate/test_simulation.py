@@ -60,6 +60,8 @@ def assert_all_answered(simulation: Simulation, opened: list[Open], given: list[
     assert not len(simulation.fleet.tickets)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
+    for state in simulation.fleet.workers.values():
+        assert not (state.prefilling or state.coming or state.decoding)
 
 
 topologies = st.one_of(
