@@ -61,7 +61,9 @@ def assert_all_answered(simulation: Simulation, opened: list[Open], given: list[
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     for state in simulation.fleet.workers.values():
-        assert not (state.prefilling or state.coming or state.decoding)
+        assert not state.prefilling
+        assert not state.coming
+        assert not state.decoding
 
 
 topologies = st.one_of(
