@@ -180,9 +180,9 @@ def interval(values: Sequence[float], of: Callable[..., Any]) -> dict[str, float
 
 
 def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict[str, float]]:
-    """Median and 99th percentile of the real seconds that router takes for a `decision` over `count` pairs,
-    each worker with a curve of its own, while requests come and go; and what `placing` one takes in all, with
-    the fleet's books and the names of its blocks."""
+    """Median and 99th percentile of the real seconds that the router of this `name` takes for a `decision`
+    over `count` pairs, each worker with a curve of its own, while requests come and go; and what `placing`
+    one takes in all, with the fleet's books and the names of its blocks."""
     decided, placed = [], []
 
     def timed(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:

@@ -38,13 +38,30 @@ async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
         resolve(str(checkpoint), {"threads": 1, "log_level": "warning", "profile": False}, environ={})
     )
     await llm.start()
-    yield llm
-    await assert_idle(llm)
-    process = psutil.Process(llm.process_id())
-    folder = llm._shell._folder
-    await llm.close()
+    try:
+        yield llm
+        await assert_idle(llm)
+    finally:
+        process = psutil.Process(llm.process_id())
+        folder = llm._shell._folder
+        await llm.close()
     assert not process.is_running()
     assert not folder.exists()
+
+
+async def test_a_close_that_is_cancelled_leaves_neither_socket_nor_folder(checkpoint: Path) -> None:
+    """An open socket would hang whoever collects its context."""
+    llm = AsyncLLM(resolve(str(checkpoint), {"threads": 1, "log_level": "warning", "profile": False}))
+    await llm.start()
+    closing = asyncio.create_task(llm.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert llm._shell._context.closed
+    assert not llm._shell._folder.exists()
+    for process in llm._shell._processes.values():
+        await llm._shell._end(process)
 
 
 async def assert_idle(llm: AsyncLLM) -> Report:

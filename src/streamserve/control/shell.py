@@ -97,15 +97,17 @@ class FleetShell:
         for name in list(self._clients):
             error = RequestError("the server is shutting down", status=503, retry_after=5.0)
             self._clients[name].put_nowait(Refuse(name, error))
-        for worker in self._processes:
-            await self._send(Send(worker, Stop()))
-        await asyncio.gather(*(self._end(process) for process in self._processes.values()))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close()
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            for worker in self._processes:
+                await self._send(Send(worker, Stop()))
+            await asyncio.gather(*(self._end(process) for process in self._processes.values()))
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:  # a socket that is left open would hang whoever collects the context
+            self._socket.close()
+            self._context.term()
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._recorder:
             await asyncio.to_thread(self._recorder.close)
 
