@@ -1,5 +1,6 @@
 """How much is tested, and what was counted: small counts by default, full ones with --full."""
 
+import itertools
 import json
 import os
 import platform
@@ -17,7 +18,6 @@ import pytest
 
 from streamserve import __version__
 
-FIGURES = pytest.StashKey[dict[str, dict[str, Any]]]()
 STARTED = pytest.StashKey[float]()
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
@@ -43,7 +43,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[FIGURES] = {}
     config.stash[STARTED] = time.time()
     if config.option.seed is None:  # pytest-xdist hands its workers the options
         config.option.seed = secrets.randbits(32)
@@ -66,7 +65,7 @@ def record(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Note what a test counted, for the results file."""
 
     def note(**figures: Any) -> None:
-        request.config.stash[FIGURES].setdefault(request.node.nodeid, {}).update(figures)
+        request.node.user_properties.append(("figures", json.dumps(figures)))
 
     return note
 
@@ -99,10 +98,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             "full": config.getoption("--full"),
             "seconds": round(time.time() - config.stash[STARTED], 1),
             **counts,
-            "figures": config.stash[FIGURES],
+            "figures": _figures(terminalreporter.stats),
         }
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _figures(stats: dict[str, list[Any]]) -> dict[str, dict[str, Any]]:
+    """What each test noted, wherever it ran: pytest-xdist brings reports with their properties."""
+    figures: dict[str, dict[str, Any]] = {}
+    for report in itertools.chain.from_iterable(stats.values()):
+        for name, noted in getattr(report, "user_properties", ()):
+            if name == "figures":
+                figures.setdefault(report.nodeid, {}).update(json.loads(noted))
+    return dict(sorted(figures.items()))
 
 
 def _git(*arguments: str) -> str:
