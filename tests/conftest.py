@@ -96,6 +96,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             "machine": {"processor": _processor(), "cores": psutil.cpu_count()},
             "python": platform.python_version(),
             "full": config.getoption("--full"),
+            "seed": config.option.seed if config.getoption("--full") else 0,
             "seconds": round(time.time() - config.stash[STARTED], 1),
             **counts,
             "figures": _figures(terminalreporter.stats),

@@ -19,7 +19,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.test_pairs import Request, answers, empty, fleet, requests, serving, until
+from tests.test_pairs import NUMBERS, Request, answers, empty, fleet, requests, serving, until
 
 ROUNDS, STREAMS = 5, 16
 ALWAYS = (
@@ -101,6 +101,7 @@ async def test_a_worker_lost_at_a_moment_costs_time_never_text(
     go.touch()
     async with serving(checkpoint, pairs=1, **GIVEN) as llm:
         fleet(llm).crew._max_restarts = 10 * rounds  # all these losses are ours
+        await llm.check_grammar(NUMBERS, "grammar")  # so that all can be asked for at once
         for attempt in range(1, 1 + rounds):
             here.unlink(missing_ok=True)
             go.unlink()

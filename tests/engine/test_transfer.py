@@ -9,7 +9,8 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Pushed
+from streamserve.protocol.messages import Cancel, Pushed
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.tickets import CacheAddress, Push, Ticket
 from streamserve.simulate.executor import CostExecutor
@@ -21,8 +22,11 @@ PROMPT = list(range(10))
 GOOD = Ticket("decode/0", "r", 0, (0,), len(PROMPT), 0, [3, 1, 2], CacheAddress("decode", 0, 8, "pretended"))
 
 
-def prefilled(ticket: Ticket, twice: bool = False) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
-    """A prefill worker that has computed the prompt and got this ticket: what it wrote, what it told."""
+def prefilled(
+    ticket: Ticket, twice: bool = False, wire: list[Callable[[], None]] | None = None
+) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
+    """A prefill worker that has computed the prompt and got this ticket: what it wrote, what it told. What
+    is on the `wire`, if there is one, lands when the test says so."""
     own, other = (CostExecutor(n, 4, VOCAB, lambda rows, context: 1.0) for n in (CONFIG.num_blocks, 8))
     written: list[tuple[int, int]] = []
     receive = other.receive
@@ -34,7 +38,7 @@ def prefilled(ticket: Ticket, twice: bool = False) -> tuple[Engine, list[tuple[i
     other.receive = noted  # type: ignore[method-assign]
 
     def later(seconds: float, land: Callable[[], None]) -> None:
-        land()
+        land() if wire is None else wire.append(land)
 
     transport = SimulatedTransport(own, lambda path: other if path == "decode" else None, later, 0.0)
     speculation = Speculation(parse_policy("off"), guessed_cost)
@@ -104,3 +108,26 @@ def test_the_same_ticket_again_while_it_is_served_is_not_heard() -> None:
     assert len(written) == len(GOOD.blocks)
     engine.step()
     assert_engine_empty(engine)
+
+
+def test_a_request_that_goes_away_is_no_failure_of_the_wire() -> None:
+    """Its blocks are free when nothing writes from them any more."""
+    wire: list[Callable[[], None]] = []
+    engine, _, told = prefilled(GOOD, wire=wire)
+    assert not told
+    engine.handle(Cancel("r"))
+    assert not engine.exchange.news()
+    wire.pop()()
+    (gone,) = engine.exchange.news()
+    assert isinstance(gone, Pushed)
+    assert "went away" in gone.error
+    assert engine.report().transfer == TransferReport(sent_bytes=gone.sent)
+    engine.step()
+    assert_engine_empty(engine)
+
+
+def test_a_receiver_that_is_not_there_is_one() -> None:
+    engine, _, _ = prefilled(replace(GOOD, to=replace(GOOD.to, path="nobody")))
+    transfer = engine.report().transfer
+    assert transfer is not None
+    assert transfer.failed == 1

@@ -54,7 +54,8 @@ class Transport(Protocol):
 @dataclass
 class _Sending:
     """A ticket being served. `sequence` is None once it is gone: what is under way is waited for. `planes`
-    are complete in all that was sent; `waited`: whether somebody is to decode behind it."""
+    are complete in all that was sent; `waited`: whether somebody is to decode behind it. `error`: of the
+    wire."""
 
     ticket: Ticket
     sequence: Running | None
@@ -106,6 +107,7 @@ class Outgoing:
                 self._transport.check(ticket.to)
             except TransferError as failure:
                 error = str(failure)
+                self._counts = replace(self._counts, failed=self._counts.failed + 1)
         if error or sequence is None:
             self._refused.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
             return False
@@ -153,7 +155,6 @@ class Outgoing:
         sending = self._sending.pop(sequence.id, None)
         if sending is not None:
             sending.sequence = None
-            sending.error = sending.error or "the request went away"
             self._closing.append(sending)
 
     @property
@@ -189,17 +190,16 @@ class Outgoing:
 
     def _told(self, sending: _Sending) -> Pushed:
         ticket, since, counts = sending.ticket, sending.computed_at, self._counts
-        late = since is not None and sending.waited and not sending.error
+        error = sending.error or ("the request went away" if sending.sequence is None else "")
+        late = since is not None and sending.waited and not error
         exposed = self._clock() - since if since is not None and late else 0.0
         self._counts = replace(
             counts,
-            handed_over=counts.handed_over + (not sending.error),
+            handed_over=counts.handed_over + (not error),
             failed=counts.failed + bool(sending.error),
             exposed_seconds=counts.exposed_seconds + exposed,
         )
-        return Pushed(
-            ticket.request, ticket.attempt, ticket.id, sending.error, sending.sent, exposed, sending.planes
-        )
+        return Pushed(ticket.request, ticket.attempt, ticket.id, error, sending.sent, exposed, sending.planes)
 
 
 def _complete(sending: _Sending) -> bool:
