@@ -44,10 +44,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STARTED] = time.time()
-    if config.option.seed is None:  # pytest-xdist hands its workers the options
-        config.option.seed = secrets.randbits(32)
+    if config.option.seed is None:
+        config.option.seed = getattr(config, "workerinput", {}).get("seed", secrets.randbits(32))
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no measuring, nothing kept, unless a test asks for it
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The processes of pytest-xdist have one seed."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -3,7 +3,7 @@
 from itertools import product
 from math import prod
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamserve.policy.goodput import LEEWAY, SLOWEST, STEPS, best_shape, select, shapes, spread
@@ -164,6 +164,18 @@ def test_targets_leave_those_without_one_their_speed(forest, curve, others) -> N
     assert curve[step.plain + guessed] <= curve[step.plain] / SLOWEST + 1e-12
 
 
+EQUAL = 0.6681266944688354
+"""So likely that 1 + EQUAL + EQUAL is rounded."""
+
+
+@example(
+    [
+        TokenTree((0, 1), (-1, 0), (1.0,) * 2, (1.0, EQUAL)),
+        TokenTree((0, 1, 2), (-1, 0, 0), (1.0,) * 3, (1.0, EQUAL, EQUAL)),
+    ],
+    [1.0] * 5 + [9.0] * 60,
+    0.0,
+)
 @given(st.lists(trees(), min_size=1, max_size=4), curves, st.floats(0, 1))
 def test_loose_targets_change_nothing(forest, curve, spent) -> None:
     loose = [Need(tpot=1e6)] * len(forest)

@@ -118,12 +118,12 @@ def select(drafted: Drafted) -> Kept:
     if drafted.trees and all(need.tpot is None for need in (*drafted.needs, *drafted.bystanders)):
         return _select_untargeted(drafted)
     order = [list(likeliest(tree)) for tree in drafted.trees]
-    ladders = [
-        list(accumulate((tree.accept[node] for node in nodes), initial=1.0))
-        for tree, nodes in zip(drafted.trees, order, strict=True)
+    chances = [
+        [tree.accept[node] for node in nodes] for tree, nodes in zip(drafted.trees, order, strict=True)
     ]
+    ladders = [list(accumulate(rungs, initial=1.0)) for rungs in chances]
     targets = _Targets(drafted, ladders)
-    counts = _most_tokens(drafted, ladders, targets.help_others(targets.meet()), targets)
+    counts = _most_tokens(drafted, chances, targets.help_others(targets.meet()), targets)
     return [sorted([0, *nodes[:count]]) for nodes, count in zip(order, counts, strict=True)]
 
 
@@ -252,18 +252,21 @@ class _Targets:
 
 
 def _most_tokens(
-    drafted: Drafted, ladders: Sequence[Sequence[float]], counts: Sequence[int], targets: _Targets
+    drafted: Drafted, chances: Sequence[Sequence[float]], counts: Sequence[int], targets: _Targets
 ) -> list[int]:
     """As many further nodes, the likeliest of all first, as give the most expected tokens a second."""
     counts = list(counts)
     used = sum(counts)
     rest = sorted(
-        (ladder[rung] - ladder[rung + 1], i, rung)
-        for i, ladder in enumerate(ladders)
-        for rung in range(counts[i], len(ladder) - 1)
+        (-chance, i, rung)
+        for i, rungs in enumerate(chances)
+        for rung, chance in enumerate(rungs)
+        if rung >= counts[i]
     )[: max(drafted.budget - used, 0)]
     paid = drafted.step(drafted.plain) - drafted.step(drafted.decoding)
-    expected = sum(ladder[count] for ladder, count in zip(ladders, counts, strict=False))
+    expected = sum(
+        ladder[count] for ladder, count in zip(targets.ladders[: len(chances)], counts, strict=False)
+    )
     best, best_rate = 0, expected / (targets.seconds(used) - paid)
     now, met, ceiling = list(counts), set(targets.met), targets.ceiling(counts)
     for more, (loss, i, _) in enumerate(rest, start=1):
@@ -276,7 +279,7 @@ def _most_tokens(
             best, best_rate = more, expected / (seconds - paid)
     for _, i, _ in rest[:best]:
         counts[i] += 1
-    return counts[: len(ladders)]
+    return counts[: len(chances)]
 
 
 def spread(need: Need) -> Need:
