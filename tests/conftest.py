@@ -21,8 +21,10 @@ from streamserve import __version__
 STARTED = pytest.StashKey[float]()
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
-hypothesis.settings.register_profile("small", deadline=None, max_examples=25)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
+# How long an example takes says more about who else is at work than about it.
+ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("small", max_examples=25, **ANY_TIME)
+hypothesis.settings.register_profile("full", max_examples=500, **ANY_TIME)
 
 
 @dataclass(frozen=True)
