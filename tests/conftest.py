@@ -95,7 +95,7 @@ def _command(process: psutil.Process) -> str:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     path = config.getoption("--results")
-    if path:
+    if path and not hasattr(config, "workerinput"):  # the processes of pytest-xdist come here too
         counts = {name: len(terminalreporter.stats.get(name, ())) for name in OUTCOMES}
         report = {
             "version": __version__,
