@@ -127,8 +127,10 @@ def agenda(
             found = chunks(given, company, pace.output, config.prefill_share)
             wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
     # Rows for who cannot start would be lost to those it waits for. Should it start after all: one to begin.
+    # So for one that another worker holds blocks for: who has the rows may be waiting for its blocks.
     if order == "slo":
-        wanted |= {one.id: Chunk(1, 1) for one in working if one.waits and not one.reserved}
+        waiting = [one for one in working if one.waits or (one.granted and not one.running)]
+        wanted |= {one.id: Chunk(1, 1) for one in waiting if not one.reserved}
     if apart:
         wanted |= {one.id: _steady(one, wanted.get(one.id), config) for one in prompts if one.open}
     return Agenda(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
