@@ -89,4 +89,5 @@ def test_who_waits_for_a_ticket_gives_its_blocks_to_who_has_one() -> None:
 
 def test_who_has_a_ticket_begins_though_others_have_the_rows() -> None:
     """A play that once came to nothing: all rows went to a prompt that had no block to go on with."""
-    play(340482, pools(2, 1), 0.0, "swap", 26, kills=1)
+    prefill = play(340482, pools(2, 1), 0.0, "swap", 26, kills=1).workers["prefill-0"].engine
+    assert prefill.report().preemptions > 0
