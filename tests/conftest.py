@@ -21,6 +21,9 @@ from streamserve import __version__
 STARTED = pytest.StashKey[float]()
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
+FULL_TIMEOUT = 3600.0
+"""Seconds; of a test with small counts, see pyproject.toml."""
+
 # How long an example takes says more about who else is at work than about it.
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("small", max_examples=25, **ANY_TIME)
@@ -50,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = getattr(config, "workerinput", {}).get("seed", secrets.randbits(32))
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no measuring, nothing kept, unless a test asks for it
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
+    if config.getoption("--full") and config.option.timeout is None:
+        config.option.timeout = FULL_TIMEOUT
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,8 +1,12 @@
 """The library: one call from prompts to outputs in vLLM's shape."""
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from streamserve import LLM, SamplingParams
@@ -125,3 +129,25 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     llm = LLM(str(make_checkpoint(tmp_path)), threads=1)
     llm.close()
     llm.close()
+
+
+def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, max_position_embeddings=512)
+    script = textwrap.dedent(f"""
+        import psutil
+        from streamserve import LLM
+
+        llm = LLM({str(folder)!r}, threads=1)
+        print(process := llm._llm.process_id(), llm._llm._shell._folder)
+        del llm
+        assert not psutil.pid_exists(process)
+        llm = LLM({str(folder)!r}, threads=1)
+        print(llm._llm.process_id(), llm._llm._shell._folder)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    left = [line.split() for line in done.stdout.splitlines()]
+    assert len(left) == 2
+    for process, own in left:
+        assert not psutil.pid_exists(int(process))
+        assert not Path(own).exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -19,6 +20,9 @@ from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+CLOSE_SECONDS = 60.0
+"""Longer than any worker takes to end, or to be ended."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,24 @@ class RequestOutput:
 Prompt = str | Sequence[int]
 
 
+def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Stop the workers, then the loop. Whoever collects an LLM that nobody closed may be the loop's thread,
+    or hold a lock that the loop needs: so there is a limit to waiting."""
+    closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)
+    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    if threading.current_thread() is not thread:
+        closing.result(CLOSE_SECONDS)
+        thread.join()
+
+
 class LLM:
-    """A model for scripts: `LLM("embedded").generate(["Hello"])`. Close it, or use it in a `with` block.
+    """A model for scripts: `LLM("embedded").generate(["Hello"])`. Close it, or use it in a `with` block, to
+    free its memory; it is closed at the latest when it is collected, or Python ends.
 
     Takes the settings of `streamserve serve` as keyword arguments. Raises SettingsError for a bad one,
     CheckpointError for a model that cannot be served, StartError if the worker ends before it is ready.
@@ -76,14 +96,15 @@ class LLM:
         return llm
 
     def _start(self, settings: Settings) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="streamserve", daemon=True)
         self._llm = AsyncLLM(settings)
-        self._thread.start()
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_run_and_close, args=(self._loop,), name="streamserve", daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._llm, self._loop, thread)
         try:
             self._run(self._llm.start()).result()
         except BaseException:
-            self._stop_loop()
+            self.close()
             raise
 
     @property
@@ -161,20 +182,13 @@ class LLM:
 
     def close(self) -> None:
         """Stop the worker and free everything; harmless when closed already."""
-        if self._thread.is_alive():
-            self._run(self._llm.close()).result()
-            self._stop_loop()
+        self._end()
 
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
 
 
+def _free(socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: Path) -> None:
+    """Also for a shell that nobody closed: who collects a context with an open socket waits for ever."""
+    socket.close()
+    context.term()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 class FleetShell:
     """Runs a Fleet in the current event loop. Use as an async context manager, or `start` and `close`."""
 
@@ -87,6 +95,7 @@ class FleetShell:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(self._endpoint)
+        self._free = weakref.finalize(self, _free, self._socket, self._context, self._folder)
         self._spawn(self._receive())
         self._spawn(self._tick())
         await self._do(self.fleet.start(time.monotonic()))
@@ -104,10 +113,8 @@ class FleetShell:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        finally:  # a socket that is left open would hang whoever collects the context
-            self._socket.close()
-            self._context.term()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        finally:
+            self._free()
         if self._recorder:
             await asyncio.to_thread(self._recorder.close)
 
