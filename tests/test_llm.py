@@ -1,8 +1,10 @@
 """The library: one call from prompts to outputs in vLLM's shape."""
 
+import json
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import psutil
 import pytest
 
 from streamserve import LLM, SamplingParams
-from streamserve.protocol.errors import RequestError
+from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.settings import SettingsError
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
@@ -141,13 +143,24 @@ def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(
         print(process := llm._llm.process_id(), llm._llm._shell._folder)
         del llm
         assert not psutil.pid_exists(process)
-        llm = LLM({str(folder)!r}, threads=1)
+        llm = LLM({str(folder)!r}, threads=1, timeline={str(tmp_path / "timeline.json")!r})
         print(llm._llm.process_id(), llm._llm._shell._folder)
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "timeline.json").read_text())
     left = [line.split() for line in done.stdout.splitlines()]
     assert len(left) == 2
     for process, own in left:
         assert not psutil.pid_exists(int(process))
         assert not Path(own).exists()
+
+
+def test_a_model_that_cannot_be_served_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, max_position_embeddings=512)
+    (folder / "model.safetensors").unlink()
+    before = set(threading.enumerate())
+    with pytest.raises(CheckpointError, match="safetensors"):
+        LLM(str(folder), threads=1, timeline=str(tmp_path / "timeline.json"))
+    until(lambda: set(threading.enumerate()) <= before)

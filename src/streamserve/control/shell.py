@@ -82,6 +82,7 @@ class FleetShell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._closing = False
+        self._free: Callable[[], object] = lambda: None
 
     async def start(self) -> None:
         """Bind the socket and start the workers; returns before they are ready."""
@@ -101,7 +102,10 @@ class FleetShell:
         await self._do(self.fleet.start(time.monotonic()))
 
     async def close(self) -> None:
-        """Stop the workers and free everything. Open requests end with an error."""
+        """Stop the workers and free everything; harmless when closed already. Open requests end with an
+        error."""
+        if self._closing:
+            return
         self._closing = True
         for name in list(self._clients):
             error = RequestError("the server is shutting down", status=503, retry_after=5.0)
@@ -116,7 +120,10 @@ class FleetShell:
         finally:
             self._free()
         if self._recorder:
-            await asyncio.to_thread(self._recorder.close)
+            try:
+                await asyncio.to_thread(self._recorder.close)
+            except RuntimeError:  # Python ends, and starts no more threads
+                self._recorder.close()
 
     async def __aenter__(self) -> "FleetShell":
         await self.start()
