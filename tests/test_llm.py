@@ -139,22 +139,27 @@ def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(
         import psutil
         from streamserve import LLM
 
+        def tell():
+            workers = psutil.Process().children()
+            print(llm._llm._shell._folder, *(worker.pid for worker in workers))
+
         llm = LLM({str(folder)!r}, threads=1)
-        print(process := llm._llm.process_id(), llm._llm._shell._folder)
+        tell()
         del llm
-        assert not psutil.pid_exists(process)
+        assert not psutil.Process().children()
         llm = LLM({str(folder)!r}, threads=1, timeline={str(tmp_path / "timeline.json")!r})
-        print(llm._llm.process_id(), llm._llm._shell._folder)
+        tell()
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads((tmp_path / "timeline.json").read_text())
-    left = [line.split() for line in done.stdout.splitlines()]
-    assert len(left) == 2
-    for process, own in left:
-        assert not psutil.pid_exists(int(process))
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert len(told) == 2
+    for own, *workers in told:
         assert not Path(own).exists()
+        assert workers
+        assert not any(psutil.pid_exists(int(worker)) for worker in workers)
 
 
 def test_a_model_that_cannot_be_served_is_told_and_leaves_nothing(tmp_path: Path) -> None:
