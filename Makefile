@@ -65,7 +65,8 @@ $(VENV)/.nixl: $(VENV)/.developing
 verify: lint $(VENV)/.nixl $(CLIENTS:%=$(COMPAT)/%/.installed)
 	COMPAT=$(abspath $(COMPAT)) $(BIN)/pytest --numprocesses 3 --dist worksteal --full \
 		--results tests/results/verify.json $(ARGS)
-	STREAMSERVE_PAIRS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile tests/api tests/test_llm.py tests/test_client.py
+	STREAMSERVE_PAIRS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile \
+		--results tests/results/verify-on-pairs.json tests/api tests/test_llm.py tests/test_client.py
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
