@@ -35,14 +35,15 @@ async def read_items(
     """The items of `steps`, a request's events, timed by `watch`. A choice that ends by a stop string is
     cancelled in the fleet. Raises RequestError if a choice ends by an error."""
     choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
-    cached, queued, guessed, accepted = 0, 0.0, 0, 0
+    admitted: Admitted | None = None
+    guessed, accepted = 0, 0
     async for events in steps:
         for event in events:
             if isinstance(event, PromptLogprobs):
                 yield event
                 continue
             if isinstance(event, Admitted):
-                cached, queued = event.cached, event.queued
+                admitted = admitted or event  # later ones are of what was preempted
                 continue
             if isinstance(event, Progress | Withdrawn):
                 continue  # of open prompts, before they are answered
@@ -61,6 +62,7 @@ async def read_items(
             break
     completion = sum(choice.emitted for choice in choices.values())
     outcome = watch.outcome(params.slo)
+    cached, queued = (admitted.cached, admitted.queued) if admitted else (0, 0.0)
     yield Usage(prompt_tokens, completion, cached, queued, guessed, accepted, outcome)
 
 

@@ -1,6 +1,7 @@
 """Prompts that arrive in chunks over HTTP: answered as if they had been sent at once."""
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -136,6 +137,24 @@ def test_the_context_is_computed_before_it_is_finished(server: Served) -> None:
     until(lambda: server.metric("stream_early_tokens_total") > early + tokens // 2, seconds=30)
     assert server.metric("stream_chunks_total") == chunks + 2
     assert server.metric("stream_time_to_first_token_seconds_count") == from_creation + 1
+
+
+def test_the_time_until_a_first_chunk_came_is_no_part_of_the_queue(server: Served) -> None:
+    """Who finishes a prompt waits from then on, and that is where the time of the answer went."""
+
+    def seconds(of: str) -> float:
+        return server.metric(f"{of}_seconds_sum")
+
+    def parts() -> float:
+        return sum(seconds(f"request_{part}_time") for part in ("queue", "prefill", "decode"))
+
+    name = create(server)
+    time.sleep(1.0)
+    append(server, name, 0, "hello")
+    until(lambda: state(server, name)["computed"] > 0)
+    before, whole = parts(), seconds("e2e_request_latency")
+    assert finish(server, name).status_code == 200
+    assert 0 < parts() - before <= seconds("e2e_request_latency") - whole
 
 
 def test_an_edit_for_another_version_changes_nothing(server: Served) -> None:

@@ -1,11 +1,13 @@
 """Real processes: a draft service, and a network between it and its targets that does as it pleases."""
 
 import contextlib
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -48,31 +50,33 @@ class Drafting:
 @contextlib.contextmanager
 def drafting(model: str, *flags: str, port: int = 0) -> Iterator[Drafting]:
     """A service on loopback; it is ended, and must end, when the block does."""
-    listen = [] if any(flag == "--listen" for flag in flags) else ["--listen", f"tcp://127.0.0.1:{port}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "streamserve", "draft", model, *listen, *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    service = Drafting(process, "")
-    try:
-        while not service.address:
-            line = process.stdout.readline()
-            assert line, f"the service ended: {service.lines}"
-            service.lines.append(line)
-            found = re.search(r"ready .* at (tcp://\S+)", line)
-            service.address = found[1] if found else ""
+    with tempfile.TemporaryDirectory() as own:  # one that is killed clears nothing away
+        listen = [] if "--listen" in flags else ["--listen", f"tcp://127.0.0.1:{port}"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "streamserve", "draft", model, *listen, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "TMPDIR": own},
+        )
+        assert process.stdout is not None
+        service = Drafting(process, "")
         reader = threading.Thread(target=lambda: service.lines.extend(process.stdout), daemon=True)
-        reader.start()
-        yield service
-    finally:
-        if process.poll() is None:
+        try:
+            while not service.address:
+                line = process.stdout.readline()
+                assert line, f"the service ended: {service.lines}"
+                service.lines.append(line)
+                found = re.search(r"ready .* at (tcp://\S+)", line)
+                service.address = found[1] if found else ""
+            reader.start()
+            yield service
+        finally:
             process.terminate()
-        process.wait(20)
-        reader.join(5)
-        process.stdout.close()
+            process.wait(20)
+            if reader.is_alive():
+                reader.join(5)
+            process.stdout.close()
 
 
 class Network(threading.Thread):

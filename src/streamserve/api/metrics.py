@@ -184,6 +184,7 @@ class RequestWatch:
         self._choices = choices
         self._open = set(range(choices))
         self._start = time.perf_counter()
+        self._before = 0.0 if created is None else self._start - created
         self._first = 0.0
         self._latest: dict[int, float] = {}
         self._tokens: dict[int, int] = {}
@@ -205,14 +206,15 @@ class RequestWatch:
         observe = self._metrics.observe
         if usage.slo is not None:
             self._metrics.attained(slo, usage.slo.met, usage.completion_tokens)
-        observe("request_queue_time_seconds", usage.queued_seconds)
+        queued = max(0.0, usage.queued_seconds - self._before)
+        observe("request_queue_time_seconds", queued)
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
         observe("request_params_n", self._choices)
         if not self._latest:
             return
         last, most = max(self._latest.values()), max(self._tokens.values())
-        began = self._start + usage.queued_seconds
+        began = self._start + queued
         observe("request_prefill_time_seconds", max(0.0, self._first - began))
         observe("request_decode_time_seconds", last - self._first)
         observe("request_inference_time_seconds", max(0.0, last - began))
