@@ -12,10 +12,10 @@ curves = st.lists(st.floats(0.0, 0.5), min_size=80, max_size=80).map(
 )
 """Seconds by rows: they never fall."""
 
-needs = st.one_of(
-    st.just(NO_NEED),
-    st.builds(Need, tpot=st.floats(0.1, 20), decode_seconds=st.floats(0, 50), decoded=st.integers(0, 50)),
+targets = st.builds(
+    Need, tpot=st.floats(0.1, 20), decode_seconds=st.floats(0, 50), decoded=st.integers(0, 50)
 )
+needs = st.one_of(st.just(NO_NEED), targets)
 
 
 @st.composite
