@@ -136,6 +136,7 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
 def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, max_position_embeddings=512)
     script = textwrap.dedent(f"""
+        import os, sys
         import psutil
         from streamserve import LLM
 
@@ -149,6 +150,11 @@ def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(
         assert not psutil.Process().children()
         llm = LLM({str(folder)!r}, threads=1, timeline={str(tmp_path / "timeline.json")!r})
         tell()
+        if not (fork := os.fork()):
+            sys.exit()  # what ends here is not the owner's
+        os.waitpid(fork, 0)
+        assert llm._llm._shell._folder.exists()
+        llm.generate("hi", use_tqdm=False)
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,9 @@ def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
 
 def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     """Stop the workers, then the loop. Whoever collects an LLM that nobody closed may be the loop's thread,
-    or hold a lock that the loop needs: so there is a limit to waiting."""
+    or hold a lock that the loop needs: so there is a limit to waiting. In a fork there is no such thread."""
+    if not thread.is_alive():
+        return
     closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)
     closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
     if threading.current_thread() is not thread:

@@ -61,8 +61,11 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
 
 
-def _free(socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: Path) -> None:
-    """Also for a shell that nobody closed: who collects a context with an open socket waits for ever."""
+def _free(owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: Path) -> None:
+    """Also for a shell that nobody closed: who collects a context with an open socket waits for ever. A
+    fork of the process that owns them leaves them alone."""
+    if os.getpid() != owner:
+        return
     socket.close()
     context.term()
     shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +99,7 @@ class FleetShell:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(self._endpoint)
-        self._free = weakref.finalize(self, _free, self._socket, self._context, self._folder)
+        self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, self._folder)
         self._spawn(self._receive())
         self._spawn(self._tick())
         await self._do(self.fleet.start(time.monotonic()))
