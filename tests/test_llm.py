@@ -142,7 +142,7 @@ def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(
 
         def tell():
             workers = psutil.Process().children()
-            print(llm._llm._shell._folder, *(worker.pid for worker in workers))
+            print(llm._llm._shell._folder, *(worker.pid for worker in workers), flush=True)
 
         llm = LLM({str(folder)!r}, threads=1)
         tell()
