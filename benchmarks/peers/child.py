@@ -38,6 +38,7 @@ def main() -> None:
     """Answer orders until told to quit. What the engine prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     engine: Any = None
     for line in sys.stdin:
         order = json.loads(line)
