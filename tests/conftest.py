@@ -22,7 +22,7 @@ STARTED = pytest.StashKey[float]()
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
 FULL_TIMEOUT = 3600.0
-"""Seconds; of a test with small counts, see pyproject.toml."""
+"""Seconds that a test may take with --full; for small counts see pyproject.toml."""
 
 # How long an example takes says more about who else is at work than about it.
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}

@@ -102,12 +102,13 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_and_close, args=(self._loop,), name="streamserve", daemon=True)
         thread.start()
-        self._end = weakref.finalize(self, _end, self._llm, self._loop, thread)
         try:
             self._run(self._llm.start()).result()
         except BaseException:
-            self.close()
+            _end(self._llm, self._loop, thread)
             raise
+        # When Python ends the newest goes first: this one before what frees the socket that it still needs.
+        self._end = weakref.finalize(self, _end, self._llm, self._loop, thread)
 
     @property
     def tokenizer(self) -> Tokenizer:
