@@ -1,6 +1,7 @@
 """The library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's shape."""
 
 import asyncio
+import operator
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -197,7 +198,13 @@ class LLM:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        """Token ids of a text, or as given: integers of any kind. Raises TypeError for anything else."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise TypeError(f"a prompt is a text or token ids, not {type(prompt).__name__}") from None
 
     async def _generate(
         self, prompts: list[Prompt], params: list[SamplingParams], priorities: list[int], show: bool
