@@ -53,7 +53,7 @@ class BlockPool:
         if not self._free:
             raise RuntimeError("no free KV block: the caller must make room first")
         block, _ = self._free.popitem(last=False)
-        self._forget(block)
+        self.forget(block)
         self._references[block] = 1
         return block
 
@@ -108,7 +108,8 @@ class BlockPool:
         """Whether a registered block's KV is complete in `plane`."""
         return bool(self._planes[block] >> plane & 1)
 
-    def _forget(self, block: int) -> None:
+    def forget(self, block: int) -> None:
+        """Let lookups find a block no more, whoever holds it."""
         digest = self._hashes[block]
         if digest is not None:
             del self._cached[digest]
