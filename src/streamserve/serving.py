@@ -35,8 +35,8 @@ RECOMMENDED = {
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM. Raises OSError if the address is taken, CheckpointError or StartError
-    if the model cannot be served."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises OSError if the address is taken, CheckpointError or
+    StartError if the model cannot be served."""
     server = settings.server
     configure_logging(server.log_level, server.log_format, access_log=server.access_log)
     with bind(server.host, server.port) as bound:

@@ -100,7 +100,7 @@ def changed_json(draw: st.DrawFn, document: Any, fields: tuple[str, ...]) -> byt
     """The document with one to three values replaced, removed or added."""
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
-        known = [*paths(document), *((field,) for field in fields)]
+        known = [*paths(document), *((field,) for field in fields)] or [("a",)]
         *above, key = draw(st.sampled_from(known))
         place = document
         for step in above:
