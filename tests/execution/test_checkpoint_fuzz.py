@@ -22,6 +22,7 @@ from streamserve.policy.tree import root
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.serving import RECOMMENDED, recommended_sampling
 from streamserve.text.chat import chat_template
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
@@ -69,6 +70,7 @@ def use(folder: Path) -> bool:
     try:
         tokenizer = Tokenizer.from_folder(folder)
         chat_template(tokenizer.chat_template, tokenizer.special_tokens)
+        recommended = recommended_sampling(folder)
         loaded = load(ModelConfig(path=str(folder), threads=1, num_blocks=8, block_size=4))
     except CheckpointError as error:
         line = str(error)
@@ -77,8 +79,8 @@ def use(folder: Path) -> bool:
         assert len(line) < 2000
         return True
     assert tokenizer.decode(tokenizer.encode("a b")) is not None
-    prompt = [1]
-    state = SequenceState(1, 0, SamplingParams(temperature=0.0), prompt, [])
+    prompt, params = [1], SamplingParams(**{"temperature": 0.0, "seed": 1, **recommended})
+    state = SequenceState(1, 0, params, prompt, [])
     span = Span(1, 0, prompt, [0], root(1), (0,))
     (result,) = loaded.executor.run(StepPlan(0, [state], [], [], [span])).spans
     assert result.not_finite or 0 <= result.outputs[0][0].token < loaded.model_info.vocab_size
@@ -133,7 +135,8 @@ def change(draw: st.DrawFn, folder: Path, name: str) -> bytes:
         header = json.loads(data[8 : 8 + size])
         written = draw(changed_json(header, ("__metadata__", "model.layers.7.x")))
         return struct.pack("<Q", len(written)) + written + data[8 + size :]
-    return draw(changed_json(json.loads(data), FIELDS if name == "config.json" else ()))
+    fields = {"config.json": FIELDS, "generation_config.json": tuple(RECOMMENDED)}
+    return draw(changed_json(json.loads(data), fields.get(name, ())))
 
 
 FILES = [
