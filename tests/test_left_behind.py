@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import Scale
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
-LEAVE_SECONDS = 20.0
+LEAVE_SECONDS = 60.0
 
 SCRIPT = """
     from streamserve import LLM, SamplingParams
@@ -72,7 +72,7 @@ def start(program: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -1,13 +1,18 @@
 """A request whose numbers are not finite ends with an error, and leaves nothing for others to find."""
 
+import random
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamserve.engine.plan import StepPlan, StepResult
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Finished
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import VOCAB, Collected, expected, finish, make_engine, submit
+from tests.engine.test_engine import random_requests
 
 BAD = 95
 """The token whose KV is not finite."""
@@ -98,3 +103,30 @@ def test_each_choice_ends_by_its_own_numbers():
     for choice in set(texts) - ended:
         assert collected.tokens["r", choice] == texts[choice]
     assert engine.report().corrupted_requests == 1
+
+
+@given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from((30, 400)), swap=st.sampled_from((0, 40)))
+def test_any_schedule_ends_those_that_meet_the_bad_token_and_no_other(seed, num_blocks, swap):
+    config = EngineConfig(
+        num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=32,
+        max_chunk=7, preempt_every=5, swap_blocks=swap,
+    )  # fmt: skip
+    requests = random_requests(random.Random(seed), 10, 96)
+    engine, collected = make_engine(config), Collected()
+    engine.executor = Overflowing(engine.executor, BAD)
+    for request in requests:
+        engine.handle(request)
+    finish(engine, collected)
+    met = 0
+    for request in requests:
+        for choice in request.outputs:
+            whole = expected(request.prompt, request.params, choice, 96)
+            tokens = collected.tokens[request.request, choice]
+            text = [*request.prompt, *whole[:-1]]  # what is read: all but the last token
+            if BAD in text:
+                met += 1
+                until = max(0, text.index(BAD) + 1 - len(request.prompt))
+                assert (tokens, collected.finish[request.request, choice]) == (whole[:until], "error")
+            else:
+                assert tokens == whole
+    assert (engine.report().corrupted_requests > 0) == (met > 0)

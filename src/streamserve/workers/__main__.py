@@ -18,7 +18,7 @@ from streamserve.protocol.runtime_folder import folder_of, remove_if_dead
 MAX_CONFIG_BYTES = 1 << 20
 PARENT_SECONDS = 1.0
 """How often to look whether the parent still lives, where its end of the pipe does not tell."""
-FOLDER_SECONDS = 0.5
+FOLDER_SECONDS = 2.0
 """How long to wait for the lock of a parent that may be dying."""
 
 
