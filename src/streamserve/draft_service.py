@@ -6,14 +6,11 @@ reports, and ends it.
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import typer
@@ -30,14 +27,16 @@ from streamserve.protocol.drafting import DraftReady, DraftReport, decode_report
 from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import Failed, Stop, encode
+from streamserve.protocol.runtime_folder import make_runtime_folder
+from streamserve.protocol.stop_signals import stop_signals
 
 EXPLAIN_SECONDS = 2.0
 STOP_SECONDS = 10.0
 
 
 def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
-    """Serve until SIGINT or SIGTERM. Raises CheckpointError if the model cannot be loaded or the address not
-    be used, StartError if the worker ends."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises CheckpointError if the model cannot be loaded or the
+    address not be used, StartError if the worker ends."""
     configure_logging(log_level, "text")
     stopping = _stop_on_signals()
     with _socket() as (socket, endpoint), _worker(settings, endpoint, log_level) as process:
@@ -93,22 +92,22 @@ def _metrics(settings: DraftSettings, collector: DraftCollector) -> None:
 def _stop_on_signals() -> list[int]:
     """A list that is empty until a signal asks to stop."""
     seen: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda number, frame: seen.append(number))
     return seen
 
 
 @contextlib.contextmanager
 def _socket() -> Iterator[tuple[zmq.Socket[bytes], str]]:
-    folder = tempfile.mkdtemp(prefix="streamserve-")
-    endpoint = f"ipc://{Path(folder) / 'control'}"
+    folder = make_runtime_folder()
+    endpoint = f"ipc://{folder.path / 'control'}"
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.setsockopt(zmq.LINGER, 500)
             socket.bind(endpoint)
             yield socket, endpoint
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 @contextlib.contextmanager

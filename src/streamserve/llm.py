@@ -65,7 +65,17 @@ Prompt = str | Sequence[int]
 
 def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(_cancel_all())
+    loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
+
+
+async def _cancel_all() -> None:
+    """End the tasks of calls that were interrupted."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

@@ -43,6 +43,11 @@ class WorkerMetrics(Collector):
         yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", report.prefix_queries)
         yield self._counter("prefix_cache_hits", "Tokens found in the cache.", report.prefix_hits)
         yield self._counter("num_preemptions", "Sequences that lost their place.", report.preemptions)
+        yield self._counter(
+            "corrupted_requests",
+            "Requests that ended because the model gave numbers that are not finite.",
+            report.corrupted_requests,
+        )
         yield self._counter("steps", "Steps of the engine.", report.steps)
         yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
         if report.step_floor_seconds is not None:

@@ -9,13 +9,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -42,6 +39,7 @@ from streamserve.control.trace import Recorder
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, RequestError, StartError
 from streamserve.protocol.messages import MAX_MESSAGE_BYTES, Event, Stop, Traced, decode_from_worker, encode
+from streamserve.protocol.runtime_folder import RuntimeFolder, make_runtime_folder
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +59,16 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
 
 
-def _free(owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: Path) -> None:
+def _free(
+    owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: RuntimeFolder
+) -> None:
     """Also for a shell that nobody closed: who collects a context with an open socket waits for ever. A
     fork of the process that owns them leaves them alone."""
     if os.getpid() != owner:
         return
     socket.close()
     context.term()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.remove()
 
 
 class FleetShell:
@@ -89,7 +89,8 @@ class FleetShell:
 
     async def start(self) -> None:
         """Bind the socket and start the workers; returns before they are ready."""
-        self._folder = Path(tempfile.mkdtemp(prefix="streamserve-"))
+        folder = make_runtime_folder()
+        self._folder = folder.path
         self._endpoint = f"ipc://{self._folder}/control"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -99,7 +100,7 @@ class FleetShell:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(self._endpoint)
-        self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, self._folder)
+        self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, folder)
         self._spawn(self._receive())
         self._spawn(self._tick())
         await self._do(self.fleet.start(time.monotonic()))

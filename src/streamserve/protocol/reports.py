@@ -90,7 +90,7 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
-    been measured."""
+    been measured. `corrupted_requests`: those that ended because the model's numbers were not finite."""
 
     running: int
     waiting: int
@@ -111,3 +111,4 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     streams: StreamReport | None = None
     transfer: TransferReport | None = None
     remote: RemoteReport | None = None
+    corrupted_requests: int = 0
