@@ -1,0 +1,135 @@
+"""The listener of a draft service takes any bytes on its socket and goes on listening."""
+
+import random
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from streamserve.protocol.config import DraftingConfig
+from streamserve.protocol.curve import KeyPair, write_key_pair
+from streamserve.protocol.drafting import DRAFT_VERSION, Hello, encode
+from streamserve.workers.gate import MOST_AT_ONCE, Disconnected, Failure, Gate, Received
+from tests.fuzz.zmtp import SCRAPS, handshakes
+
+HELLO = encode(Hello(version=DRAFT_VERSION, tokenizer="t", vocabulary="v", name="x", nonce=1))
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with zmq.Context() as context:
+        made = Gate(context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+        yield made
+        made.close()
+
+
+def port(gate: Gate) -> int:
+    return int(gate.address.rpartition(":")[2])
+
+
+def say(gate: Gate, data: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port(gate)))
+    connection.sendall(data)
+    return connection
+
+
+def hears(gate: Gate, seconds: float = 10.0) -> list[Received]:
+    """Everything that comes until an honest client is heard, which must be soon."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as honest:
+        honest.setsockopt(zmq.LINGER, 0)
+        honest.connect(gate.address)
+        honest.send(HELLO)
+        heard: list[Received] = []
+        deadline = time.monotonic() + seconds
+        while not any(message.data == HELLO for message in heard):
+            heard += gate.receive()
+            list(gate.ended())
+            assert time.monotonic() < deadline, "an honest client is not heard any more"
+        return heard
+
+
+def test_a_zmtp_1_greeting_is_refused_and_the_gate_goes_on(gate: Gate) -> None:
+    with say(gate, bytes.fromhex("0100020041")):
+        assert gate.socket.poll(5000)
+        (old,) = gate.receive()
+        assert old.data is None
+        assert hears(gate)
+
+
+@pytest.mark.parametrize("version", ["ZMTP 1.0", "ZMTP 2.0", "ZMTP 3.0", "ZMTP 3.1"])
+def test_a_handshake_cut_anywhere_is_taken(gate: Gate, version: str) -> None:
+    whole = handshakes()[version]
+    for end in range(1, len(whole) + 1, max(1, len(whole) // 40)):
+        with say(gate, whole[:end]):
+            pass
+    with say(gate, whole):
+        assert hears(gate)
+
+
+def test_scraps_and_random_bytes_are_taken(gate: Gate) -> None:
+    rng = random.Random(1)
+    whole = list(handshakes().values())
+    open_ones = [say(gate, scrap) for scrap in SCRAPS]
+    for _ in range(200):
+        data = bytearray(rng.choice(whole))
+        for _ in range(rng.randrange(4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        open_ones.append(say(gate, bytes(data) + rng.randbytes(rng.randrange(60))))
+    assert hears(gate)
+    for one in open_ones:
+        one.close()
+    assert hears(gate)
+
+
+def test_half_open_connections_end_and_leave_nothing(gate: Gate) -> None:
+    """As many as this process may hold open at once; those that go on are not in their way."""
+    waiting = [say(gate, b"\xff" + bytes(rest)) for rest in range(8) for _ in range(25)]
+    assert hears(gate)
+    for one in waiting:
+        one.close()
+    assert hears(gate)
+    assert len(gate.peers) <= 2
+
+
+def test_a_flood_of_connections_is_heard_of_in_pieces(gate: Gate) -> None:
+    """Events of connections that end all the time must not keep the receiver from messages."""
+    for _ in range(2 * MOST_AT_ONCE):
+        say(gate, b"GET / HTTP/1.0\r\n\r\n" + bytes(80)).close()
+    deadline = time.monotonic() + 10
+    seen = 0
+    while seen < MOST_AT_ONCE and time.monotonic() < deadline:
+        ended = list(gate.ended())
+        assert len(ended) <= MOST_AT_ONCE
+        assert all(isinstance(one, Failure | Disconnected) for one in ended)
+        seen += len(ended)
+    assert hears(gate)
+
+
+def test_with_keys_old_protocols_and_strangers_are_kept_out(tmp_path: Path) -> None:
+    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+    own_public, own_secret = (z85.decode(half) for half in zmq.curve_keypair())
+    write_key_pair(tmp_path / "key", KeyPair(public, secret))
+    (tmp_path / "clients").write_text(f"{own_public.hex()} good\n")
+    config = DraftingConfig(
+        listen="tcp://127.0.0.1:0", key=str(tmp_path / "key"), clients=str(tmp_path / "clients")
+    )
+    with zmq.Context() as context:
+        gate = Gate(context, config)
+        open_ones = [say(gate, whole) for whole in handshakes().values()]
+        with zmq.Context() as other, other.socket(zmq.DEALER) as honest:
+            honest.setsockopt(zmq.LINGER, 0)
+            honest.setsockopt(zmq.CURVE_SERVERKEY, public)
+            honest.setsockopt(zmq.CURVE_PUBLICKEY, own_public)
+            honest.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
+            honest.connect(gate.address)
+            honest.send(HELLO)
+            assert gate.socket.poll(10_000)
+            (message,) = gate.receive()
+        assert (message.data, message.key, message.name) == (HELLO, own_public.hex(), "good")
+        for one in open_ones:
+            one.close()
+        gate.close()
