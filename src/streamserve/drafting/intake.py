@@ -90,8 +90,9 @@ class Intake:
             return Overdrawn(reason, min(max(wait, TELL_SECONDS), self._limits.longest_retry), tell)
         for charged, amount in ((known.messages, 1.0), (known.bytes, size), (known.share, size)):
             charged.level -= amount
-        total[0].level = max(total[0].level - 1.0, 0.0)
-        total[1].level = max(total[1].level - size, 0.0)
+        # What clients take as their part leaves a debt, so that others get no more than what is left over.
+        total[0].level = max(total[0].level - 1.0, -total[0].burst)
+        total[1].level = max(total[1].level - size, -total[1].burst)
         return None
 
     def _source(self, source: bytes, now: float) -> _Source:
