@@ -115,7 +115,7 @@ def peer(service: Drafting, guarded: Guarded) -> Iterator[Callable[[KeyPair | No
 
 def honest(service: Drafting, guarded: Guarded, own: KeyPair) -> RemoteDrafter:
     address = service.address.replace("tcp://", f"tcp://{guarded.service_key.public.hex()}@")
-    identity = Identity(guarded.tokenizer, guarded.vocabulary, "honest")
+    identity = Identity(guarded.tokenizer, guarded.vocabulary, "honest", 320)
     return RemoteDrafter(identity, parse_endpoints(address), own, 1)
 
 
