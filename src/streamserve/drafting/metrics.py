@@ -56,12 +56,14 @@ SECONDS = ("busy", "idle", "waited")
 
 
 class DraftCollector(Collector):
-    """Shows the latest `report`."""
+    """Shows the latest `report`, and how often the worker was started anew."""
 
     report: DraftReport | None = None
+    restarts = 0
 
     def collect(self) -> Iterator[Metric]:
         report = self.report
+        yield CounterMetricFamily(PREFIX + "restarts", "Workers started as one died.", value=self.restarts)
         if report is None:
             return
         for name, text in GAUGES.items():
