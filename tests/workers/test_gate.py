@@ -1,7 +1,10 @@
 """The listener of a draft service takes any bytes on its socket and goes on listening."""
 
+import contextlib
 import random
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ from streamserve.protocol.config import DraftingConfig
 from streamserve.protocol.curve import KeyPair, write_key_pair
 from streamserve.protocol.drafting import DRAFT_VERSION, Hello, encode
 from streamserve.workers.gate import MOST_AT_ONCE, Disconnected, Failure, Gate, Received
+from tests.conftest import Scale
 from tests.fuzz.zmtp import SCRAPS, handshakes
 
 HELLO = encode(Hello(version=DRAFT_VERSION, tokenizer="t", vocabulary="v", name="x", nonce=1))
@@ -97,15 +101,17 @@ def test_half_open_connections_end_and_leave_nothing(gate: Gate) -> None:
 
 def test_a_flood_of_connections_is_heard_of_in_pieces(gate: Gate) -> None:
     """Events of connections that end all the time must not keep the receiver from messages."""
+    unknown = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NOPE".ljust(20, b"\0") + bytes(32)
     for _ in range(2 * MOST_AT_ONCE):
-        say(gate, b"GET / HTTP/1.0\r\n\r\n" + bytes(80)).close()
-    deadline = time.monotonic() + 10
+        say(gate, unknown).close()
+    deadline = time.monotonic() + 20
     seen = 0
-    while seen < MOST_AT_ONCE and time.monotonic() < deadline:
+    while seen < MOST_AT_ONCE:
         ended = list(gate.ended())
         assert len(ended) <= MOST_AT_ONCE
         assert all(isinstance(one, Failure | Disconnected) for one in ended)
         seen += len(ended)
+        assert time.monotonic() < deadline, seen
     assert hears(gate)
 
 
@@ -133,3 +139,57 @@ def test_with_keys_old_protocols_and_strangers_are_kept_out(tmp_path: Path) -> N
         for one in open_ones:
             one.close()
         gate.close()
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+import zmq
+from streamserve.protocol.config import DraftingConfig
+from streamserve.workers.gate import Gate
+with zmq.Context() as context:
+    gate = Gate(context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+    print(gate.address, flush=True)
+    while True:
+        gate.socket.poll(50)
+        for message in gate.receive():
+            gate.send(message.peer, b"heard")
+        list(gate.ended())
+"""
+
+
+def test_with_all_files_open_those_inside_are_served_and_others_come_in_later(scale: Scale) -> None:
+    """More half-open connections than the process may have files: nothing ends, and it is over with them."""
+    process = subprocess.Popen([sys.executable, "-c", FEW_FILES], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        stack.callback(process.stdout.close)
+
+        def client() -> zmq.Socket[bytes]:
+            made = stack.enter_context(context.socket(zmq.DEALER))
+            made.setsockopt(zmq.LINGER, 0)
+            made.connect(address)
+            made.send(b"x")
+            return made
+
+        inside = client()
+        assert inside.poll(10_000)
+        half_open = []
+        for _ in range(scale.pick(250, 1000)):
+            connection = stack.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", int(address.rpartition(":")[2])))
+            half_open.append(connection)
+        inside.recv()
+        inside.send(b"x")
+        assert inside.poll(10_000), "it was in already"
+        late = client()
+        if scale.full:
+            assert late.poll(60_000), "as handshakes are given up"
+        for connection in half_open:
+            connection.close()
+        assert late.poll(10_000)
+        assert process.poll() is None
