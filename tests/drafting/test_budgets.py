@@ -344,3 +344,21 @@ def test_kv_of_a_client_within_its_share_is_not_evicted():
             pass
     assert talk.service.memory.evictions > 20
     assert not evicted(talk, "modest")
+
+
+def test_in_bounded_batches_every_sequence_of_a_session_has_its_turn():
+    """Ten sequences, of which three fit into a batch, ask again as soon as they are answered."""
+    talk = Talk(num_blocks=400, limits=Limits(batch_nodes=12))
+    lengths = dict.fromkeys(range(10), 1)
+    for sequence in lengths:
+        talk.ask("a", talk.delta("a", [1], sequence=sequence))
+    served = dict.fromkeys(lengths, 0)
+    for _ in range(100):
+        for out in talk.turn_outs():
+            for draft in out.message.drafts:
+                served[draft.sequence] += 1
+                delta = talk.delta("a", [2], sequence=draft.sequence, keep=lengths[draft.sequence])
+                lengths[draft.sequence] += 1
+                talk.ask("a", delta)
+    assert min(served.values()) >= 20, "30 would be equal"
+    assert sum(served.values()) == 300

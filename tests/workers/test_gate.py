@@ -193,3 +193,21 @@ def test_with_all_files_open_those_inside_are_served_and_others_come_in_later(sc
             connection.close()
         assert late.poll(10_000)
         assert process.poll() is None
+
+
+def test_a_stolen_routing_id_takes_nothing_from_its_owner(gate: Gate) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as first, context.socket(zmq.DEALER) as second:
+        for one in (first, second):
+            one.setsockopt(zmq.LINGER, 0)
+            one.setsockopt(zmq.ROUTING_ID, b"me")
+        first.connect(gate.address)
+        first.send(b"a")
+        assert gate.socket.poll(5000)
+        (message,) = gate.receive()
+        second.connect(gate.address)
+        second.send(b"b")
+        hears(gate)
+        gate.send(message.peer, b"for the first")
+        assert first.poll(5000)
+        assert first.recv() == b"for the first"
+        assert not second.poll(50)

@@ -63,9 +63,9 @@ class DraftCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         report = self.report
-        yield CounterMetricFamily(PREFIX + "restarts", "Workers started as one died.", value=self.restarts)
         if report is None:
             return
+        yield CounterMetricFamily(PREFIX + "restarts", "Workers started as one died.", value=self.restarts)
         for name, text in GAUGES.items():
             field = name.removeprefix("mean_")  # beside the sum of the same name
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(report, field))

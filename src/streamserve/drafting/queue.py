@@ -69,7 +69,8 @@ def batch(
     spent = 0.0
     nodes, rows = bounds.nodes, bounds.rows
     for session in ordered[: bounds.targets]:
-        own = _within(session.waiting(), nodes, rows, unread, not chosen)
+        waiting = sorted(session.waiting(), key=lambda one: one.used)  # that of none is always left over
+        own = _within(waiting, nodes, rows, unread, not chosen)
         if not own or (chosen and (session.apart or chosen[0][0].apart or _deeper(own, together))):
             break
         if len(ordered) > 1:
