@@ -37,7 +37,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.drafting.network import Drafting, drafting
 from tests.fuzz.draft_messages import HostileClient
-from tests.fuzz.zmtp import SCRAPS, handshakes
+from tests.fuzz.zmtp import BODIES, SCRAPS, handshakes, shake_hands
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -274,6 +274,9 @@ def test_an_unkeyed_service_takes_any_bytes(
                     with contextlib.suppress(OSError):
                         connection.sendall(scrap(rng))
                     opened += 1
+                with contextlib.suppress(OSError):
+                    shake_hands(connection := inside(connections, service.port))
+                    connection.sendall(rng.choice(BODIES) + rng.randbytes(rng.randrange(40)))
                 strangers = [Peer(service, guarded, None) for _ in range(2)]
                 for stranger in strangers:
                     connections.callback(stranger.close)
@@ -292,6 +295,10 @@ def test_an_unkeyed_service_takes_any_bytes(
         assert until(lambda: service.printed("refused (unreadable)"))
         print(f"{opened} connections, {asked} trees")
         record(connections=opened, trees=asked)
+
+
+def inside(connections: contextlib.ExitStack, port: int) -> socket.socket:
+    return connections.enter_context(socket.create_connection(("127.0.0.1", port)))
 
 
 def scrap(rng: random.Random) -> bytes:

@@ -18,7 +18,7 @@ from streamserve.protocol.curve import KeyPair, write_key_pair
 from streamserve.protocol.drafting import DRAFT_VERSION, Hello, encode
 from streamserve.workers.gate import MOST_AT_ONCE, Disconnected, Failure, Gate, Received
 from tests.conftest import Scale
-from tests.fuzz.zmtp import SCRAPS, handshakes
+from tests.fuzz.zmtp import BODIES, SCRAPS, handshakes, shake_hands
 
 HELLO = encode(Hello(version=DRAFT_VERSION, tokenizer="t", vocabulary="v", name="x", nonce=1))
 
@@ -87,6 +87,30 @@ def test_scraps_and_random_bytes_are_taken(gate: Gate) -> None:
     for one in open_ones:
         one.close()
     assert hears(gate)
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+def test_whatever_follows_a_handshake_is_taken(gate: Gate, minor: int) -> None:
+    rng = random.Random(minor)
+    disturbed = [
+        body[: rng.randrange(len(body) + 1)] + rng.randbytes(30) for body in BODIES for _ in range(5)
+    ]
+    with contextlib.ExitStack() as stack:
+        for body in [*BODIES, *disturbed]:
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port(gate))))
+            # What identity it shows is the same each time: another's is free again once that has ended.
+            shake_hands(connection, minor)
+            connection.sendall(body)
+            gate.socket.poll(20)
+            heard = list(gate.receive())
+            if body == BODIES[0]:
+                assert [message.data for message in heard] == [b"abc"]
+            assert all(len(message.peer) < 256 for message in heard)
+            for message in heard:
+                gate.send(message.peer, b"answer")
+            list(gate.ended())
+            connection.close()
+        assert hears(gate)
 
 
 def test_half_open_connections_end_and_leave_nothing(gate: Gate) -> None:
