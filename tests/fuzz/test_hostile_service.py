@@ -21,7 +21,7 @@ from tests.test_draft_service import all_answers, here, pair, requests, targets
 __all__ = ["pair"]
 SERVICES = 12
 """Hostile ones that a target knows: while some are on probation it is with the others."""
-SECONDS, FULL_SECONDS = 4, 600
+SECONDS, FULL_SECONDS = 3, 600
 """Of asking, in a small run and in a full one."""
 
 
