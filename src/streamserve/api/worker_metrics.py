@@ -136,6 +136,17 @@ class WorkerMetrics(Collector):
             family.add_metric((self._model_name, "service"), services)
             family.add_metric((self._model_name, "ngram"), stand_in)
             yield family
+        rejected = CounterMetricFamily(
+            f"{OURS}draft_service_rejected_answers",
+            "Answers of draft services that were dropped, by what was wrong with them.",
+            labels=(LABEL, "fault"),
+        )
+        for fault, count in report.rejected.items():
+            rejected.add_metric((self._model_name, fault), count)
+        yield rejected
+        yield self._counter(
+            "draft_service_probations", "Times a service was left for wrong answers.", report.probations
+        )
 
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
         yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)

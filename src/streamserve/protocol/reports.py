@@ -76,7 +76,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     """What draft services elsewhere brought to a worker so far. `services` it has a session with now; their
     `trees`, those of them that were `late` for the step they were asked for, and guesses in them that the
-    text followed. The same for the stand-in, which guesses where they do not. `moves` from one to another."""
+    text followed. The same for the stand-in, which guesses where they do not. `moves` from one to another.
+    Answers that were `rejected`, by what was wrong with them; `probations` of services that gave several."""
 
     services: int
     trees: int
@@ -85,6 +86,8 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     stand_in_trees: int
     stand_in_accepted: int
     moves: int
+    rejected: dict[str, int] = {}
+    probations: int = 0
 
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
