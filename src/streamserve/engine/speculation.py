@@ -13,6 +13,7 @@ from streamserve.policy import speculation as policies
 from streamserve.policy.acceptance import Acceptance
 from streamserve.policy.goodput import MOST_LEVELS, WIDTHS
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
+from streamserve.policy.probing import Trials
 from streamserve.policy.refine import RefinedCost
 from streamserve.policy.shape import PLAIN, Shape, expected_by_level, fit
 from streamserve.policy.slo import Need
@@ -74,6 +75,8 @@ class Speculation:
         self._known_covers: list[list[float]] | None = None
         self._asked: dict[int, Shape] = {}
         self._plain_steps = 0
+        self._plain_trials = Trials()
+        self._trial: float | None = None
         self._drafted: dict[int, TokenTree] = {}
         self._flow = Flow()
         self.drafting_seconds = 0.0
@@ -111,12 +114,19 @@ class Speculation:
         ]
         if any(shape.depth for shape in chosen):
             self._plain_steps = 0
-            return chosen
+            return [PLAIN] * len(wanting) if self._tries_plain(len(wanting), others, kv_tokens) else chosen
         self._plain_steps += 1
         if self._plain_steps % PROBE_EVERY:
             return chosen
         number = self._plain_steps // PROBE_EVERY % len(wanting)
         return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
+
+    def _tries_plain(self, wanting: int, others: int, kv_tokens: int) -> bool:
+        """Whether this step is to be a plain one, to see what those take now."""
+        if self.policy.kind != "goodput" or not self._plain_trials.due(wanting):
+            return False
+        self._trial = self.step_cost(wanting + others, kv_tokens)
+        return True
 
     def reading(self, decoding: int, kv_tokens: int) -> Callable[[int, float], bool]:
         """In a step where so many decode: whether a request of which the draft has `unread` tokens should be
@@ -211,6 +221,9 @@ class Speculation:
     def stepped(self, rows: int, kv_tokens: int, seconds: float, tokens: int = 0) -> None:
         """Take in that a step of so many rows took `seconds` in the executor and brought `tokens`; comes
         before `verified`."""
+        if self._trial is not None:
+            self._plain_trials.found(self._trial, seconds)
+            self._trial = None
         self.step_cost.observe(rows, kv_tokens, seconds)
         whole, self.drafting_seconds = seconds + self.drafting_seconds, 0.0
         self._throughput += RECENT * (tokens / whole - self._throughput) if whole > 0 else 0.0
