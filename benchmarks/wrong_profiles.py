@@ -36,11 +36,11 @@ DATA = Path(__file__).parent / "data"
 FACTOR = 3.0
 WARM_UP = 100
 """Steps that are not counted."""
-MEASURED = 200
-"""Steps that are."""
+MEASURED = {1: 1200, 8: 400, 32: 200}
+"""Steps that are, by streams."""
 LEAST = 0.98
 """Of plain decoding, in every cell."""
-STREAMS = (1, 8, 32)
+STREAMS = tuple(MEASURED)
 MAX_TOKENS = 64
 MODEL = ModelInfo(
     architecture="simulated", parameters=0, vocab_size=4096, max_model_len=1024, eos_token_ids=(),
@@ -226,19 +226,19 @@ def _known(name: str) -> Curve:
 
 
 @cache
-def plain_rate(curve: str, streams: int, steps: int = MEASURED) -> float:
+def plain_rate(curve: str, streams: int) -> float:
     """Tokens a second of plain decoding."""
     loop = Loop(_known(curve), _recorded(), streams, None)
     loop.rate(WARM_UP)
-    return loop.rate(steps)
+    return loop.rate(MEASURED[streams])
 
 
-def ratio(curve: str, draft: str, streams: int, wrong: str, factor: float, steps: int = MEASURED) -> float:
+def ratio(curve: str, draft: str, streams: int, wrong: str, factor: float) -> float:
     """Tokens a second after the first 100 steps, against plain decoding."""
     known = _known(curve)
     loop = Loop(known, DRAFTS[draft](), streams, speculating(known, streams, wrong, factor))
     loop.rate(WARM_UP)
-    return loop.rate(steps) / plain_rate(curve, streams)
+    return loop.rate(MEASURED[streams]) / plain_rate(curve, streams)
 
 
 def cells() -> Iterator[tuple[str, str, int, str, float]]:
@@ -256,7 +256,6 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, default=1, help="only each N-th cell, and all with a right profile"
     )
-    parser.add_argument("--steps", type=int, default=MEASURED, help="steps that are counted")
     parser.add_argument("--name", default="wrong_profiles", help="of the result file; empty: none")
     parser.add_argument("--only", nargs="*", default=[], help="curves whose names begin so")
     args = parser.parse_args()
@@ -266,7 +265,7 @@ def main() -> None:
             continue
         if number % args.every and (wrong, factor) != ("right", 1.0):
             continue
-        found = ratio(curve, draft, streams, wrong, factor, args.steps)
+        found = ratio(curve, draft, streams, wrong, factor)
         records.append({
             "curve": curve, "draft": draft, "streams": streams, "target profile": wrong,
             "draft profile": round(factor, 3), "against plain": round(found, 4),
@@ -274,7 +273,11 @@ def main() -> None:
         print(*records[-1].values(), sep=", ", flush=True)
     show(records)
     if args.name:
-        write(args.name, vars(args) | {"warm-up steps": WARM_UP, "factor": FACTOR}, records)
+        write(
+            args.name,
+            vars(args) | {"warm-up steps": WARM_UP, "measured steps": MEASURED, "factor": FACTOR},
+            records,
+        )
 
 
 def show(records: list[dict[str, Any]]) -> None:

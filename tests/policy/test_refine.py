@@ -77,6 +77,33 @@ def test_unseen_batch_sizes_take_what_the_nearest_seen_ones_say():
     assert abs(cost(2000, 0) / prior(2000, 0) - 3) < 0.05
 
 
+def test_a_profile_that_steps_contradict_for_long_is_known_for_it():
+    right, slow, hiccups, wrong_in_part = (RefinedCost(prior) for _ in range(4))
+    for step in range(600):
+        rows = 1 + step % 8
+        right.observe(rows, 0, prior(rows, 0) * (1.1 if step % 2 else 0.95))
+        hiccups.observe(rows, 0, prior(rows, 0) * (3.0 if step % 20 == 0 else 1.0))
+        slow.observe(rows, 0, 1.4 * prior(rows, 0))
+        wrong_in_part.observe(rows, 0, prior(rows, 0) * (2.0 if rows < 5 else 1.0))
+        if step == 100:
+            assert not slow.contradicted, "not for long yet"
+    assert not right.contradicted
+    assert not hiccups.contradicted
+    assert slow.contradicted
+    assert wrong_in_part.contradicted
+    assert 1.3 < slow.disagreement < 1.5
+
+
+def test_with_another_profile_what_was_learned_of_seconds_stays():
+    cost = RefinedCost(prior)
+    for _ in range(400):
+        cost.observe(4, 0, 2 * prior(4, 0))
+    cost.replace_prior(lambda rows, kv_tokens: 2 * prior(rows, kv_tokens))
+    assert not cost.contradicted
+    for rows in (1, 4, 64):
+        assert abs(cost(rows, 0) / (2 * prior(rows, 0)) - 1) < 0.01
+
+
 def test_the_state_of_corrections_is_bounded():
     """Batches of any size are priced, and the largest share a bin."""
     cost = RefinedCost(prior)

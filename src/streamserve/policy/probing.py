@@ -20,9 +20,12 @@ class Trials:
     decoded at the last one."""
 
     first: int = FIRST
-    wait: int = FIRST
+    wait: int = 0
     passed: int = 0
     sequences: int = 0
+
+    def __post_init__(self) -> None:
+        self.wait = self.first
 
     def due(self, sequences: int) -> bool:
         """Count a step in which so many sequences decode; whether the alternative is to be tried in it. A
@@ -39,7 +42,3 @@ class Trials:
         """Take in what a trial was expected to take, and took."""
         if max(expected, seconds) > SURPRISE * min(expected, seconds):
             self.wait = max(self.first, self.wait // 4)
-
-    def restart(self) -> None:
-        """The alternative is what is done now."""
-        self.wait, self.passed = self.first, 0

@@ -7,6 +7,7 @@ a step with more tokens costs no less than one with fewer: where bins contradict
 stands, since disturbances only add time.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 
@@ -28,6 +29,13 @@ FAMILIAR = 20.0
 
 NEIGHBOURS = 0.25
 """Weight of what the next known bins say in the figure of a bin, beside its own observations."""
+
+DOUBT_RATE = 0.01
+"""Share of a step in how much steps contradict the profile."""
+CONTRADICTED = 1.25
+"""Factor between what steps take and the profile says from which it is contradicted."""
+LONG = 300
+"""Steps that are seen before it is."""
 
 KNOWN = 0.5
 """Weight from which a bin's figure bounds those of others."""
@@ -67,6 +75,8 @@ class RefinedCost:
         self._count = np.zeros(len(EDGES))
         self._seen = np.zeros(len(EDGES))
         self._factors = [1.0] * len(EDGES)
+        self._since = 0
+        self._doubt = 0.0
         self._worked_out = 0
         self._kv = -1
         self._rows = list(EDGES)  # of each bin the number of tokens that it was last seen with
@@ -80,11 +90,31 @@ class RefinedCost:
         """Whether any step was ever seen."""
         return self._steps > 0
 
+    @property
+    def contradicted(self) -> bool:
+        """Whether steps have for long taken another time than the profile says, by more than a quarter."""
+        return self._since >= LONG and self._doubt > math.log(CONTRADICTED)
+
+    @property
+    def disagreement(self) -> float:
+        """The factor, above 1, by which steps and the profile differed lately."""
+        return math.exp(self._doubt)
+
+    def replace_prior(self, prior: Callable[[int, int], float]) -> None:
+        """Go on with another profile; what was learned of the seconds of steps stays."""
+        before, kv_tokens = self._prior, max(self._kv, 0)
+        figures = [(before(rows, kv_tokens), prior(rows, kv_tokens)) for rows in self._rows]
+        self._log += np.log([old / new for old, new in figures])
+        self._prior, self._kv = prior, -1
+        self._since, self._doubt = 0, 0.0
+        if self._steps:
+            self._work_out(kv_tokens)
+
     def weight(self, rows: int) -> float:
         """How many times steps with so many query tokens were seen lately."""
         place = _place(rows)
         count = float(self._count[place])
-        return count and count * float(np.exp((self._seen[place] - self._steps) / (FADE * count)))
+        return count and count * math.exp((float(self._seen[place]) - self._steps) / (FADE * count))
 
     def observe(self, rows: int, kv_tokens: int, seconds: float) -> None:
         """Take in that a step took `seconds`."""
@@ -95,12 +125,14 @@ class RefinedCost:
             now = min(max(now, known / LIMIT), known * LIMIT)
         weight = 1.0 + self.weight(rows)
         before = float(self._log[place])
-        after = before + max(RATE, 1.0 / weight) * (float(np.log(now)) - before)
+        after = before + max(RATE, 1.0 / weight) * (math.log(now) - before)
         self._steps += 1
+        self._since += 1
+        self._doubt += DOUBT_RATE * (abs(after) - self._doubt)
         if rows != self._rows[place]:
             self._rows[place], self._figures[place] = rows, self._prior(rows, max(self._kv, 0))
         self._log[place], self._count[place], self._seen[place] = after, weight, self._steps
-        known_well = weight > FAMILIAR and abs(after - np.log(self._factors[place])) < AGREES
+        known_well = weight > FAMILIAR and abs(after - math.log(self._factors[place])) < AGREES
         if not known_well or self._steps - self._worked_out >= STALE:
             self._work_out(kv_tokens)
 
