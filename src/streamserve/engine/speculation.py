@@ -33,7 +33,7 @@ DRAFT_TRIAL = 64
 """Steps before speculation is tried that pays only if its steps take less than is thought."""
 TRIAL_LEVELS = 4
 TRIAL_STEPS = 3.0
-"""Such a trial is a chain of up to twice so many draft tokens, where chains of now are no longer than so many;
+"""Such a trial is a chain of up to twice so many draft tokens, where present ones are no longer than so many;
 its step takes at most so many times the present one, as far as is known."""
 TRIAL_GAIN = 1.4
 """Throughput that it must promise, by that of now."""

@@ -48,6 +48,9 @@ KV_CHANGE = 1.5
 """Factor by which the KV of a step must differ before bins are compared at it anew."""
 KV_LEAST = 1024
 
+LEAST = 1e-12
+"""Seconds that anything takes."""
+
 EXACT = 128
 LARGEST = 1024
 
@@ -103,7 +106,7 @@ class RefinedCost:
     def replace_prior(self, prior: Callable[[int, int], float]) -> None:
         """Go on with another profile; what was learned of the seconds of steps stays."""
         before, kv_tokens = self._prior, max(self._kv, 0)
-        figures = [(before(rows, kv_tokens), prior(rows, kv_tokens)) for rows in self._rows]
+        figures = [(max(before(n, kv_tokens), LEAST), max(prior(n, kv_tokens), LEAST)) for n in self._rows]
         self._log += np.log([old / new for old, new in figures])
         self._prior, self._kv = prior, -1
         self._since, self._doubt = 0, 0.0
@@ -118,8 +121,10 @@ class RefinedCost:
 
     def observe(self, rows: int, kv_tokens: int, seconds: float) -> None:
         """Take in that a step took `seconds`."""
-        place = _place(rows)
-        now = seconds / self._prior(rows, kv_tokens)
+        place, expected = _place(rows), self._prior(rows, kv_tokens)
+        if seconds <= 0 or expected <= 0:  # the clock is too coarse for it
+            return
+        now = seconds / expected
         if self._steps:  # with nothing known the first look is trusted as it is, later ones not blindly
             known = self._factors[place]
             now = min(max(now, known / LIMIT), known * LIMIT)
@@ -151,7 +156,7 @@ class RefinedCost:
             share = (beside - beside[left]) / np.where(left == right, 1.0, beside[right] - beside[left])
             share = np.where(left == right, 0.0, share)
             near[places] = logs[left] + share * (logs[right] - logs[left])
-        figures = self._prior_figures(kv_tokens)
+        figures = np.maximum(self._prior_figures(kv_tokens), LEAST)
         costs = figures * np.exp((weights * self._log + NEIGHBOURS * near) / (weights + NEIGHBOURS))
         seen = figures * np.exp(self._log)
         least = np.maximum.accumulate(np.where(known, seen, 0.0))
