@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import accumulate
-from math import inf
 
 from streamserve.policy import speculation as policies
 from streamserve.policy.acceptance import Acceptance
-from streamserve.policy.goodput import MOST_LEVELS, WIDTHS, best_shape
+from streamserve.policy.goodput import MOST_LEVELS, WIDTHS
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
 from streamserve.policy.probing import Trials
-from streamserve.policy.refine import KNOWN, LIMIT, RefinedCost
+from streamserve.policy.refine import LIMIT, RefinedCost
 from streamserve.policy.shape import PLAIN, Shape, expected_by_level, fit
 from streamserve.policy.slo import Need
 from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
@@ -32,7 +31,7 @@ FIRST_HITS = (0.7, 0.08, 0.04, 0.02)
 DRAFT_TRIAL = 64
 """Steps before speculation is tried that pays only if its steps take less than is thought."""
 TRIAL_LEVELS = 4
-TRIAL_STEPS = 3.0
+TRIAL_STEPS = 4.0
 """Such a trial is a chain of up to twice so many draft tokens, where present ones are no longer than so many;
 its step takes at most so many times the present one, as far as is known."""
 TRIAL_GAIN = 1.4
@@ -127,7 +126,7 @@ class Speculation:
                 return [PLAIN] * len(wanting)
         else:
             self._plain_steps += 1
-        if (shape := self._tried_shape(outlook, chosen)).depth:
+        if (shape := self._tried_shape(outlook, chosen, kv_tokens)).depth:
             return [fit(shape, one.depth, min(one.nodes, outlook.nodes)) for one in wanting]
         if not self._plain_steps or self._plain_steps % PROBE_EVERY:
             return chosen
@@ -146,33 +145,24 @@ class Speculation:
         self._trial = self._plain_trials
         return True
 
-    def _tried_shape(self, outlook: Outlook, chosen: Sequence[Shape]) -> Shape:
-        """Now and then a chain that would pay more than what is chosen if steps that are not known took a
-        third of what is thought; PLAIN where none would, or it is not the time."""
+    def _tried_shape(self, outlook: Outlook, chosen: Sequence[Shape], kv_tokens: int) -> Shape:
+        """Now and then the shortest chain that would pay more than what is chosen if steps that are not known
+        took a third of what is thought; PLAIN where none would, or it is not the time."""
         requests = len(chosen)
         small = max(shape.depth for shape in chosen) <= TRIAL_LEVELS
         if not (self.policy.kind == "goodput" and self._draft_trials.due(requests) and small):
             return PLAIN
         tokens, seconds, now = _prospect(outlook, chosen)
-        least, most = outlook.step(now), TRIAL_STEPS * outlook.step(now)
-
-        def hoped(rows: int) -> float:
-            thought = outlook.step(rows)
-            if rows <= now or self.step_cost.weight(rows) >= KNOWN:
-                return thought
-            return max(least, thought / LIMIT) if thought <= most else inf
-
-        shape = best_shape(
-            requests, outlook.others, outlook.covers[:1], hoped,
-            lambda shape: outlook.draft([shape] * requests),
-            2 * TRIAL_LEVELS, outlook.nodes,
-        )  # fmt: skip
-        hopes, took, rows = _prospect(outlook, [shape] * requests)
-        took += hoped(rows) - outlook.step(rows)
-        if not shape.depth or hopes / took < TRIAL_GAIN * tokens / seconds:
-            return PLAIN
-        self._trial = self._draft_trials
-        return shape
+        for levels in range(1, min(2 * TRIAL_LEVELS, outlook.nodes) + 1):
+            shape = Shape(levels, 1)
+            promised, took, rows = _prospect(outlook, [shape] * requests)
+            if outlook.step(rows) > TRIAL_STEPS * outlook.step(now):
+                break
+            took += self.step_cost.at_least(rows, kv_tokens) - outlook.step(rows)
+            if promised / took >= TRIAL_GAIN * tokens / seconds:
+                self._trial = self._draft_trials
+                return shape
+        return PLAIN
 
     def reading(self, decoding: int, kv_tokens: int) -> Callable[[int, float], bool]:
         """In a step where so many decode: whether a request of which the draft has `unread` tokens should be

@@ -30,6 +30,9 @@ FAMILIAR = 20.0
 NEIGHBOURS = 0.25
 """Weight of what the next known bins say in the figure of a bin, beside its own observations."""
 
+REMEMBERED = 0.02
+"""Weight from which a bin's figure bounds hopes for larger ones."""
+
 DOUBT_RATE = 0.01
 """Share of a step in how much steps contradict the profile."""
 CONTRADICTED = 1.25
@@ -118,6 +121,17 @@ class RefinedCost:
         place = _place(rows)
         count = float(self._count[place])
         return count and count * math.exp((float(self._seen[place]) - self._steps) / (FADE * count))
+
+    def at_least(self, rows: int, kv_tokens: int) -> float:
+        """What a step with so many query tokens takes if those that were hardly seen took a third of what is
+        thought: but no less than one with fewer tokens that was."""
+        thought = self(rows, kv_tokens)
+        if self.weight(rows) >= KNOWN:
+            return thought
+        smaller = (n for n in range(_place(rows), -1, -1) if self.weight(EDGES[n]) >= REMEMBERED)
+        place = next(smaller, None)
+        bound = 0.0 if place is None else self(min(self._rows[place], rows), kv_tokens)
+        return max(thought / LIMIT, bound)
 
     def observe(self, rows: int, kv_tokens: int, seconds: float) -> None:
         """Take in that a step took `seconds`."""
