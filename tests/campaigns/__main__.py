@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 
 import msgspec
@@ -48,8 +49,8 @@ class Progress:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._counts = {"passed": 0, "refused": 0, "failed": 0}
-        # The family may send the process's standard error elsewhere meanwhile.
-        self._out = open(sys.stderr.fileno(), "w", closefd=False) if _own(sys.stderr) else sys.stderr
+        # Trials send the process's own standard error elsewhere.
+        self._out = os.fdopen(os.dup(sys.stderr.fileno()), "w")
 
     def show(self, seed: int, outcome: Outcome, passed: float) -> None:
         self._counts[outcome.verdict] += 1
@@ -59,10 +60,6 @@ class Progress:
         if outcome.verdict == "failed":
             print(f"\rseed {seed}: {outcome.kind}: {outcome.detail.strip()[-300:]}", file=self._out)
         print(f"\r{line}", end="", file=self._out, flush=True)
-
-
-def _own(stream: object) -> bool:
-    return stream is sys.__stderr__
 
 
 def _list() -> None:

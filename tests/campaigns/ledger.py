@@ -68,7 +68,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """What was done at earlier commits, added up; `failing` seeds failed at the last of them that ran them."""
+    """What was done at earlier commits, added up; `failing` seeds failed when they were last run."""
 
     commits: int = 0
     trials: int = 0

@@ -15,7 +15,9 @@ FAULTS = re.compile(
     r"|a task of the fleet failed|Fatal Python error|terminate called|Segmentation fault",
     re.MULTILINE,
 )
-CONTEXT = 1500
+CONTEXT = 900
+CHAIN = ("During handling of the above", "The above exception was")
+"""How the line between two tracebacks of a chain begins."""
 
 
 class Captured:
@@ -35,9 +37,22 @@ class Captured:
 
 
 def first_fault(text: str) -> str:
-    """Return the first traceback or the like in a log; empty if there is none."""
+    """Return the end of the first traceback in a log, or another fault's line; empty if there is none."""
     found = FAULTS.search(text)
-    return text[found.start() : found.start() + CONTEXT] if found else ""
+    if not found:
+        return ""
+    lines: list[str] = []
+    for line in text[found.start() :].splitlines():
+        lines.append(line)
+        inside = line.startswith((" ", "Traceback", *CHAIN)) or not line
+        if not inside and not _goes_on(text, line):
+            break
+    return "\n".join(lines)[-CONTEXT:]
+
+
+def _goes_on(text: str, line: str) -> bool:
+    """Return whether the traceback that ends with `line` is followed by another of its chain."""
+    return any(f"{line}\n\n{words}" in text for words in CHAIN)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.campaigns.settings.asking import Asking, Text, whole
 from tests.campaigns.settings.draw import drawn, generators
 from tests.campaigns.settings.serve import Refused, answered, clear, draw_requests, running
 from tests.campaigns.settings.special import ADMIN_KEY, ALWAYS, API_KEY, Surroundings, consistent, special
-from tests.campaigns.settings.workload import REQUESTS, Asked, disturbed, request
+from tests.campaigns.settings.workload import REQUESTS, disturbed, request
 from tests.campaigns.watching import captured
 from tests.checkpoints import make_checkpoint
 
@@ -89,7 +89,7 @@ class Trials:
         return counts | _guards(settings, report)
 
     async def _expected(self, name: str, model: Model, settings: Settings) -> dict[int, Text]:
-        """Return the texts of a plain engine with the same weights and kernels; computed when first asked for."""
+        """Return the texts of a plain engine with the same weights and kernels, computed once."""
         dtype, backend = _dtype(settings, model), settings.model.backend
         known = self.texts.setdefault((name, dtype, backend), {})
         if not known:  # all at once: starting the engine takes longer

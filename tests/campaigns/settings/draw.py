@@ -42,7 +42,7 @@ def generators(
 
 
 def from_type(declared: Any) -> Draw | None:
-    """Return a generator of values that a field's declaration allows; None if its type does not say enough."""
+    """Return a generator of values that a declaration allows; None if its type does not say enough."""
     info = inspect.type_info(declared)
     parts = list(info.types) if isinstance(info, inspect.UnionType) else [info]
     plain = [part.type if isinstance(part, inspect.Metadata) else part for part in parts]

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from random import Random
 
 import httpx
@@ -155,10 +153,3 @@ async def _empty(llm: AsyncLLM) -> None:
 def draw_requests(rng: Random, count: int, numbers: int) -> list[int]:
     """Return the numbers of a trial's requests, none twice: names are made of them."""
     return rng.sample(range(numbers), min(count, numbers))
-
-
-def temporary_left(before: set[str]) -> set[str]:
-    """Return folders of streamserve's in the temporary folder that were not there before."""
-    return {
-        name for name in os.listdir(Path(os.environ.get("TMPDIR", "/tmp"))) if name.startswith("streamserve-")
-    } - before
