@@ -18,7 +18,7 @@ from tests.campaigns.ledger import REPOSITORY
 from tests.campaigns.outcome import Outcome, TrialFailure
 from tests.campaigns.settings.asking import Asking, Text, whole
 from tests.campaigns.settings.draw import drawn, generators
-from tests.campaigns.settings.serve import Refused, answered, clear, draw_requests, running
+from tests.campaigns.settings.serve import ANSWER_SECONDS, Refused, answered, clear, draw_requests, running
 from tests.campaigns.settings.special import ADMIN_KEY, ALWAYS, API_KEY, Surroundings, consistent, special
 from tests.campaigns.settings.workload import REQUESTS, disturbed, request
 from tests.campaigns.watching import captured
@@ -51,16 +51,23 @@ class Trials:
     refused: dict[str, int] = field(default_factory=dict)
     requests: int = PER_TRIAL
     numbers: int = REQUESTS
+    patience: float = ANSWER_SECONDS
 
     def trial(self, seed: int) -> Outcome:
+        return self.served(seed, *self.settings_of(seed))
+
+    def settings_of(self, seed: int) -> tuple[str, dict[str, Any]]:
+        """Draw the checkpoint and the settings of a trial."""
         rng = Random(f"settings-{seed}")
-        name = rng.choices(list(self.models), [2 if name != "embedded" else 1 for name in self.models])[0]
-        model = self.models[name]
-        given = consistent(rng, drawn(rng, generators(special(model.around)), ALWAYS))
+        name = rng.choices(list(self.models), [1 if name == "embedded" else 2 for name in self.models])[0]
+        return name, consistent(rng, drawn(rng, generators(special(self.models[name].around)), ALWAYS))
+
+    def served(self, seed: int, name: str, given: dict[str, Any]) -> Outcome:
+        """Serve the requests of a trial with these settings."""
         shown = {"model": name} | {key: value for key, value in given.items() if key != "port"}
         with captured() as log:
             try:
-                counts = asyncio.run(self._served(rng, name, model, given))
+                counts = asyncio.run(self._served(Random(f"requests-{seed}"), name, given))
                 log.check()
             except Refused as refused:
                 return Outcome(verdict="refused", detail=str(refused), settings=shown)
@@ -72,7 +79,8 @@ class Trials:
     def figures(self) -> dict[str, Any]:
         return {}
 
-    async def _served(self, rng: Random, name: str, model: Model, given: dict[str, Any]) -> dict[str, int]:
+    async def _served(self, rng: Random, name: str, given: dict[str, Any]) -> dict[str, int]:
+        model = self.models[name]
         settings = resolved(model, given)
         numbers = draw_requests(rng, self.requests, self.numbers)
         asked = [disturbed(request(number, model.vocabulary), rng) for number in numbers]
@@ -85,6 +93,7 @@ class Trials:
                 llm, http, expected, settings, rng, exact=invariant, greedy_only=rejection
             ),
             asked,
+            self.patience,
         )
         return counts | _guards(settings, report)
 
@@ -135,26 +144,27 @@ def _tail(log: str) -> str:
 
 def models(folder: Path) -> dict[str, Model]:
     """Return the checkpoints of the family, made in `folder` unless they are there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "keys").write_text(f"# keys of the trials\n{API_KEY}\n{ADMIN_KEY}\n")
-    made = {
-        "llama": ("llama", "float32", {}),
-        "qwen3": ("qwen3", "bfloat16", {"head_dim": 16}),
+    found = {
+        "llama": random_model(folder, "llama", "float32"),
+        "qwen3": random_model(folder, "qwen3", "bfloat16", head_dim=16),
     }
-    found = {}
-    for name, (architecture, dtype, fields) in made.items():
-        paths = [folder / name, folder / f"{name}-draft"]
-        for seed, path in enumerate(paths):
-            if not (path / "tokenizer_config.json").exists():
-                make_checkpoint(path, architecture, dtype, seed=seed, **fields)
-        around = Surroundings(folder, (str(paths[0]), str(paths[1])), layers=2, positions=512)
-        found[name] = Model(str(paths[0]), dtype, 320, around)
     config = msgspec.json.decode((embedded.path("embedded") / "config.json").read_bytes())
     around = Surroundings(
         folder, ("embedded-draft",), config["num_hidden_layers"], config["max_position_embeddings"]
     )
-    found["embedded"] = Model("embedded", "bfloat16", config["vocab_size"], around)
-    return found
+    return found | {"embedded": Model("embedded", "bfloat16", config["vocab_size"], around)}
+
+
+def random_model(folder: Path, architecture: str, dtype: str, **fields: Any) -> Model:
+    """Return a random checkpoint with itself and another as drafts, one always right and one mostly wrong."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "keys").write_text(f"# keys of the trials\n{API_KEY}\n{ADMIN_KEY}\n")
+    paths = [folder / architecture, folder / f"{architecture}-draft"]
+    for seed, path in enumerate(paths):
+        if not (path / "tokenizer_config.json").exists():
+            make_checkpoint(path, architecture, dtype, seed=seed, **fields)
+    around = Surroundings(folder, (str(paths[0]), str(paths[1])), layers=2, positions=512)
+    return Model(str(paths[0]), dtype, 320, around)
 
 
 @contextmanager

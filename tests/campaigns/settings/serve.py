@@ -100,7 +100,10 @@ async def _closed(llm: AsyncLLM) -> None:
 
 
 async def answered(
-    settings: Settings, asking: Callable[[AsyncLLM, httpx.AsyncClient], Asking], asked: list[Asked]
+    settings: Settings,
+    asking: Callable[[AsyncLLM, httpx.AsyncClient], Asking],
+    asked: list[Asked],
+    patience: float = ANSWER_SECONDS,
 ) -> tuple[dict[str, int], Report | None]:
     """Serve all requests of a trial at once; returns what was counted and the workers' last report. Raises
     Refused or TrialFailure."""
@@ -110,12 +113,12 @@ async def answered(
         async with httpx.AsyncClient(base_url=url, headers=key, timeout=ANSWER_SECONDS) as http:
             trial = asking(llm, http)
             try:
-                async with asyncio.timeout(ANSWER_SECONDS), asyncio.TaskGroup() as group:
+                async with asyncio.timeout(patience), asyncio.TaskGroup() as group:
                     for request in asked:
                         group.create_task(trial.ask(request))
             except TimeoutError:
                 deaths(llm)
-                raise TrialFailure(HANG, f"no answer after {ANSWER_SECONDS:g} s") from None
+                raise TrialFailure(HANG, f"no answer after {patience:g} s") from None
             except BaseExceptionGroup as errors:
                 deaths(llm)
                 raise errors.exceptions[0] from None
