@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -47,7 +48,12 @@ class Trials:
         shown = {"pairs": given.get("pairs", 0), "unreadable_to_fleet": lost, "strangers": str(strangers)}
         with captured() as log, tempfile.TemporaryDirectory() as folder:
             try:
-                counts = asyncio.run(self._forge(rng, given, Path(folder), lost, strangers))
+                counts = asyncio.run(
+                    _unless(
+                        lambda: TASK_FAILED in log.text(),
+                        self._forge(rng, given, Path(folder), lost, strangers),
+                    )
+                )
                 if TASK_FAILED in log.text():
                     raise TrialFailure(TRACEBACK, TASK_FAILED)
             except TrialFailure as failure:
@@ -144,6 +150,17 @@ def _noise(rng: Random, wire: Wire, lost: bool) -> None:
         return forging.to_fleet(rng, message) if rng.random() < 0.5 else []
 
     wire.to_worker, wire.to_fleet = to_worker, to_fleet
+
+
+async def _unless(failed: Callable[[], bool], work: Coroutine[Any, Any, dict[str, int]]) -> dict[str, int]:
+    """Do the work, but end it as soon as it can only hang."""
+    task = asyncio.create_task(work)
+    while not (await asyncio.wait([task], timeout=0.5))[0]:
+        if failed():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise TrialFailure(HANG, "nobody listens to workers any more")
+    return task.result()
 
 
 async def _in_time(work: Any, what: str) -> Any:
