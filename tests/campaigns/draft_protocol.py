@@ -3,6 +3,7 @@ before. What is sent is made in tests/fuzz/test_draft_service.py."""
 
 import random
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.fuzz.test_draft_service import Guarded, Peer, honest, nonsense, raw_b
 MESSAGES = 200
 PROMPTS = 5
 QUIET_MILLISECONDS = 30
+WELCOME_SECONDS = 5.0
 
 
 class Trials:
@@ -60,7 +62,7 @@ class Trials:
 
     def _send(self, rng: random.Random, hostile: Peer) -> int:
         hostile.socket.setsockopt(zmq.LINGER, 1000)  # what is sent arrives, though it is left at once
-        welcome = hostile.hello()
+        welcome = _welcome(hostile)
         for sent in range(MESSAGES):
             if not isinstance(welcome, Welcome):
                 return sent
@@ -86,6 +88,14 @@ class Trials:
 
     def _log(self) -> str:
         return "".join(self._service.lines)
+
+
+def _welcome(hostile: Peer) -> object:
+    """What the service says to a new session, once those of earlier trials have ended."""
+    deadline = time.monotonic() + WELCOME_SECONDS
+    while not isinstance(found := hostile.hello(), Welcome) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 @contextmanager
