@@ -192,7 +192,8 @@ async def _empty(llm: AsyncLLM) -> None:
 
 
 def _no_death(llm: AsyncLLM) -> None:
-    died = {name: worker.incarnation for name, worker in llm._shell.fleet.workers.items() if worker.losses}
+    workers = llm._shell.fleet.workers.items()
+    died = {name: worker.incarnation for name, worker in workers if worker.incarnation > 1}
     if died:
         raise TrialFailure(DEATH, f"workers died: {died}")
 

@@ -134,7 +134,8 @@ async def answered(
 
 def deaths(llm: AsyncLLM) -> None:
     """Raise TrialFailure if a worker has died."""
-    died = {name: worker.incarnation for name, worker in llm._shell.fleet.workers.items() if worker.losses}
+    workers = llm._shell.fleet.workers.items()
+    died = {name: worker.incarnation for name, worker in workers if worker.incarnation > 1}
     if died:
         raise TrialFailure(DEATH, f"workers died: {died}")
 
