@@ -28,7 +28,7 @@ FOLDER = REPOSITORY / "build" / "campaigns"
 PER_TRIAL = 60
 PLAIN = {
     "draft": "none", "profile": False, "threads": 1, "num_blocks": 2000, "log_level": "error",
-    "stuck_after": 120.0,
+    "stuck_after": 120.0, "grammar_timeout": 60.0,
 }  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from streamserve.protocol.nixl import nixl_package
 from tests.campaigns.settings.draw import Draw
 
 API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"
-ALWAYS = ("port", "profile", "threads")
-"""Settings that every trial gives."""
+ALWAYS = ("port", "profile", "threads", "grammar_timeout")
+"""Settings that every trial gives: defaults that a loaded machine or another server would not let pass."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _server(around: Surroundings) -> dict[str, Draw]:
         "max_body_bytes": weighted((32 << 20, 4), (1 << 16, 2), (1024, 1)),
         "max_streams": weighted((512, 3), (4, 1), (1, 1)),
         "stream_ttl": seconds(20, 600),
-        "grammar_timeout": seconds(10, 60),
+        "grammar_timeout": seconds(20, 60),
         "request_timeout": seconds(60, 600),
         "read_timeout": seconds(10, 120),
         "write_timeout": seconds(10, 120),
