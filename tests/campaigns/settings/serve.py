@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from random import Random
 
 import httpx
+import psutil
 
 from streamserve.api.app import create_app
 from streamserve.api.connection import Timeouts
@@ -27,8 +28,6 @@ ANSWER_SECONDS = 120.0
 CLOSE_SECONDS = 40.0
 EMPTY_SECONDS = 20.0
 MAX_MESSAGE = 700
-CLOSED = {0, 1}
-"""Exit statuses of workers that were asked to leave: 1 where the pipe's end came before the message."""
 
 REFUSALS = (SettingsError, CheckpointError, StartError, BindError)
 """What says that settings cannot be served, as users see it: one line that names what to change."""
@@ -109,7 +108,7 @@ async def answered(
     Refused or TrialFailure."""
     key = {"Authorization": f"Bearer {API_KEY}"}
     async with running(settings) as (llm, url):
-        processes = dict(llm._shell._processes)
+        workers = [llm.process_id(name) for name in llm._shell.fleet.workers]
         async with httpx.AsyncClient(base_url=url, headers=key, timeout=ANSWER_SECONDS) as http:
             trial = asking(llm, http)
             try:
@@ -126,9 +125,9 @@ async def answered(
         await _empty(llm)
         deaths(llm)
         report = llm.report()
-    statuses = {name: process.returncode for name, process in processes.items()}
-    if not set(statuses.values()) <= CLOSED:
-        raise TrialFailure(DEATH, f"exit statuses when closed: {statuses}")
+    left = [worker for worker in workers if psutil.pid_exists(worker)]
+    if left:
+        raise TrialFailure(LEFT_BEHIND, f"processes {left}")
     return trial.counts, report
 
 
