@@ -213,6 +213,7 @@ def test_too_little_shared_memory(checkpoint: str) -> None:
     assert served_or_told(server)
 
 
+@pytest.mark.usefixtures("full")
 def test_a_timeline_that_cannot_be_written_is_told_at_start(checkpoint: str) -> None:
     assert not served_or_told(RealServer(checkpoint, *FLAGS, "--timeline", "/dev/full"))
 
