@@ -8,16 +8,24 @@ import pytest
 
 from tests import verify
 from tests.campaigns.ledger import REPOSITORY, product_commit
-from tests.verify import CHECKED, GROUPS, Part
+from tests.verify import CHECKED, Part, groups
 
 
 def test_every_test_file_is_in_exactly_one_part() -> None:
     held = {
-        name: {file for path in paths for file in _files(REPOSITORY / path)} for name, paths in GROUPS.items()
+        name: {file for path in paths for file in _files(REPOSITORY / path)}
+        for name, paths in groups().items()
     }
     for file in (REPOSITORY / "tests").rglob("test_*.py"):
         owners = [name for name, files in held.items() if file in files]
         assert len(owners) == 1, (file.relative_to(REPOSITORY), owners)
+
+
+def test_a_new_test_file_is_in_a_part_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_new.py").touch()
+    monkeypatch.setattr(verify, "REPOSITORY", tmp_path)
+    assert groups()["rest"] == ("tests/test_new.py",)
 
 
 def _files(path: Path) -> list[Path]:

@@ -37,12 +37,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "pairs": ("tests/test_pairs.py", "tests/test_pairs_mixed.py", "tests/test_moments.py", "tests/transfer"),
     "fuzz": ("tests/fuzz", "tests/exhaustion", "tests/campaigns"),
     "clients": ("tests/compat", "tests/bench", "tests/benchmarks", "tests/embedded"),
-    "processes": ("tests/workers", *(f"tests/test_{name}.py" for name in (
-        "client", "examples", "items", "llm", "load", "profiling", "serve", "settings", "timeline", "verify",
-        "walls",
-    ))),
-}  # fmt: skip
-"""Test files by part; each is in one of them."""
+}
+"""Test files by part; what is in none of them is the part "rest"."""
 ON_PAIRS = ("tests/api", "tests/test_llm.py", "tests/test_client.py")
 COUNTS = ("passed", "failed", "error", "skipped")
 
@@ -61,7 +57,7 @@ def parts(arguments: list[str]) -> dict[str, Part]:
     folder = REPOSITORY / "build" / "verify"
     found = {
         name: _tests(folder / f"{name}.json", ["--full", *_spread(PROCESSES, "worksteal")], paths, arguments)
-        for name, paths in GROUPS.items()
+        for name, paths in groups().items()
     }
     on_pairs = (("STREAMSERVE_PAIRS", "1"),)
     spread = _spread("2", "loadfile")
@@ -70,6 +66,14 @@ def parts(arguments: list[str]) -> dict[str, Part]:
         command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
         found[f"campaign-{name}"] = Part(command)
     return found
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """Return folders and files by part, so that each test file is in one."""
+    named = [REPOSITORY / path for paths in GROUPS.values() for path in paths]
+    files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    rest = [file for file in files if not any(file.is_relative_to(path) for path in named)]
+    return GROUPS | {"rest": tuple(str(file.relative_to(REPOSITORY)) for file in rest)}
 
 
 def _spread(processes: str, how: str) -> list[str]:
