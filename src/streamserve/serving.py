@@ -15,6 +15,7 @@ import uvloop
 from streamserve import __version__
 from streamserve.api.app import create_app
 from streamserve.api.connection import Timeouts
+from streamserve.api.connections import ConnectionLimits
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.async_llm import AsyncLLM
@@ -62,6 +63,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
                 timeouts=timeouts,
                 grace_seconds=server.drain_timeout,
                 max_message_bytes=server.max_body_bytes,
+                limits=ConnectionLimits(server.max_connections, server.max_connections_per_address),
             )
         )
         loading = asyncio.create_task(llm.until_ready())
@@ -85,6 +87,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
     return ApiSettings(
         default_sampling=recommended_sampling(Path(settings.model.path)),
         max_body_bytes=server.max_body_bytes,
+        max_memory_bytes=server.max_memory_bytes,
         max_prompts=server.max_requests,
         request_timeout=server.request_timeout,
         api_keys=server.api_key,
