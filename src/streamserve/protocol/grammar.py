@@ -49,7 +49,7 @@ def check_size(form: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
         part = parts.pop()
         left -= 2 + len(part) if isinstance(part, str | list | dict) else 1
         if left < 0:
-            raise ValueError(f"has more than {max_bytes} bytes, which is the limit")
+            raise ValueError(f"has more bytes than may be; at most {max_bytes} are taken")
         if isinstance(part, dict):
             parts += part.keys()
             parts += part.values()
