@@ -16,6 +16,7 @@ from streamserve import __version__
 from streamserve.api.app import create_app
 from streamserve.api.connection import Timeouts
 from streamserve.api.connections import ConnectionLimits
+from streamserve.api.process_memory import bound_allocator, freeze_started
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.async_llm import AsyncLLM
@@ -47,6 +48,7 @@ def run(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, bound: socket.socket) -> None:
+    bound_allocator()
     llm = AsyncLLM(settings)
     server = settings.server
     api = api_settings(settings, local_only=is_loopback(bound) and not server.api_key)
@@ -71,6 +73,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await loading  # raises what kept the model from loading
+                freeze_started()
                 typer.echo(welcome(llm, settings, bound, time.monotonic() - started))
                 await serving
         finally:

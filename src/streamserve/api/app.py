@@ -36,6 +36,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     SamplingParams(**settings.default_sampling)
     metrics = Metrics(llm.served_names[0], llm.report)
     door = Door(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes))
+    metrics.memory.set_function(lambda: door.memory.held)
     app = FastAPI(
         title="streamserve", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None
     )

@@ -5,10 +5,13 @@ import logging
 from asyncio import TimerHandle
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from streamserve.api.auth import OPEN
 from streamserve.api.connections import Connections
 from streamserve.api.errors import error_body, error_headers
 from streamserve.api.slices import Slices
@@ -21,6 +24,9 @@ MAX_HEADER_BYTES = 64 << 10
 
 SLICE = 2048
 """Bytes of requests taken in one go; what most requests are smaller than."""
+
+MAX_PIPELINED = 8
+"""Requests that may wait on a connection for the answer to one before; what follows is not read meanwhile."""
 
 BODY_SLICE = 32 << 10
 """The same of bodies, which cost less."""
@@ -48,6 +54,7 @@ class Connection(HttpToolsProtocol):
         self._slices = slices
         self._entered = False
         self._arrived: deque[bytes] = deque()
+        self._taking = False
         self._header_bytes = 0
         self._in_headers = True
         self._reading: TimerHandle | None = None
@@ -78,19 +85,43 @@ class Connection(HttpToolsProtocol):
         """Take in `data`; of much a slice at a time, for it may be thousands of pipelined requests."""
         if not self._entered:
             return
-        if not self._arrived and len(data) <= SLICE:
+        if not self._arrived and len(data) <= SLICE and len(self.pipeline) < MAX_PIPELINED:
             self._feed(data)
             return
         self._arrived.append(data)
         self.transport.pause_reading()
-        if len(self._arrived) == 1:
+        self._go_on()
+
+    def on_response_complete(self) -> None:
+        """The next request begins, and what waited for its place is read."""
+        super().on_response_complete()
+        self._go_on()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Requests are begun a few at a time, but what balancers ask is answered at once."""
+        if cycle.scope["path"] in OPEN:
+            super()._start_asgi_task(cycle, app)
+        else:
+            self._slices.start(partial(self._begin, cycle, app))
+
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        super()._start_asgi_task(cycle, app)
+
+    def _go_on(self) -> None:
+        if self._arrived and not self._taking and len(self.pipeline) < MAX_PIPELINED:
+            self._taking = True
             self._slices.add(self._take)
 
     def _take(self) -> bool:
-        """Feed a slice of what arrived; whether there is more."""
-        if not self._arrived or self.transport.is_closing():
+        """Feed a slice of what arrived; whether to go on at once."""
+        if self.transport.is_closing():
             self._arrived.clear()
-            return False
+        elif self._arrived:
+            self._take_slice()
+        self._taking = bool(self._arrived) and len(self.pipeline) < MAX_PIPELINED
+        return self._taking
+
+    def _take_slice(self) -> None:
         data = self._arrived[0]
         size = SLICE if self._in_headers else BODY_SLICE
         if len(data) > size:
@@ -100,7 +131,6 @@ class Connection(HttpToolsProtocol):
         self._feed(data[:size])
         if not self._arrived and not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
-        return bool(self._arrived)
 
     def _feed(self, data: bytes) -> None:
         super().data_received(data)

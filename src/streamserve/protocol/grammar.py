@@ -59,9 +59,9 @@ def check_size(form: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
 
 def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     """Raise ValueError, naming the limit, for a grammar that is too large or too deep to be compiled."""
-    if len(grammar.text) > max_bytes:
-        raise ValueError(f"has {len(grammar.text)} characters; at most {max_bytes} bytes are taken")
-    size = len(grammar.text.encode("utf-8", "surrogatepass"))
+    size = len(grammar.text)  # if it is too large, as characters: they are not encoded then
+    if size <= max_bytes:
+        size = len(grammar.text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
         raise ValueError(f"has {size} bytes; at most {max_bytes} are taken")
     if "\0" in grammar.text:
