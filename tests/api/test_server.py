@@ -131,6 +131,18 @@ def test_while_it_drains_it_tells_newcomers_and_a_second_signal_ends_it_at_once(
         assert_clean(process)
 
 
+def test_a_second_signal_with_nothing_open_logs_no_error(folder: Path) -> None:
+    with started(folder, 30) as (process, url):
+        assert httpx.get(f"{url}/ping").is_success
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read() == "cleaned up\n"
+        assert not process.stderr.read()
+
+
 @pytest.mark.parametrize(
     ("number", "grace", "complete"), [("SIGTERM", 30, True), ("SIGINT", 30, True), ("SIGTERM", 0, False)]
 )
