@@ -51,6 +51,7 @@ from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
+from streamserve.workers.grammar_gate import GrammarGate
 from streamserve.workers.pace import Pace
 from streamserve.workers.placing import settle
 from streamserve.workers.remote import RemoteDrafter, remote_drafter
@@ -61,6 +62,8 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5
 STALLED_MILLISECONDS = 10
 """How long to wait for messages before looking again whether there is memory for who waits for it."""
+COMPILING_MILLISECONDS = 2
+"""How often an idle worker looks whether a grammar is compiled."""
 TRANSFER_MILLISECONDS = 1
 """How often an idle worker looks whether KV has landed."""
 CHECKPOINT_EXIT_STATUS = 2
@@ -106,9 +109,11 @@ def run(config: WorkerConfig) -> int:
         _send(socket, _ready(parts, time.monotonic() - started))
         _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
+        gate = GrammarGate(parts.loaded.executor.grammars)
         try:
-            _serve(engine, socket, tracer, remote)
+            _serve(engine, socket, tracer, remote, gate)
         finally:  # its thread may wait for a step that will never come
+            gate.close()
             if parts.transport:
                 parts.transport.close()
         if remote:
@@ -206,7 +211,11 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
 
 
 def _serve(
-    engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None, remote: RemoteDrafter | None
+    engine: Engine,
+    socket: zmq.Socket[bytes],
+    tracer: Tracer | None,
+    remote: RemoteDrafter | None,
+    gate: GrammarGate,
 ) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
     reported = time.monotonic()
@@ -216,6 +225,8 @@ def _serve(
         wait = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
         if engine.has_work:
             wait = min(wait, STALLED_MILLISECONDS) if engine.stalled else 0
+        if gate.waiting:
+            wait = min(wait, COMPILING_MILLISECONDS)
         while socket.poll(wait):
             try:
                 message = decode_to_worker(socket.recv())
@@ -224,8 +235,11 @@ def _serve(
                 continue
             if isinstance(message, Stop):
                 return
-            events += engine.handle(message)
+            for taken in gate.take(message):
+                events += engine.handle(taken)
             wait = 0
+        for taken in gate.ready():
+            events += engine.handle(taken)
         if engine.has_work:
             events += engine.step()
         news = engine.exchange.news()
