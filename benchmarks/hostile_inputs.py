@@ -84,9 +84,9 @@ def same(count: int, target: Target, route: str, body: Any) -> Statuses:
 
 
 def objects(target: Target) -> Statuses:
-    """8 bodies of 29 MB of empty objects."""
-    body = b'{"messages": [' + b"{}," * (29 * MB // 3) + b"{}]}"
-    return same(8, target, CHATS, body)
+    """8 bodies of 15 MB of empty objects, and one of 29 MB."""
+    bodies = [b'{"messages": [' + b"{}," * (size * MB // 3) + b"{}]}" for size in (15, 29)]
+    return same(8, target, CHATS, bodies[0]) + same(1, target, CHATS, bodies[1])
 
 
 def objects_at_the_limit(target: Target) -> Statuses:
@@ -96,8 +96,8 @@ def objects_at_the_limit(target: Target) -> Statuses:
 
 
 def text(target: Target) -> Statuses:
-    """8 bodies of 29 MB of text, one character of which takes four bytes."""
-    return same(8, target, COMPLETIONS, {"prompt": "a" * (29 * MB) + "😀"})
+    """8 bodies of 15 MB of text, one character of which takes four bytes."""
+    return same(8, target, COMPLETIONS, {"prompt": "a" * (15 * MB) + "😀"})
 
 
 def escapes(target: Target) -> Statuses:
@@ -187,8 +187,8 @@ def tools(target: Target) -> Statuses:
 
 
 def arguments(target: Target) -> Statuses:
-    """A call whose arguments, JSON inside of JSON, hold millions of objects."""
-    call = {"type": "function", "function": {"name": "f", "arguments": '{"a":[' + "{}," * 5 * MB + "{}]}"}}
+    """Calls whose arguments, JSON inside of JSON, hold millions of objects."""
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a":[' + "{}," * 4 * MB + "{}]}"}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
     return same(4, target, CHATS, {"messages": chat})
 
@@ -288,21 +288,22 @@ def code(client: socket.socket) -> str:
 
 def _sent(target: Target, pieces: Iterator[bytes]) -> str:
     with closing(websocket(target)) as client:
-        with suppress(BrokenPipeError, ConnectionResetError):
+        client.settimeout(5)
+        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
             for piece in pieces:
                 client.sendall(piece)
         return code(client)
 
 
 def unfinished(target: Target) -> Statuses:
-    """60 WebSockets with 27 of 30 MB of a message, which does not end."""
-    data = frame(b"a" * (27 * MB), length=30 * MB)
+    """60 WebSockets with 14 of 15 MB of a message, which does not end."""
+    data = frame(b"a" * (14 * MB), length=15 * MB)
     return at_once([lambda: _sent(target, iter([data]))] * 60)
 
 
 def large_message(target: Target) -> Statuses:
-    """30 MB of empty objects in one message, on four WebSockets."""
-    data = frame(b'{"method": "create", "body": {"a": [' + b"{}," * (10 * MB) + b"{}]}}")
+    """15 MB of empty objects in one message, on four WebSockets."""
+    data = frame(b'{"method": "create", "body": {"a": [' + b"{}," * (5 * MB) + b"{}]}}")
     return at_once([lambda: _sent(target, iter([data]))] * 4)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.api.json_scan import MAX_CONTAINERS, MAX_VALUES, JsonScan
+from streamserve.api.memory import VALUE_BYTES
 from streamserve.protocol.errors import RequestError
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:é😀\n'), max_size=12)
@@ -65,9 +66,16 @@ def test_text_is_no_structure() -> None:
     assert (scan.values, scan.containers, scan.depth) == (3, 1, 1)
 
 
-@pytest.mark.parametrize(("text", "wide"), [("a" * 1000, 1), ("a\\u00e9" * 100, 4), ("aé" * 100, 4)])
+@pytest.mark.parametrize(
+    ("text", "wide"),
+    [("a" * 1000, 1), ("a\\u00e9" * 99, 2), ("aé" * 99, 2), ("a\\ud83d\\ude00", 4), ("a😀" * 9, 4)],
+)
 def test_one_wide_character_makes_all_of_its_text_wide(text: str, wide: int) -> None:
     scan = JsonScan()
     data = f'"{text}"'.encode()
     scan.feed(data)
-    assert scan.decoded_bytes >= wide * len(data)
+    assert scan.decoded_bytes == wide * len(data) + VALUE_BYTES
+    cut = JsonScan()
+    for byte in data:
+        cut.feed(bytes([byte]))
+    assert cut.decoded_bytes >= scan.decoded_bytes

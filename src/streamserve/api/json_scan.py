@@ -27,6 +27,20 @@ PIECE = 64 << 10
 _OTHERS = bytes(set(range(256)) - set(b"[]{},:"))
 
 
+def _width(data: bytes, escaped: bool) -> int:
+    """Bytes that the widest character of `data` makes the others take. A cut may part an escape: \\u is taken
+    for the widest where what follows is not there."""
+    if escaped and (b"\\ud" in data or b"\\uD" in data or data.endswith((b"\\", b"\\u"))):
+        return 4
+    if data.isascii():
+        return 2 if escaped and b"\\u" in data else 1
+    return 4 if data.translate(None, _BELOW_F0) else 2
+
+
+_BELOW_F0 = bytes(range(0xF0))
+"""All bytes but those that begin a character above U+FFFF in UTF-8."""
+
+
 def _steps() -> bytes:
     """What each byte does to the depth."""
     table = np.zeros(256, np.int8)
@@ -50,7 +64,7 @@ class JsonScan:
         self._max_values = max_values
         self._bytes = 0
         self._escapes = 0
-        self._wide = False
+        self._width = 1
         self._level = 0
         self._in_string = False
         self._held = b""
@@ -62,17 +76,16 @@ class JsonScan:
 
     @property
     def decoded_bytes(self) -> int:
-        """An upper bound for what the decoded text takes. One character above U+FFFF makes each of its
-        string's take four bytes."""
-        text = self._bytes * (4 if self._wide else 1)
-        return text + self.values * VALUE_BYTES + self.containers * CONTAINER_BYTES
+        """An upper bound for what the decoded text takes. A character that is not ASCII makes all of its
+        string take two bytes each, one above U+FFFF four."""
+        return self._bytes * self._width + self.values * VALUE_BYTES + self.containers * CONTAINER_BYTES
 
     def _piece(self, data: bytes) -> None:
         self._bytes += len(data)
         escapes = data.count(b"\\")
         if escapes:
             self._escapes += escapes
-        self._wide = self._wide or not data.isascii() or (escapes > 0 and b"\\u" in data)
+        self._width = max(self._width, _width(data, escapes > 0))
         self._structure(self._outside(self._without_escapes(data)))
         self._check()
 

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any, cast
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
@@ -25,6 +26,9 @@ SLICE = 4096
 
 _FRAGMENT_BYTES = 100
 """What a fragment of a message takes besides its data."""
+
+_FRAME_COPIES = 2
+"""A frame is copied when it is complete, before the original is dropped."""
 
 _REASON_BYTES = 123
 """A close frame has no more."""
@@ -108,7 +112,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an event of the application; after a close, read on until the client's comes."""
+        """Send an event of the application; after a close, read on until the client's comes. Raises
+        ClientDisconnected when the connection was closed here, of which the application does not know yet."""
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected
         await super().send(message)
         if self.close_sent:
             self._go_on()
@@ -143,7 +150,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def _charged(self) -> bool:
         """Charge what is held now. Without memory for it the connection is closed; then False."""
-        held = self._arrived_bytes + len(self.conn.reader.buffer) + self._fragment_bytes + self._queued_bytes
+        unfinished = _FRAME_COPIES * len(self.conn.reader.buffer)
+        held = self._arrived_bytes + unfinished + self._fragment_bytes + self._queued_bytes
         try:
             self._charge.set(held)
         except RequestError as error:
