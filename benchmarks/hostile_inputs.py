@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -47,11 +48,11 @@ class Target:
         return self.post(route, body if isinstance(body, bytes) else json.dumps(body).encode())[0]
 
 
-def everything(client: socket.socket) -> bytes:
-    """All that comes until the server closes."""
-    got = bytearray()
+def everything(client: socket.socket, seconds: float = 120.0) -> bytes:
+    """All that comes within so many seconds, or until the server closes."""
+    got, end = bytearray(), time.monotonic() + seconds
     try:
-        while piece := client.recv(1 << 20):
+        while time.monotonic() < end and (piece := client.recv(1 << 20)):
             got += piece
     except (ConnectionResetError, TimeoutError):
         pass
@@ -279,7 +280,7 @@ def frame(data: bytes, opcode: int = 1, final: bool = True, length: int | None =
 def code(client: socket.socket) -> str:
     """The close code, or the status of the last reply."""
     client.settimeout(3)
-    got = everything(client)
+    got = everything(client, 3.0)
     place = got.rfind(b"\x88")
     if place >= 0 and len(got) >= place + 4:
         return f"ws {int.from_bytes(got[place + 2 : place + 4])}"

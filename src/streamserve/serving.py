@@ -95,6 +95,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         request_timeout=server.request_timeout,
         api_keys=server.api_key,
         admin_keys=server.admin_key,
+        max_requests_per_key=server.max_requests_per_key,
         cors_origins=server.cors_origin,
         tool_parser=server.tool_parser,
         reasoning_parser=server.reasoning_parser,

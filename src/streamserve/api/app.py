@@ -46,7 +46,12 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     install_error_handlers(app)
     # The first added is the innermost: a request meets them from the last to the first.
     app.add_middleware(RequestMemory, account=door.memory)
-    app.add_middleware(Authentication, keys=settings.api_keys, admin_keys=settings.admin_keys)
+    app.add_middleware(
+        Authentication,
+        keys=settings.api_keys,
+        admin_keys=settings.admin_keys,
+        max_requests_per_key=settings.max_requests_per_key,
+    )
     app.add_middleware(Origins, origins=settings.cors_origins, local_only=settings.local_only)
     app.add_middleware(RequestIds)
     app.include_router(completion_routes(door))

@@ -23,6 +23,7 @@ class ApiSettings:
     request_timeout: float | None = None
     api_keys: Collection[str] = ()
     admin_keys: Collection[str] = ()
+    max_requests_per_key: int | None = None
     cors_origins: Collection[str] = ()
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"

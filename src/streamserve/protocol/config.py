@@ -168,6 +168,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests: Annotated[
         int, Meta(ge=1, description="open requests, running and waiting, before new ones get 429")
     ] = 1024
+    max_requests_per_key: (
+        Annotated[
+            int, Meta(ge=1, description="open requests and WebSockets of one API key; by default any number")
+        ]
+        | None
+    ) = None
     max_waiting_tokens: Annotated[
         int,
         Meta(ge=1, description="prompt tokens of requests that wait, before new ones get 429"),
