@@ -50,7 +50,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
         (COMPLETIONS, {"prompt": "a", "guided_json": '{"items":' * 5_000}, "guided_json is not JSON"),
         (COMPLETIONS, {"prompt": "a", "guided_json": {"anyOf": [{}] * 60_000}}, "at most 65536 are taken"),
         (COMPLETIONS, {"prompt": [[5] * 60] * 320, "prompt_logprobs": 64}, "1048576 is the limit"),
-        (COMPLETIONS, {"prompt": "a" * (20 * MB)}, "far more than a context"),
+        (COMPLETIONS, {"prompt": "a" * (12 * MB)}, "far more than a context"),
     ],
 )
 def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: Any, message: str) -> None:

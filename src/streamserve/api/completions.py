@@ -157,8 +157,9 @@ class Completion:
         if count is None:
             return None
         as_ids = self._wanted.return_tokens_as_token_ids
-        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]), as_ids)
+        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]), as_ids, packed=True)
         if not (first and self._wanted.echo):
             return table
         skip = self._params.skip_special_tokens
-        return joined(echo_logprobs(self._tokenizer, job.prompt, entries, skip, count, as_ids), table)
+        echoed = echo_logprobs(self._tokenizer, job.prompt, entries, skip, count, as_ids, packed=True)
+        return joined(echoed, table)

@@ -41,13 +41,14 @@ def _chat_logprob(entry: TokenLogprob, as_ids: bool) -> ChatLogprob:
 
 
 def completion_logprobs(
-    entries: Iterable[TokenLogprob], shift: int = 0, as_ids: bool = False
+    entries: Iterable[TokenLogprob], shift: int = 0, as_ids: bool = False, packed: bool = False
 ) -> CompletionLogprobs:
-    """Of the tokens of a text that begins `shift` characters into the choice's own."""
+    """Of the tokens of a text that begins `shift` characters into the choice's own; alternatives `packed` as
+    JSON."""
     table = CompletionLogprobs([], [], [], [])
     for entry in entries:
         tops = [(_name(top, as_ids), top.logprob) for top in entry.top]
-        _append(table, _name(entry, as_ids), entry.logprob, tops, shift + entry.offset)
+        _append(table, _name(entry, as_ids), entry.logprob, tops, shift + entry.offset, packed)
     return table
 
 
@@ -58,14 +59,16 @@ def echo_logprobs(
     skip: bool,
     count: int,
     as_ids: bool = False,
+    packed: bool = False,
 ) -> CompletionLogprobs:
-    """Of the tokens of an echoed prompt, with `count` alternatives each; the first has none."""
+    """Of the tokens of an echoed prompt, with `count` alternatives each, `packed` as JSON; the first has
+    none."""
     offsets = list(prompt.offsets(tokenizer, skip))
     name = _id if as_ids else tokenizer.token_text
     table = CompletionLogprobs([name(prompt.ids[0])], [None], [None], offsets[:1])
     for entry, offset in zip(entries, offsets[1:], strict=False):
         tops = [(name(top.token), top.logprob) for top in entry.top[:count]]
-        _append(table, name(entry.token), entry.logprob, tops, offset)
+        _append(table, name(entry.token), entry.logprob, tops, offset, packed)
     return table
 
 
@@ -96,7 +99,12 @@ def prompt_logprobs(tokenizer: Tokenizer, entries: Iterable[PromptLogprob], coun
 
 
 def _append(
-    table: CompletionLogprobs, token: str, logprob: float, tops: list[tuple[str, float]], offset: int
+    table: CompletionLogprobs,
+    token: str,
+    logprob: float,
+    tops: list[tuple[str, float]],
+    offset: int,
+    packed: bool,
 ) -> None:
     """The token itself is always among its alternatives; of two with the same text the likelier stays."""
     likely: dict[str, float] = {}
@@ -104,7 +112,7 @@ def _append(
         likely.setdefault(text, _finite(value))
     table.tokens.append(token)
     table.token_logprobs.append(_finite(logprob))
-    table.top_logprobs.append(_as_json(likely))
+    table.top_logprobs.append(_as_json(likely) if packed else likely)
     table.text_offset.append(offset)
 
 
