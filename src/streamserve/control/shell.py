@@ -35,6 +35,7 @@ from streamserve.control.events import (
     Tick,
 )
 from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.mailbox import Mailbox, Undelivered
 from streamserve.control.trace import Recorder
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, RequestError, StartError
@@ -80,7 +81,8 @@ class FleetShell:
         self.fleet = Fleet(config)
         self._recorder = recorder
         self._settings = settings
-        self._clients: dict[str, asyncio.Queue[Deliver | Refuse]] = {}
+        self._clients: dict[str, Mailbox] = {}
+        self._undelivered = Undelivered()
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -113,7 +115,7 @@ class FleetShell:
         self._closing = True
         for name in list(self._clients):
             error = RequestError("the server is shutting down", status=503, retry_after=5.0)
-            self._clients[name].put_nowait(Refuse(name, error))
+            self._clients[name].put(Refuse(name, error))
         try:
             for worker in self._processes:
                 await self._send(Send(worker, Stop()))
@@ -157,7 +159,7 @@ class FleetShell:
             raise RequestError("the server is shutting down", status=503, retry_after=5.0)
         if request.request in self._clients:
             raise RequestError(f"request id {request.request} is in use", status=409)
-        queue: asyncio.Queue[Deliver | Refuse] = asyncio.Queue()
+        queue = Mailbox(self._undelivered)
         self._clients[request.request] = queue
         done = False
         try:
@@ -167,12 +169,13 @@ class FleetShell:
             while not done:
                 news = await queue.get()
                 if isinstance(news, Refuse):
-                    done = True
+                    done = not queue.overflowed
                     raise news.error
                 done = news.last
                 yield news.events
         finally:
             del self._clients[request.request]
+            queue.clear()
             if not done:
                 await self.cancel(request.request)
 
@@ -211,7 +214,7 @@ class FleetShell:
                     await self._send(command)
                 case Deliver() | Refuse():
                     if command.request in self._clients:
-                        self._clients[command.request].put_nowait(command)
+                        self._clients[command.request].put(command)
                 case Start():
                     await self._launch(command) if not command.after else self._spawn(self._wait(command))
                 case Kill():
