@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, WebSocket
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from streamserve.api.arriving import Streams
 from streamserve.api.arriving_schemas import (
@@ -178,5 +178,9 @@ class _Conversation:
         await self._send({"request": request, "status": refused.status, "body": body})
 
     async def _send(self, message: Mapping[str, Any]) -> None:
+        """Raises WebSocketDisconnect once the client has left, TimeoutError if it reads nothing."""
         async with self._one_at_a_time, asyncio.timeout(_SEND_SECONDS):
+            socket = self._websocket
+            if WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state):
+                raise WebSocketDisconnect
             await self._websocket.send_text(msgspec.json.encode(message).decode())

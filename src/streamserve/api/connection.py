@@ -40,6 +40,32 @@ class Timeouts:
     write: float = 30.0
 
 
+class OpenTransport:
+    """A transport on which nothing is done once it is closing. A client may reset its connection while a
+    reply is on its way, and uvloop raises RuntimeError for a transport that is closed."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, if there is still a client."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Read no more for now."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """Ends connections whose client sends too slowly or too much of a header, or does not read.
 
@@ -61,7 +87,7 @@ class Connection(HttpToolsProtocol):
         self._writing: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(OpenTransport(transport))  # type: ignore[arg-type]
         refused = self._connections.enter(self._address)
         if refused:
             self._send(refused)
