@@ -19,7 +19,10 @@ def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: boo
         return f"this worker does not {message.phase} for others"
     if len(message.outputs) > config.max_num_seqs:
         return f"n is {len(message.outputs)}, but at most {config.max_num_seqs} sequences run at once"
-    if any(not 0 <= token < model.vocab_size for token in message.prompt):
+    if any(not 0 <= choice < message.params.n for choice in message.outputs):
+        return f"choices {sorted(message.outputs)} are not among {message.params.n}"
+    told = (message.prompt, *message.outputs.values())
+    if any(not 0 <= token < model.vocab_size for tokens in told for token in tokens):
         return f"the prompt holds a token outside the vocabulary of {model.vocab_size}"
     return ""
 

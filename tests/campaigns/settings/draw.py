@@ -64,7 +64,7 @@ def from_type(declared: Any) -> Draw | None:
 
 def whole_numbers(low: int, high: int | None) -> Draw:
     """Return a generator between two bounds: often the bounds themselves, else each magnitude alike."""
-    top = min(SOFT_LIMIT, high) if high is not None else SOFT_LIMIT
+    top = min(SOFT_LIMIT, high) if high is not None else max(SOFT_LIMIT, 64 * low)
 
     def draw(rng: Random) -> int:
         chance = rng.random()

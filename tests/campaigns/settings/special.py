@@ -12,8 +12,9 @@ from streamserve.protocol.nixl import nixl_package
 from tests.campaigns.settings.draw import Draw
 
 API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"
-ALWAYS = ("port", "profile", "threads", "grammar_timeout")
-"""Settings that every trial gives: defaults that a loaded machine or another server would not let pass."""
+ALWAYS = ("port", "profile", "threads", "grammar_timeout", "check")
+"""Settings that every trial gives: defaults that a loaded machine or another server would not let pass, and
+that every step is checked."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def _engine(around: Surroundings) -> dict[str, Draw]:
         "swap_space": weighted((0.0, 3), (0.0005, 4), (0.01, 8), (0.05, 4), (1e9, 0.2)),
         "preempt_every": weighted((0, 2), (1, 1), (2, 2), (7, 4), (50, 4)),
         "profile": weighted((False, 12), (True, 1)),
+        "check": weighted((True, 1)),
         "draft": weighted(
             ("auto", 4), ("none", 4), ("ngram", 8),
             (f"self:{around.layers - 1}", 8), (f"self:{around.layers}", 1),
@@ -74,6 +76,10 @@ def _server(around: Surroundings) -> dict[str, Draw]:
         "served_model_name": weighted((("tiny",), 3), (("one", "two"), 1), ((), 1)),
         "max_requests": weighted((1024, 8), (60, 2), (5, 1), (1, 1)),
         "max_waiting_tokens": weighted((1 << 20, 4), (4000, 2), (1, 1)),
+        "max_memory_bytes": weighted((256 << 20, 4), (64 << 20, 2), (1 << 20, 0.2)),
+        "max_connections": weighted((4096, 4), (100, 2), (1, 0.2)),
+        "max_connections_per_address": weighted((2048, 4), (100, 2)),
+        "max_requests_per_key": weighted((None, 4), (60, 1)),
         "max_body_bytes": weighted((32 << 20, 4), (1 << 16, 2), (1024, 1)),
         "max_streams": weighted((512, 3), (4, 1), (1, 1)),
         "stream_ttl": seconds(20, 600),
