@@ -37,7 +37,7 @@ def play(
         max_num_batched_tokens=24, eviction=eviction, swap_blocks=80,
     )  # fmt: skip
     simulation = Simulation(
-        FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1), engine,
+        FleetConfig(topology=topology, max_attempts=kills + 1), engine,
         model_info(LONGEST), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire,
     )  # fmt: skip
     rng = random.Random(seed)

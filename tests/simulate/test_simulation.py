@@ -26,7 +26,7 @@ def simulate(
     rng = random.Random(seed)
     topology = topology or unified(1)
     names = topology.names
-    fleet = FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1)
+    fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
     simulation = Simulation(
         fleet, ENGINE, model_info(96), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire
     )

@@ -24,7 +24,7 @@ def play(seed: int, kills: int, topology: Topology):
         swap_blocks=60, eviction=rng.choice(("recompute", "swap", "cost")),
         order=rng.choice(("slo", "fcfs", "lcas", "mcps", "arrival")),
     )  # fmt: skip
-    fleet = FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1)
+    fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
     cost = lambda rows, context: 0.01 + rows * 0.002  # noqa: E731
     simulation = Simulation(fleet, engine, model_info(96), cost, wire_seconds=rng.choice((0.0, 0.01)))
     streams = {}

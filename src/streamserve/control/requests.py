@@ -5,6 +5,8 @@ Exactly the next index of the current attempt is taken; repeats are dropped, a g
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from streamserve.control.events import Edit, Open
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
@@ -18,6 +20,9 @@ from streamserve.protocol.messages import (
     Submit,
     Withdrawn,
 )
+from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
+
+UNSPECULATED = SpeculationLimits(enabled=False)
 
 
 class GapError(Exception):
@@ -48,12 +53,37 @@ class OpenRequest:
     handing: set[int] = field(default_factory=set)
     resumed: dict[int, list[int]] = field(default_factory=dict)
     losses: int = 0
+    strikes: int = 0
+    tries: int = 0
+    cleared: int = 0
+    unexplained: int = 0
+    isolated: bool = False
     outputs: dict[int, list[int]] = field(default_factory=dict)
     began: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
     awaits: int | None = None
     prompt_logprobs: int = 0
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+        return self.opened.request
+
+    @property
+    def cache_salt(self) -> str:
+        """What keeps its KV apart from that of other requests: where it is isolated, from all of them."""
+        salt = self.opened.cache_salt
+        return f"{salt}\0isolated\0{self.name}" if self.isolated else salt
+
+    @property
+    def decoded(self) -> bool:
+        """Whether this attempt has brought each open choice a token beyond the one that ends the prompt."""
+        return all(len(self.outputs[choice]) - len(self.resumed[choice]) > 1 for choice in self.open_choices)
+
+    def limited(self, params: SamplingParams) -> SamplingParams:
+        """Parameters for its next attempt: speculation, which never changes the text, is off in isolation."""
+        return replace(params, speculation=UNSPECULATED) if self.isolated else params
 
     @property
     def workers(self) -> set[str]:
@@ -98,11 +128,11 @@ class OpenRequest:
             opened.request,
             self.attempt,
             opened.prompt,
-            opened.params,
+            self.limited(opened.params),
             {choice: self.resumed[choice] for choice in sorted(self.open_choices)},
             self.arrival,
             opened.priority,
-            opened.cache_salt,
+            self.cache_salt,
             {choice: self.began[choice] for choice in sorted(self.open_choices) if self.resumed[choice]},
             opened.open,
             opened.answer_early,
