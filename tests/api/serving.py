@@ -22,7 +22,7 @@ from streamserve.control.view import RouterView
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo
-from streamserve.protocol.reports import Report
+from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate, chat_template
 from streamserve.text.output import Delta, Usage
@@ -112,6 +112,7 @@ def served(
 class ScriptedHealth:
     ready: bool = True
     detail: str = ""
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,9 @@ class ScriptedGenerator:
 
     def health(self) -> ScriptedHealth:
         return self.condition
+
+    def incidents(self) -> IncidentReport:
+        return IncidentReport()
 
     def routing(self) -> RouterView:
         return RouterView("flowguard", [], 0, [])

@@ -33,7 +33,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     requests get 503. Raises TypeError if `settings.default_sampling` names a field there is not."""
     settings = settings or ApiSettings()
     SamplingParams(**settings.default_sampling)
-    door = Door(llm, settings, Metrics(llm.served_names[0], llm.report))
+    door = Door(llm, settings, Metrics(llm.served_names[0], llm.report, llm.incidents))
     app = FastAPI(
         title="streamserve", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None
     )

@@ -139,6 +139,11 @@ class Fleet:
             convicted=self.convicted,
         )
 
+    def abandon(self, name: str, error: RequestError) -> list[Command]:
+        """Give up a request, wherever it is."""
+        request = self.requests.get(name)
+        return [] if request is None else [*self._cancel(request), self._refuse(request, error)]
+
     def open_at(self, worker: str) -> int:
         """How many requests hold something at a worker, or at the other half of its pair."""
         names = self.config.topology.partners(worker)

@@ -40,7 +40,8 @@ class WorkerState:
     Its process starts, or started, at `starts_at`, and was ready at `ready_at`; the last one to become ready
     took `took` seconds. `failed_starts` in a row ended before they were ready, `unsteady` ones soon after;
     `error` is why the last one
-    ended, as it said itself if it had `last_words`. `failure`: it could not serve at all when the fleet was started."""
+    ended, as it said itself if it had `last_words`. `failure`: it could not serve at all when the fleet was
+    started."""
 
     incarnation: int = 1
     ready: Ready | None = None

@@ -23,5 +23,9 @@ class CheckpointError(Exception):
     """A model folder that cannot be served. The message names the file and the field; exit code 2."""
 
 
+class FleetError(Exception):
+    """The part that manages requests and workers failed for good: this process cannot serve any more."""
+
+
 class StartError(Exception):
     """A worker process that ended before it could serve."""
