@@ -15,7 +15,7 @@ import msgspec
 
 from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.shell import FleetShell
 from streamserve.control.telemetry import Telemetry, exporting
 from streamserve.control.timeline import Timeline
@@ -119,7 +119,7 @@ class AsyncLLM:
         """Whether requests are being served now."""
         fleet = self._shell.fleet
         ready, detail = fleet.health()
-        return Health(ready, detail, None if ready else fleet.retry_after(time.monotonic()))
+        return Health(ready, detail, None if ready else fleet.crew.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
         """What went wrong so far: deaths of workers, requests that were suspected of them."""

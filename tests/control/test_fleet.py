@@ -18,7 +18,8 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import unified
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from streamserve.control.events import Open, Refuse, Rest
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools, unified
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation

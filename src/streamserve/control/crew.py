@@ -36,6 +36,9 @@ LOAD_SILENCE = 120.0
 """Seconds without a sign of life after which a worker that is loading its model is killed: imports of large
 libraries let no other thread run."""
 
+UNPLACED_RETRY_AFTER = 5.0
+"""Seconds after which a client is told to come again while it is not known when there is a place for it."""
+
 GIVE_UP_STARTS = 4
 """Starts in a row that failed before requests stop waiting for a worker. It is started again all the same."""
 
@@ -48,7 +51,7 @@ class Crew:
         self.workers = {name: WorkerState() for name in topology.names}
         self.deaths = 0
         self._stuck_after = stuck_after
-        self._served = False
+        self._was_ready = False
 
     def start(self, now: float) -> list[Start]:
         """The commands that bring up the workers."""
@@ -59,6 +62,11 @@ class Crew:
     def serving(self) -> set[str]:
         """The workers that serve, or will soon."""
         return {name for name, worker in self.workers.items() if not _down(worker)}
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a place for requests, or will be when workers have started."""
+        return self.topology.complete(self.serving())
 
     def open(self) -> set[str]:
         """Those of them that are to get requests: who is draining gets none while there is a place without
@@ -108,6 +116,10 @@ class Crew:
         ]
         return min(seconds, default=None)
 
+    def retry_after(self, now: float) -> float:
+        """Seconds after which a client is told to come again while requests are not served."""
+        return self.recovery(now) or UNPLACED_RETRY_AFTER
+
     def lives(self, name: str, incarnation: int) -> bool:
         """Whether this is the worker's present process."""
         worker = self.workers[name]
@@ -129,7 +141,7 @@ class Crew:
             self.fail(name, misfit)
             return False
         worker.join(ready, now)
-        self._served = self._served or self.health()[0]
+        self._was_ready = self._was_ready or self.health()[0]
         return True
 
     def fail(self, name: str, failure: Failed) -> None:
@@ -137,7 +149,7 @@ class Crew:
         worker = self.workers[name]
         worker.error = worker.last_words = failure.error
         worker.ready = None
-        if not self._served:
+        if not self._was_ready:
             worker.failure = failure
 
     def worked(self, name: str) -> None:
@@ -157,7 +169,7 @@ class Crew:
         worker.error, worker.last_words = worker.last_words or reason, ""
         worker.ready = worker.report = None
         worker.stuck = False
-        if first and not self._served:
+        if first and not self._was_ready:
             worker.failure = Failed(reason, 1)
             return []
         worker.incarnation += 1

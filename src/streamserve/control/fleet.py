@@ -11,7 +11,6 @@ Of an open prompt it keeps the latest version, so an edit that a client was told
 
 from collections import ChainMap
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from itertools import count
 
 from streamserve.control.admission import Admission
@@ -31,13 +30,14 @@ from streamserve.control.events import (
     Send,
     Tick,
 )
+from streamserve.control.fleet_config import FleetConfig
+from streamserve.control.isolation import Isolation, conviction
 from streamserve.control.placement import Placement
-from streamserve.control.quarantine import Quarantine, Trial
+from streamserve.control.quarantine import Quarantine
 from streamserve.control.requests import GapError, OpenRequest
 from streamserve.control.returns import Returns
 from streamserve.control.tickets import TicketBook
-from streamserve.control.workers import Queued, Topology, WorkerState
-from streamserve.policy.routing import FlowGuard, Router
+from streamserve.control.workers import Queued, WorkerState
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
@@ -58,26 +58,6 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import IncidentReport, Report
 
-UNPLACED_RETRY_AFTER = 5.0
-"""Seconds after which a client is told to come again while nobody knows when there is a place for it."""
-
-
-@dataclass(frozen=True)
-class FleetConfig:
-    """`max_requests`: how many may be open at once, running and waiting. `max_waiting_tokens` bounds the
-    prompts of those that wait; one request may always wait. A worker that says nothing for `stuck_after`
-    seconds counts as stuck. A request that ended its worker `max_attempts` times while it ran alone, or whose
-    KV could not be moved so often, is not tried again. A decode worker that has all but
-    `continue_tokens` of a prompt, and more than the prefill worker, computes the rest itself."""
-
-    topology: Topology = field(default_factory=Topology)
-    router: Router = field(default_factory=FlowGuard)
-    max_requests: int = 1024
-    max_waiting_tokens: int = 1 << 20
-    stuck_after: float = 30.0
-    max_attempts: int = 3
-    continue_tokens: int = 64
-
 
 class Fleet:
     """All the workers and all the open requests of one server."""
@@ -91,6 +71,9 @@ class Fleet:
         self.returns = Returns(config.topology)
         self.placement = Placement(self.crew, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
+        self._isolation = Isolation(
+            self.quarantine, self.crew, self.requests, self._withdraw, self._place_waiting
+        )
         self._attempts = count()
         self.convicted = 0
 
@@ -125,11 +108,6 @@ class Fleet:
         """Whether requests are being served, and if not, why."""
         return self.crew.health()
 
-    def retry_after(self, now: float) -> float:
-        """Seconds after which a client is told to come again while requests are not served."""
-        expected = self.crew.recovery(now)
-        return expected if expected else UNPLACED_RETRY_AFTER
-
     def incidents(self) -> IncidentReport:
         """What went wrong so far, and what is being done about it."""
         return IncidentReport(
@@ -160,7 +138,9 @@ class Fleet:
         if event.request in self.requests:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
             return
-        refusal = self._admission.refusal(event, self.requests.values(), now) or self._closed(now)
+        refusal = self._admission.refusal(event, self.requests.values(), now)
+        if refusal is None and (closed := self.crew.closed()):
+            refusal = self._unserved(closed, now)
         if refusal:
             yield Refuse(event.request, refusal)
             return
@@ -177,16 +157,7 @@ class Fleet:
         if self.edit_refusal(event):
             return
         request = self.requests[event.request]
-        before = request.opened
-        prompt = before.prompt[: event.keep] + event.tokens
-        request.opened = after = replace(
-            before,
-            prompt=prompt,
-            params=event.params or before.params,
-            open=not event.finish,
-            tail=event.tail,
-            version=event.version,
-        )
+        void = request.edit(event)
         if request.worker is not None:
             params = request.limited(event.params) if event.params else None
             message = messages.Edit(
@@ -195,18 +166,13 @@ class Fleet:
             )  # fmt: skip
             yield Send(request.worker, message)
             yield from self._reserve(request)
-        if before.answer_early and (after.prompt, after.params) != (before.prompt, before.params):
-            request.awaits = event.version if request.worker is not None else None
-            if any(request.outputs.values()):
-                request.outputs = {choice: [] for choice in request.outputs}
-                request.resumed = {choice: [] for choice in request.outputs}
-                request.began.clear()
-                withdrawn = Withdrawn(event.request, request.attempt, event.version)
-                yield Deliver(event.request, [withdrawn], last=False)
+        if void:
+            withdrawn = Withdrawn(event.request, request.attempt, event.version)
+            yield Deliver(event.request, [withdrawn], last=False)
 
     def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Give a request to where the router says; with no place for it now it waits for one."""
-        if not self._served:
+        if not self.crew.served:
             yield self._refuse(request, self._unserved(self.health()[1], now))
             return
         name, trial = request.name, self.quarantine.trial
@@ -252,7 +218,7 @@ class Fleet:
         match event.message:
             case Ready():
                 if self.crew.join(event.worker, event.message, now):
-                    yield from self._isolate(now)
+                    yield from self._isolation.advance(now)
                     yield from self._place_waiting(now)
                 else:
                     yield Kill(event.worker)
@@ -307,7 +273,7 @@ class Fleet:
                     yield from self.returns.begin(request, self.workers, now)
             if fresh or last:
                 yield Deliver(name, fresh, last)
-        yield from self._isolate(now)
+        yield from self._isolation.advance(now)
 
     def _noticed(
         self, request: OpenRequest, news: list[Event], fresh: list[Event], now: float
@@ -373,9 +339,9 @@ class Fleet:
             yield from self._withdraw(request, gone=event.worker)
         for request in convicted:
             self.convicted += 1
-            yield self._refuse(request, _conviction(request, event))
+            yield self._refuse(request, conviction(request, event))
         yield from self._fail_all(now)
-        yield from self._isolate(now)
+        yield from self._isolation.advance(now)
         yield from self._place_waiting(now)
 
     def _withdraw(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
@@ -384,42 +350,9 @@ class Fleet:
         self._leave(request)
         request.next_attempt(next(self._attempts))
 
-    def _isolate(self, now: float) -> Iterator[Command]:
-        """Begin the next trial of suspects where its place is ready; without suspects, let the others in."""
-        held = bool(self.quarantine.place)
-        group = self.quarantine.next(self.requests)
-        if group is None or now < self.quarantine.recess_until:
-            if held and not self.quarantine.reserved(now):
-                yield from self._place_waiting(now)
-            return
-        place = self._trial_place()
-        if not self.crew.whole(place):
-            return
-        self.quarantine.begin(place, now)
-        for request in list(self.requests.values()):
-            if request.workers & place:
-                yield from self._withdraw(request)
-        yield from self._place_waiting(now)
-
-    def _trial_place(self) -> frozenset[str]:
-        """Where suspects are tried: at the place of the first death, unless it does not come up."""
-        serving, place = self.crew.serving(), self.quarantine.place
-        others = (other for other in self.config.topology.places() if serving.issuperset(other))
-        return place if serving.issuperset(place) else next(others, place)
-
-    def _held_up(self, trial: Trial) -> bool:
-        """Whether requests wait for the end of a trial that they are no part of."""
-        waiting = (name for name, request in self.requests.items() if request.worker is None)
-        return any(name not in trial.group.members and not self.quarantine.waits(name) for name in waiting)
-
     def _tick(self, event: Tick, now: float) -> Iterator[Command]:
         yield from self.crew.tick(now, event.beats)
-        trial = self.quarantine.trial
-        if trial and trial.overdue(now) and self._held_up(trial):
-            for name in self.quarantine.suspend(now):
-                yield from self._withdraw(self.requests[name]) if name in self.requests else ()
-            yield from self._place_waiting(now)
-        yield from self._isolate(now)
+        yield from self._isolation.tick(now)
 
     def _retry(self, request: OpenRequest, reason: str, now: float) -> Iterator[Command]:
         """Another attempt, behind what the client has."""
@@ -454,34 +387,15 @@ class Fleet:
         del self.requests[request.name]
         self.quarantine.left(request.name)
 
-    @property
-    def _served(self) -> bool:
-        """Whether there is a place for requests, or will be when workers have started."""
-        return self.config.topology.complete(self.crew.serving())
-
-    def _closed(self, now: float) -> RequestError | None:
-        """Why no new request is taken, while those that are open go on."""
-        why = self.crew.closed()
-        return self._unserved(why, now) if why else None
-
     def _unserved(self, why: str, now: float) -> RequestError:
-        return RequestError(why, status=503, retry_after=self.retry_after(now))
+        return RequestError(why, status=503, retry_after=self.crew.retry_after(now))
 
     def _fail_all(self, now: float) -> Iterator[Command]:
         """With no place left, nobody waits in vain."""
-        if not self._served:
+        if not self.crew.served:
             for request in list(self.requests.values()):
                 yield from self._place(request, now)
 
     def _refuse(self, request: OpenRequest, error: RequestError) -> Command:
         self._forget(request)
         return Refuse(request.name, error)
-
-
-def _conviction(request: OpenRequest, event: Lost) -> RequestError:
-    """What the client of a request is told that ends every worker it comes to."""
-    how = f"{request.tries} times while it ran alone" if request.tries else f"in {request.strikes} steps"
-    phase = f", in phase {event.phase}" if event.phase else ""
-    where = f"; crash report {event.report}" if event.report else ""
-    message = f"request {request.name} ended its worker {how}{phase}: {event.reason}{where}"
-    return RequestError(message, status=500)

@@ -3,9 +3,9 @@
 Exactly the next index of the current attempt is taken; repeats are dropped, a gap is an error.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from msgspec.structs import replace
+import msgspec
 
 from streamserve.control.events import Edit, Open
 from streamserve.protocol.errors import RequestError
@@ -83,7 +83,7 @@ class OpenRequest:
 
     def limited(self, params: SamplingParams) -> SamplingParams:
         """Parameters for its next attempt: speculation, which never changes the text, is off in isolation."""
-        return replace(params, speculation=UNSPECULATED) if self.isolated else params
+        return msgspec.structs.replace(params, speculation=UNSPECULATED) if self.isolated else params
 
     @property
     def workers(self) -> set[str]:
@@ -120,6 +120,28 @@ class OpenRequest:
         if event.params is not None and event.params.n != opened.params.n:
             return RequestError("the number of choices (n) cannot change", status=400)
         return None
+
+    def edit(self, event: Edit) -> bool:
+        """Take an edit of the prompt; returns whether tokens that were given are void."""
+        before = self.opened
+        self.opened = replace(
+            before,
+            prompt=before.prompt[: event.keep] + event.tokens,
+            params=event.params or before.params,
+            open=not event.finish,
+            tail=event.tail,
+            version=event.version,
+        )
+        same = (self.opened.prompt, self.opened.params) == (before.prompt, before.params)
+        if same or not before.answer_early:
+            return False
+        self.awaits = event.version if self.worker is not None else None
+        given = any(self.outputs.values())
+        if given:
+            self.outputs = {choice: [] for choice in self.outputs}
+            self.resumed = {choice: [] for choice in self.outputs}
+            self.began.clear()
+        return given
 
     def submit(self, phase: Phase) -> Submit:
         """The message that gives this attempt to a worker: behind what the client had when it began."""

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -36,7 +36,8 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.processes import WorkerProcess, start_worker
 from streamserve.control.supervisor import Supervisor
 from streamserve.control.trace import Recorder
@@ -60,6 +61,9 @@ TICK_SECONDS = 0.5
 WorkerSettings = Callable[[str, int, str], WorkerConfig]
 """What a worker is told: from its name, incarnation and the endpoint to connect to."""
 
+Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
+"""Starts a worker. Raises OSError if that is not possible now."""
+
 
 def _free(owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: Path) -> None:
     """Also for a shell that nobody closed: who collects a context with an open socket waits for ever. A
@@ -75,9 +79,14 @@ class FleetShell:
     """Runs a Fleet in the current event loop. Use as an async context manager, or `start` and `close`."""
 
     def __init__(
-        self, config: FleetConfig, settings: WorkerSettings, recorder: Recorder | None = None
+        self,
+        config: FleetConfig,
+        settings: WorkerSettings,
+        recorder: Recorder | None = None,
+        launch: Launch = start_worker,
     ) -> None:
         self.fleet = Fleet(config)
+        self._launch = launch
         self._recorder = recorder
         self._settings = settings
         self._clients: dict[str, asyncio.Queue[Deliver | Refuse]] = {}
@@ -261,7 +270,7 @@ class FleetShell:
             return
         worker, incarnation = command.worker, command.incarnation
         try:
-            process = await start_worker(self._settings(worker, incarnation, self._endpoint))
+            process = await self._launch(self._settings(worker, incarnation, self._endpoint))
         except OSError as error:
             lost = Lost(worker, incarnation, f"it could not be started: {error}", frozenset())
         else:

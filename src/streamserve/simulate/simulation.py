@@ -29,7 +29,8 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.speculation import Speculation
