@@ -135,12 +135,8 @@ class Drafting:
     def _enter(self, ids: Iterable[int], rows: int = 0) -> None:
         """The drafter is about to work for these sequences; to read so many tokens takes it no longer than it
         would take the target."""
-        cost = self.speculation.step_cost
-        self._journal.enter(
-            "draft",
-            [self._scheduler.sequences[id] for id in ids],
-            cost(rows, 0) if rows and cost.observed else 0.0,
-        )
+        members = [self._scheduler.sequences[id] for id in ids]
+        self._journal.enter("draft", members, self.speculation.step_cost(rows, 0) if rows else 0.0)
 
     @property
     def _reads(self) -> bool:

@@ -325,11 +325,10 @@ class Engine:
         members = [live[id] for id in dict.fromkeys([*(span.sequence for span in plan.spans), *swapped])]
         members += self.exchange.moving()
         rows, kv_tokens = sum(span.rows for span in plan.spans), sum(span.start for span in plan.spans)
-        cost = self.speculation.step_cost
         phase: StepPhase = "swap" if plan.swap_out or plan.swap_in else "run"
         if phase == "run" and any(span.tree is not None and len(span.tree) > 1 for span in plan.spans):
             phase = "verify"
-        self._journal.enter(phase, members, cost(rows, kv_tokens) if cost.observed else 0.0, plan)
+        self._journal.enter(phase, members, self.speculation.step_cost(rows, kv_tokens), plan)
         return members
 
     def _admissions(self, proposals: list[Proposal], now: float) -> list[Event]:

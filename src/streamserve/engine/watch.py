@@ -47,7 +47,7 @@ class Journal(Protocol):
         plan: StepPlan | None = None,
     ) -> None:
         """A phase of a step begins over these sequences, all there are if None. `predicted` seconds are
-        expected of it, 0 if that is not known; `plan` is what is carried out."""
+        expected of it; `plan` is what is carried out."""
         ...
 
     def leave(self, moving: Sequence[Running]) -> None:
