@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = getattr(config, "workerinput", {}).get("seed", secrets.randbits(32))
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no measuring, nothing kept, unless a test asks for it
+    os.environ["STREAMSERVE_CHECK"] = "true"  # every engine checks its counts after each step
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
     if config.getoption("--full") and config.option.timeout is None:
         config.option.timeout = FULL_TIMEOUT

@@ -3,7 +3,10 @@
 import itertools
 from collections import defaultdict
 
+from msgspec.structs import replace
+
 from streamserve.engine.engine import Engine
+from streamserve.engine.plan import Drafter
 from streamserve.engine.speculation import Speculation
 from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
@@ -18,6 +21,7 @@ from streamserve.protocol.messages import (
     Withdrawn,
 )
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor, expected_outputs
 
 VOCAB = 97
@@ -33,13 +37,20 @@ def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
 
 def make_engine(
     config: EngineConfig,
-    drafter=None,
+    drafter: Drafter | None = None,
     eos: tuple[int, ...] = (),
     speculation: Speculation | None = None,
+    draft_model: float | None = None,
 ) -> Engine:
+    """An engine that checks its counts after every step. With `draft_model` its drafter has KV and is right
+    so often; a fifth of its trees come too late."""
+    groups = 1 if draft_model is None else 2
     executor = CostExecutor(
-        config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0, swap_blocks=config.swap_blocks
+        config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0, groups, config.swap_blocks
     )
+    config = replace(config, check=True)
+    if draft_model is not None:
+        drafter = SimulatedDrafter(executor, draft_model, late=0.2)
     ticks = itertools.count()
     speculation = speculation or Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
     clock = lambda: float(next(ticks))  # noqa: E731

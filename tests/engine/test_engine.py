@@ -20,8 +20,8 @@ from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)
 
 
-def run_all(config: EngineConfig, requests, drafter=None, eos=()):
-    engine = make_engine(config, drafter, eos)
+def run_all(config: EngineConfig, requests, drafter=None, eos=(), draft_model=None):
+    engine = make_engine(config, drafter, eos, draft_model=draft_model)
     collected = Collected()
     for request in requests:
         collected.take(engine.handle(request))
@@ -300,6 +300,27 @@ class Oracle:
         for id in ids:
             self.tokens.pop(id, None)
             self.epochs.pop(id, None)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.sampled_from((24, 40, 400)),
+    budget=st.sampled_from((8, 24, 64)),
+    accuracy=st.sampled_from((0.0, 0.5, 1.0)),
+    caching=st.booleans(),
+)
+def test_a_draft_model_changes_when_tokens_come_never_which(seed, num_blocks, budget, accuracy, caching):
+    """The draft model has KV in the target's blocks, which are trimmed, shared, copied and evicted."""
+    config = EngineConfig(
+        num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_batched_tokens=budget, preempt_every=7,
+        enable_prefix_caching=caching, eviction="swap", swap_blocks=30,
+    )  # fmt: skip
+    requests = random_requests(random.Random(seed), 10, 96)
+    engine, collected = run_all(config, requests, draft_model=accuracy)
+    assert_exact(requests, collected, 96)
+    assert engine.report().preemptions > 0
+    assert engine.drafter.trees > 0
+    assert engine.executor.accepted > 0 or accuracy < 1
 
 
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from((24, 40, 400)), budget=st.sampled_from((8, 64)))

@@ -385,9 +385,11 @@ def play(rng: random.Random, engine: Engine, clients: list[Script]) -> tuple[Cou
     return count, collected
 
 
-def play_pretended(rng: random.Random, config: EngineConfig, speculate: bool, scripts: int) -> Counter:
-    """Play on the pretended model; every text must be its final prompt's."""
-    engine = make_engine(config, Oracle(rng) if speculate else None)
+def play_pretended(rng: random.Random, config: EngineConfig, drafter: str, scripts: int) -> Counter:
+    """Play on the pretended model; every text must be its final prompt's. The drafter has KV, or none, or
+    there is none."""
+    oracle = Oracle(rng) if drafter == "oracle" else None
+    engine = make_engine(config, oracle, draft_model=0.6 if drafter == "model" else None)
     clients = [Script(rng, number, 60) for number in range(scripts)]
     count, collected = play(rng, engine, clients)
     for client in clients:
@@ -408,17 +410,17 @@ def play_pretended(rng: random.Random, config: EngineConfig, speculate: bool, sc
     swap_blocks=st.sampled_from((0, 6, 40, 400)),
     preempt_every=st.sampled_from((0, 0, 2, 5)),
     caching=st.booleans(),
-    speculate=st.booleans(),
+    drafter=st.sampled_from(("none", "oracle", "model")),
 )
 def test_any_script_gives_the_text_of_its_final_prompt(
-    seed, order, eviction, num_blocks, swap_blocks, preempt_every, caching, speculate
+    seed, order, eviction, num_blocks, swap_blocks, preempt_every, caching, drafter
 ) -> None:
     config = EngineConfig(
         num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=6, max_num_batched_tokens=24,
         max_chunk=10, preempt_every=preempt_every, enable_prefix_caching=caching, order=order,
         eviction=eviction, swap_blocks=swap_blocks,
     )  # fmt: skip
-    play_pretended(random.Random(seed), config, speculate, scripts=8)
+    play_pretended(random.Random(seed), config, drafter, scripts=8)
 
 
 def test_hundreds_of_scripts_with_everything_at_once(scale, record) -> None:
@@ -429,7 +431,7 @@ def test_hundreds_of_scripts_with_everything_at_once(scale, record) -> None:
             max_chunk=10, preempt_every=rng.choice((0, 3)), eviction=rng.choice(("swap", "cost")),
             swap_blocks=60, order=rng.choice(("slo", "arrival", "fcfs", "lcas", "mcps")),
         )  # fmt: skip
-        total += play_pretended(rng, config, speculate=True, scripts=10)
+        total += play_pretended(rng, config, rng.choice(("oracle", "model")), scripts=10)
     record(**total)
     for what in ("mid_step", "invalidated", "withdrawn", "swaps", "swapped_back", "copies", "accepted"):
         assert total[what] > 0, what

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from streamserve.control.events import Open
 from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools
+from streamserve.policy.order import ORDERS, Order
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
@@ -30,22 +31,24 @@ def play(
     eviction: Literal["swap", "recompute"],
     blocks: int,
     kills: int = 0,
+    order: Order = "slo",
+    priorities: tuple[int, ...] = (0,),
 ) -> Simulation:
     """Sixteen requests within half a second, all of which must be answered in time."""
     engine = EngineConfig(
         num_blocks=blocks, block_size=BLOCK, max_model_len=LONGEST, max_num_seqs=16, max_chunk=12,
-        max_num_batched_tokens=24, eviction=eviction, swap_blocks=80,
+        max_num_batched_tokens=24, eviction=eviction, swap_blocks=80, order=order, check=True,
     )  # fmt: skip
     simulation = Simulation(
         FleetConfig(topology=topology, max_attempts=kills + 1), engine,
         model_info(LONGEST), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire,
     )  # fmt: skip
-    rng = random.Random(seed)
+    rng, ranks = random.Random(seed), random.Random(seed)
     opened = []
     for number in range(16):
         prompt = [rng.randrange(90) for _ in range(rng.randint(10, 60))]
         params = SamplingParams(n=rng.choice((1, 1, 3)), seed=number, max_tokens=rng.randint(2, 30))
-        opened.append(Open(f"r{number}", prompt, params))
+        opened.append(Open(f"r{number}", prompt, params, ranks.choice(priorities)))
         simulation.at(rng.uniform(1, 1.5), opened[-1])
     for _ in range(kills):
         simulation.kill(rng.uniform(1.2, 6), rng.choice(topology.names))
@@ -60,6 +63,8 @@ def play(
     eviction=st.sampled_from(("swap", "recompute")),
     blocks=st.integers(TIGHT, 2 * TIGHT),
     kills=st.sampled_from((0, 0, 1, 3)),
+    order=st.sampled_from(ORDERS),
+    priorities=st.sampled_from(((0,), (0, 1))),
 )
 def test_halves_that_are_short_of_memory_do_not_wait_for_each_other_for_ever(
     seed: int,
@@ -68,8 +73,10 @@ def test_halves_that_are_short_of_memory_do_not_wait_for_each_other_for_ever(
     eviction: Literal["swap", "recompute"],
     blocks: int,
     kills: int,
+    order: Order,
+    priorities: tuple[int, ...],
 ) -> None:
-    simulation = play(seed, topology, wire, eviction, blocks, kills)
+    simulation = play(seed, topology, wire, eviction, blocks, kills, order, priorities)
     assert sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()) == kills
 
 

@@ -12,7 +12,7 @@ A block id names a row in every KV plane, so sharing, copying and eviction keep 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 
 class BlockPool:
@@ -107,6 +107,20 @@ class BlockPool:
     def has_plane(self, block: int, plane: int) -> bool:
         """Whether a registered block's KV is complete in `plane`."""
         return bool(self._planes[block] >> plane & 1)
+
+    def faults(self, holders: Mapping[int, int]) -> Iterator[str]:
+        """What is wrong with the pool's own counts, where each block has so many `holders`."""
+        counted = {block: count for block, count in enumerate(self._references) if count}
+        if counted != holders:
+            wrong = {block for block in {*counted, *holders} if counted.get(block) != holders.get(block)}
+            yield f"blocks {sorted(wrong)} have other references than holders"
+        if len(self._free) + len(counted) != self.size or not self._free.keys().isdisjoint(counted):
+            yield f"{len(self._free)} blocks are free and {len(counted)} held, of {self.size}"
+        named = {digest: block for block, digest in enumerate(self._hashes) if digest is not None}
+        if named != self._cached:
+            yield "names lead to other blocks than those that have them"
+        if any(groups and self._hashes[block] is None for block, groups in enumerate(self._planes)):
+            yield "a block without a name counts as complete"
 
     def _forget(self, block: int) -> None:
         digest = self._hashes[block]

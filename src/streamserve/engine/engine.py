@@ -1,12 +1,12 @@
 """The engine: takes requests and cancellations, and turns them step by step into tokens."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 from streamserve.engine.agenda import Pace, agenda, workload
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.exchange import Exchange
 from streamserve.engine.intake import ends, hopeless_ends, may_be_hopeless, refusal, sequence_of
+from streamserve.engine.invariants import check_plan, check_state
 from streamserve.engine.outcomes import Outcomes
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
 from streamserve.engine.scheduler import Proposal, Scheduler
@@ -164,6 +164,8 @@ class Engine:
         trees = self._drafting.trees(proposals)
         self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
+        if self.config.check:
+            check_plan(plan, self.scheduler)
         self._drafting.read_ahead(plan)
         for span in plan.spans:
             self.exchange.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
@@ -180,6 +182,8 @@ class Engine:
         if self.stalled:
             events += self._given_up()
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
+        if self.config.check:
+            check_state(self.scheduler, self.exchange)
         self._step_seconds += self.clock() - started
         return events
 
@@ -220,8 +224,8 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
-            evictions=EvictionReport(**asdict(scheduler.room.evictions)),
-            streams=StreamReport(**asdict(self.streams.counters)),
+            evictions=EvictionReport(**vars(scheduler.room.evictions)),
+            streams=StreamReport(**vars(self.streams.counters)),
             transfer=self.exchange.report(),
         )
 

@@ -1,5 +1,7 @@
 """An engine's dealings with other workers: tickets taken and given, and what there is to tell of them."""
 
+from collections.abc import Iterator
+
 from msgspec.structs import asdict
 
 from streamserve.engine.plan import TARGET
@@ -91,6 +93,20 @@ class Exchange:
                 self._scheduler.remove(sequence)
         told_now, self._told = self._told, []
         return told_now
+
+    def held_blocks(self) -> list[int]:
+        """Blocks that transfers hold, besides those of sequences: each once for each holder."""
+        return [block for side in (self._outgoing, self._incoming) if side for block in side.held_blocks()]
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the reservations, given and taken."""
+        live = self._scheduler.sequences
+        for side in (self._outgoing, self._incoming):
+            for sequence in side.sequences() if side else ():
+                if live.get(sequence.id) is not sequence:
+                    yield f"a transfer reservation is for sequence {sequence.id}, which is gone"
+                if side is self._incoming and not (sequence.held and sequence.reserved):
+                    yield f"sequence {sequence.id} waits for KV, but takes part in steps"
 
     def report(self) -> TransferReport | None:
         """What went out and came in, of a worker that does either."""

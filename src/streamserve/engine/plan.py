@@ -73,7 +73,7 @@ class Span(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class StepPlan:
     """One step. The executor does things in this order: forget `released` sequences, take `admitted` ones,
-    perform `copies` (source block, destination block; one after another, all planes), run `spans`.
+    perform `copies` (source block, destination block; one after another, of the target's KV), run `spans`.
 
     Beside all that, at any time until the step is over, it copies blocks of all planes to and from the host
     pool: `swap_out` (KV block, host block) and then `swap_in` (host block, KV block). No span or copy touches

@@ -6,7 +6,7 @@
 Who ranks below whom is policy/order.py's to say, what becomes of the KV of the evicted policy/eviction.py's.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from streamserve.engine.plan import TARGET, StepPlan
@@ -169,26 +169,31 @@ class Room:
 
     def _seated(self, sequence: Sequence) -> bool:
         """Whether there is a place for one more to run beside those that have something to compute."""
-        if sum(len(s.choices) for s in self._sequences.values()) <= self._config.max_num_seqs:
+        if _slots(self._sequences.values()) <= self._config.max_num_seqs:
             return True
-        while True:
-            working = [s for s in self.running() if s.held or s.todo(self._idle)]
-            if sum(len(s.choices) for s in working) + len(sequence.choices) <= self._config.max_num_seqs:
-                return True
-            below = [s for s in self._below(sequence) if s.held or s.todo(self._idle)]
-            if not below:
-                return False
-            self.preempt(below[-1])
+        working = [s for s in self.running() if s.held or s.todo(self._idle)]
+        missing = _slots(working) + len(sequence.choices) - self._config.max_num_seqs
+        below = [s for s in self._below(sequence) if s.held or s.todo(self._idle)]
+        if _slots(below) < missing:
+            return False  # nothing is evicted in vain: it would come back, and be evicted again
+        while missing > 0:
+            missing -= len(below[-1].choices)
+            self.preempt(below.pop())
+        return True
 
     def _free_beside(self, found: list[int]) -> int:
         """Blocks that could be allocated once the cached blocks `found` are taken."""
         return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in found)
 
     def _below(self, sequence: Sequence) -> list[Sequence]:
-        """Running sequences that rank below this one and are not part of the step yet. For one that another
-        worker holds blocks for, these are also those that wait for theirs: or both workers might wait for
-        each other's blocks for ever."""
-        lower = self._ranked[self._ranked.index(sequence) + 1 :]
+        """Running sequences that must give way to this one and are not part of the step yet, the last of them
+        first: those that rank lower. A prompt that holds a transfer reservation waits for none that holds
+        none, whatever their ranks, nor for those that wait for theirs: or both workers might wait for each
+        other's blocks for ever."""
+        place, first = self._ranked.index(sequence), _holds_reservation(sequence)
+        lower = [s for s in self._ranked[:place] if first and not _holds_reservation(s)]
+        lower += [s for s in self._ranked[place + 1 :] if first or not _holds_reservation(s)]
+        lower = [s for s in lower if not s.held]  # blocks that were reserved in this very step are promised
         if sequence.granted:
             lower += [s for s in self._sequences.values() if s.held and s.handoff and not s.granted]
         return [s for s in lower if s.blocks and s.id not in self._going and s.id not in self._swap.moved]
@@ -208,6 +213,17 @@ class Room:
             resting = [s for s in below if s.open and not s.todo(self._idle)]
             self.preempt(_best_fit(resting, short) if resting else below[-1])
         return bool(below)
+
+
+def _holds_reservation(sequence: Sequence) -> bool:
+    """Whether another worker holds blocks for it and waits for its KV, as for every prompt handed over. For
+    an answer that returns nobody waits: it may be given up."""
+    return sequence.granted and not sequence.returned
+
+
+def _slots(sequences: Iterable[Sequence]) -> int:
+    """Batch slots that these sequences take: one for each choice."""
+    return sum(len(sequence.choices) for sequence in sequences)
 
 
 def _best_fit(resting: list[Sequence], short: int) -> Sequence:

@@ -5,9 +5,10 @@ and `stepped` what happened. What is decided is decided in policy/; this holds w
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 from streamserve.policy import speculation as policies
 from streamserve.policy.acceptance import Acceptance
@@ -218,7 +219,11 @@ class Speculation:
 
     def report(self) -> SpeculationReport:
         """The counters now."""
-        return SpeculationReport(**asdict(self.counters))
+        counts: dict[str, Any] = {
+            name: list(count) if isinstance(count, list) else count
+            for name, count in vars(self.counters).items()
+        }
+        return SpeculationReport(**counts)
 
     def alone(self) -> tuple[float, float, int]:
         """For one request: seconds of drafting a guess, the chance that it is right, and how many are made

@@ -7,6 +7,8 @@
 Nothing that a copy reads or writes is touched by the step beside it, so both may go on at once.
 """
 
+from collections.abc import Iterable, Iterator
+
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.tables import BlockTables
@@ -70,6 +72,14 @@ class SwapSpace:
         """Empty a sequence's host blocks but the first `keep`; no copy of this step is to read them."""
         self._free += sequence.swapped[keep:]
         del sequence.swapped[keep:]
+
+    def faults(self, swapped: Iterable[list[int]]) -> Iterator[str]:
+        """Between steps: what is wrong with the host blocks, where sequences hold those `swapped`."""
+        blocks = [block for held in swapped for block in held] + self._free
+        if sorted(blocks) != list(range(self.size)):
+            yield f"{len(blocks)} host blocks are held or free, of {self.size}, not each once"
+        if self._pinned or self._emptied or self._outs or self._backs or self.moved:
+            yield "a copy of the last step is not settled"
 
     def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """This step's copies: (KV block, host block) out, and (host block, KV block) back."""

@@ -101,11 +101,14 @@ class BlockTables:
         self.trim_to(sequence, sequence.computed[TARGET] + rows)
 
     def trim_to(self, sequence: Sequence, length: int) -> None:
-        """Give back blocks beyond the first `length` positions."""
+        """Give back blocks beyond the first `length` positions, with the KV of every group that is in them: a
+        draft model may have read further than the target computes."""
         keep = self.blocks_for(length)
         if keep < len(sequence.blocks):
             self.pool.release(sequence.blocks[keep:])
             del sequence.blocks[keep:]
+            held = keep * self.block_size
+            sequence.computed = [min(computed, held) for computed in sequence.computed]
 
     def take_copies(self) -> list[tuple[int, int]]:
         """The copies this step must perform before anything else."""

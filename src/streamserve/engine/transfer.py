@@ -87,6 +87,15 @@ class Outgoing:
         """What went out so far."""
         return self._counts
 
+    def held_blocks(self) -> list[int]:
+        """Blocks that are being read, once for each push."""
+        sending = [*self._sending.values(), *self._closing]
+        return [block for one in sending for blocks in one.flying.values() for block in blocks]
+
+    def sequences(self) -> list[Running]:
+        """The sequences whose KV goes out."""
+        return [sending.sequence for sending in self._sending.values() if sending.sequence]
+
     def grant(self, ticket: Ticket, sequence: Running | None) -> bool:
         """A ticket came; `sequence` is who it is for, None if nobody (any more). Returns whether anything
         was sent at once."""
@@ -228,6 +237,14 @@ class Incoming:
     def open(self) -> int:
         """Tickets that somebody may write to."""
         return len(self._waiting) + len(self._quarantine)
+
+    def held_blocks(self) -> list[int]:
+        """Blocks in quarantine."""
+        return [block for blocks in self._quarantine.values() for block in blocks]
+
+    def sequences(self) -> list[Running]:
+        """The sequences that wait for KV."""
+        return list(self._waiting.values())
 
     def issue(self, sequence: Running) -> Ticket:
         """A ticket for a sequence that holds blocks for all its tokens."""

@@ -224,6 +224,7 @@ def _engine_config(
         order=config.order,
         prefill_share=config.prefill_share,
         slo_admission=config.slo_admission,
+        check=config.check,
     )
 
 

@@ -33,7 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
     `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py);
     with `slo_admission`, requests whose latency targets are hopeless are refused (policy/admission.py).
-    `eviction` says what becomes of the KV of who must go, with `swap_blocks` of room in the host pool.
+    `eviction` says what becomes of the KV of who must go, with `swap_blocks` of room in the host pool. With
+    `check` every step is checked (engine/invariants.py).
     """
 
     num_blocks: int
@@ -50,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     eviction: Eviction = "cost"
     swap_blocks: int = 0
     slo_admission: bool = False
+    check: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,6 +124,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     preempt_every: Annotated[
         int, Meta(ge=0, description="for tests: preempt a sequence every so many steps")
     ] = 0
+    check: Annotated[
+        bool, Meta(description="for debugging: check all counts of blocks and sequences after every step")
+    ] = False
     draft: Annotated[
         str,
         Meta(

@@ -76,7 +76,7 @@ class CostExecutor:
         for state in plan.admitted:
             self.states[state.sequence] = state
         for source, target in plan.copies:
-            self._kv[:, target] = self._kv[:, source]
+            self._kv[TARGET, target] = self._kv[TARGET, source]
         before = self._kv[:, [source for source, _ in plan.swap_out]]
         results = [self._span(span) for span in plan.spans]
         self._swap(plan, before)
@@ -101,12 +101,13 @@ class CostExecutor:
             self._host[:, host] = -1
 
     def _span(self, span: Span) -> SpanResult:
-        self._write(span, span.start, span.tokens)
+        self.write(span.plane, span.blocks, span.start, span.tokens)
         if span.tree is None:
             return SpanResult(span.sequence, [], self._prompt_logprobs(span))
-        context = self._read(span, span.start + len(span.tokens))
+        end = span.start + len(span.tokens)
+        context = self.read(TARGET, span.blocks, end)
         outputs = [self._walk(span, context, choice) for choice in span.choices]
-        self._write(span, span.start + len(span.tokens), outputs[0][:-1])
+        self.write(span.plane, span.blocks, end, outputs[0][:-1])
         self.accepted += len(outputs[0]) - 1
         sampled = [[Sampled(token, 0.0) for token in tokens] for tokens in outputs]
         return SpanResult(span.sequence, sampled, self._prompt_logprobs(span))
@@ -129,15 +130,15 @@ class CostExecutor:
         following = self.states[span.sequence].prompt[span.start + 1 : span.start + len(span.tokens) + 1]
         return [PromptLogprob(token, 0.0, 1, [TopLogprob(token, 0.0)]) for token in following]
 
-    def _slots(self, span: Span, first: int, last: int) -> tuple[Tokens, Tokens]:
+    def read(self, group: int, blocks: list[int], length: int) -> Tokens:
+        """What a KV group holds at the first `length` positions of a block table."""
+        held: Tokens = self._kv[(group, *self._slots(blocks, 0, length))]
+        return held
+
+    def write(self, group: int, blocks: list[int], start: int, tokens: list[int]) -> None:
+        """Fill the slots from position `start` of a block table on. Raises IndexError beyond its end."""
+        self._kv[(group, *self._slots(blocks, start, start + len(tokens)))] = tokens
+
+    def _slots(self, blocks: list[int], first: int, last: int) -> tuple[Tokens, Tokens]:
         positions = np.arange(first, last)
-        return np.array(span.blocks, np.int64)[positions // self.block_size], positions % self.block_size
-
-    def _write(self, span: Span, start: int, tokens: list[int]) -> None:
-        blocks, slots = self._slots(span, start, start + len(tokens))
-        self._kv[span.plane, blocks, slots] = tokens
-
-    def _read(self, span: Span, length: int) -> Tokens:
-        blocks, slots = self._slots(span, 0, length)
-        found: Tokens = self._kv[TARGET, blocks, slots]
-        return found
+        return np.array(blocks, np.int64)[positions // self.block_size], positions % self.block_size

@@ -1,0 +1,109 @@
+"""A draft model without tensors, with a KV cache group that is as real as the target's.
+
+Each slot of its group holds the token that was written there, as in CostExecutor. What it is told to be
+computed it reads back through the block table, and refuses to go on where that is not what it wrote: a block
+that was trimmed, shared, swapped or moved without its draft KV shows at once.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from streamserve.engine.plan import DRAFT, DraftRequest
+from streamserve.policy.tree import TokenTree
+from streamserve.simulate.executor import CostExecutor, Tokens, next_token
+
+
+class SimulatedDrafter:
+    """engine.plan.Drafter with KV in the DRAFT group of `executor`, whose clock its passes move on.
+
+    A drafted token is what the target will say with chance `accuracy`; a tree is late with chance `late`, and
+    then neither it nor its KV counts. `cost` is the seconds of a draft pass over so many query tokens.
+    """
+
+    plane = DRAFT
+
+    def __init__(
+        self,
+        executor: CostExecutor,
+        accuracy: float = 0.7,
+        late: float = 0.0,
+        cost: Callable[[int], float] = lambda rows: 0.001,
+        seed: int = 0,
+    ) -> None:
+        self._executor = executor
+        self._accuracy = accuracy
+        self._late = late
+        self._cost = cost
+        self._random = random.Random(seed)
+        self._synced: dict[int, tuple[int, list[int]]] = {}
+        self._trees: dict[int, TokenTree] = {}
+        self.trees = 0
+        """Trees that came in time."""
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Read what is unread and draft, a pass a level. Raises RuntimeError if KV that counts as computed is
+        not there, or a slot is missing."""
+        self._trees = {request.id: self._draft(request) for request in requests}
+        self._executor.seconds += self._cost(sum(len(request.new_tokens) for request in requests))
+        for level in range(1, max((request.depth for request in requests), default=0)):
+            self._executor.seconds += self._cost(sum(one.width for one in requests if one.depth > level))
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        trees, self._trees = self._trees, {}
+        there = {id: tree for id, tree in trees.items() if self._random.random() >= self._late}
+        self.trees += len(there)
+        return there
+
+    def release(self, ids: Sequence[int]) -> None:
+        for id in ids:
+            self._synced.pop(id, None)
+
+    def _draft(self, request: DraftRequest) -> TokenTree:
+        epoch, tokens = self._synced.get(request.id, (request.epoch, []))
+        if len(tokens) < request.keep or (epoch == request.epoch and len(tokens) > request.keep):
+            raise RuntimeError(f"sequence {request.id}: {request.keep} tokens kept of {len(tokens)}")
+        self._synced[request.id] = request.epoch, tokens
+        del tokens[request.keep :]
+        tokens += request.new_tokens
+        held = self._executor.read(self.plane, request.blocks, request.computed)
+        if held.tolist() != tokens[: request.computed]:
+            raise RuntimeError(f"the draft KV of sequence {request.id} is not that of its tokens")
+        tree = self._grow(request, tokens)
+        start = min(request.computed, len(tokens) - 1)
+        self._executor.write(self.plane, request.blocks, start, tokens[start:] + list(tree.tokens[1:]))
+        return tree
+
+    def _grow(self, request: DraftRequest, tokens: list[int]) -> TokenTree:
+        """Level by level; the first child of the right path is right with the drafter's accuracy."""
+        vocabulary = self._executor.vocab_size
+        names, parents, depths = [tokens[-1]], [-1], [0]
+        level, truth, right = [0], list(tokens), 0
+        for depth in range(1, request.depth + 1):
+            if right in level:
+                truth.append(next_token(_array(truth), request.params, request.choice, vocabulary))
+            each = request.expansion[depth - 1] if request.expansion else request.width
+            following: list[int] = []
+            was_right, right = right, -1
+            for parent in level:
+                hit = parent == was_right and self._random.random() < self._accuracy
+                for rank in range(each):
+                    if len(names) > request.nodes or len(following) >= request.width:
+                        break
+                    shift = rank if hit else rank + 1
+                    base = truth[len(tokens) + depth - 1] if parent == was_right else names[parent]
+                    if hit and rank == 0:
+                        right = len(names)
+                    following.append(len(names))
+                    names.append((base + shift) % vocabulary)
+                    parents.append(parent)
+                    depths.append(depth)
+            level = following
+        accept = tuple(0.8**depth for depth in depths)
+        scores = (1.0, *(0.8,) * (len(names) - 1))
+        return TokenTree(tuple(names), tuple(parents), scores, accept)
+
+
+def _array(tokens: list[int]) -> Tokens:
+    return np.array(tokens, np.int64)

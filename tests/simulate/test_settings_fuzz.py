@@ -1,0 +1,88 @@
+"""Random settings under random workloads in virtual time: every text is right, every count is."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields
+
+import msgspec
+import pytest
+
+from streamserve.control.events import Open
+from streamserve.control.fleet import FleetConfig
+from streamserve.control.workers import pairs, pools
+from streamserve.policy.order import Order
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.drafter import SimulatedDrafter
+from streamserve.simulate.simulation import Simulation
+from tests.conftest import Scale
+from tests.engine.drive import model_info
+from tests.simulate.settings_fuzz import ENGINE_FIELDS, FLEET_FIELDS, trial
+from tests.simulate.test_simulation import assert_all_answered
+
+
+def test_every_setting_is_drawn() -> None:
+    assert set(ENGINE_FIELDS) == {field.name for field in msgspec.structs.fields(EngineConfig)}
+    assert set(FLEET_FIELDS) == {field.name for field in fields(FleetConfig)}
+
+
+def test_random_settings_change_no_text(scale: Scale, record: Callable[..., None]) -> None:
+    total: Counter[str] = Counter()
+    trials = scale.pick(20, 5000)
+    for seed in range(scale.seed, scale.seed + trials):
+        total.update(vars(trial(seed)))
+    record(trials=trials, **total)
+    for happened in ("accepted", "preempted", "swapped", "handed_over", "deaths", "cancelled"):
+        assert total[happened] > 0, happened
+
+
+@pytest.mark.parametrize("policy", ["fixed:8", "goodput"])
+def test_a_tree_that_the_budget_drops_leaves_no_draft_kv_beyond_the_blocks(policy: str) -> None:
+    """Short prompts are drafted for when they are nearly computed; where the budget then cuts them, the draft
+    model has read more than the target computes."""
+    engine = EngineConfig(
+        num_blocks=400, block_size=4, max_model_len=96, max_num_batched_tokens=64, check=True
+    )
+    drafters: list[SimulatedDrafter] = []
+
+    def make(executor: object) -> SimulatedDrafter:
+        drafters.append(SimulatedDrafter(executor, 0.7))
+        return drafters[-1]
+
+    simulation = Simulation(
+        FleetConfig(), engine, model_info(96), lambda rows, context: 0.01 + rows * 0.001,
+        policy=policy, drafter=make, planes=2,
+    )  # fmt: skip
+    opened = [
+        Open(f"r{number}", list(range(number, number + 30 + number)), SamplingParams(seed=1, max_tokens=20))
+        for number in range(30)
+    ]
+    for request in opened:
+        simulation.at(1.1, request)
+    assert_all_answered(simulation, opened, simulation.run())
+    assert simulation.workers["unified-0"].executor.accepted > 0
+    assert drafters[0].trees > 0
+
+
+@pytest.mark.parametrize("order", ["prefill-first", "stta"])
+@pytest.mark.parametrize("topology", [pairs(1), pools(1, 2)], ids=["pair", "pools"])
+def test_a_reservation_has_blocks_for_all_its_tokens(order: Order, topology) -> None:
+    """In orders whose service order is not their rank, a sequence served later must not take the blocks that
+    were reserved in the same step: no reservation is refused, and no request needs a second attempt."""
+    engine = EngineConfig(
+        num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, order=order, check=True
+    )
+    simulation = Simulation(
+        FleetConfig(topology=topology), engine, model_info(96), lambda rows, context: 0.01 + rows * 0.001,
+        wire_seconds=0.003,
+    )  # fmt: skip
+    params = SamplingParams(seed=1, max_tokens=25)
+    opened = [Open(f"r{number}", list(range(number, 20 + 4 * number)), params) for number in range(16)]
+    for number, request in enumerate(opened):
+        simulation.at(1.1 + 0.05 * number, request)
+    given = simulation.run(until=300.0)
+    assert_all_answered(simulation, opened, given)
+    assert next(simulation.fleet._attempts) == len(opened), "each request needed one attempt"
+    reports = [simulation.workers[name].engine.report().transfer for name in topology.prefill]
+    assert sum(report.handed_over for report in reports if report) >= len(opened)
+    assert sum(worker.engine.report().preemptions for worker in simulation.workers.values()) > 0
