@@ -18,7 +18,10 @@ import pytest
 from streamserve.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings import resolve
 from streamserve.text.output import Delta
+from tests.api.serving import served
+from tests.api.serving import until as until_true
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.drafting.network import drafting
@@ -215,3 +218,40 @@ async def test_a_long_step_is_let_be_and_a_hung_one_ended(
         assert await answer(llm, "poison", prompt) == expected
         assert (tmp_path / "done").exists()
         assert fleet(llm).workers["unified-0"].incarnation == (1 if kind == "slow" else 2)
+
+
+def test_over_http_a_poison_is_one_500_or_one_error_event(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
+) -> None:
+    """The first token is delivered before its worker dies."""
+    if not scale.full:
+        pytest.skip("with --full; the errors of requests are tested in tests/api")
+    inject(monkeypatch, tmp_path, "kill decode")
+
+    async def start() -> AsyncLLM:
+        llm = AsyncLLM(resolve(str(checkpoint), {"threads": 1, "profile": False, "num_blocks": 400}))
+        await llm.start()
+        return llm
+
+    with served(start) as server:
+        body = {"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0}
+        calm = server.post("/v1/completions", **body).json()["choices"][0]["text"]
+        response = server.post("/v1/completions", **body, seed=1313)
+        assert response.status_code == 500
+        assert "ended its worker 3 times while it ran alone" in response.json()["error"]["message"]
+        assert response.headers["x-request-id"]
+        waiting = server.http.get("/health")
+        assert waiting.status_code == 503
+        assert 1 <= int(waiting.headers["retry-after"]) <= 120
+        until_true(lambda: server.http.get("/health").status_code == 200, 60)
+        stream = server.post("/v1/completions", **body, seed=1313, stream=True)
+        *_, last, rest = stream.text.split("\n\n")
+        assert (stream.status_code, rest) == (200, "")
+        assert stream.text.count('"error"') == 1
+        assert "ended its worker" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        until_true(lambda: server.http.get("/health").status_code == 200, 60)
+        again = server.post("/v1/completions", **body)
+        assert again.json()["choices"][0]["text"] == calm
+        assert server.metric("requests_given_up_total") == 2
+        assert server.metric("worker_deaths_total") == 8
+        assert server.metric("num_requests_quarantined") == 0

@@ -100,10 +100,10 @@ def test_failures_are_counted(generator: ScriptedGenerator) -> None:
 
 
 def test_health_says_why_not(generator: ScriptedGenerator) -> None:
-    loading = ScriptedHealth(ready=False, detail="loading the model")
+    loading = ScriptedHealth(ready=False, detail="loading the model", retry_after=6.2)
     with scripted(generator.but(condition=loading)) as server:
         response = server.http.get("/health")
-        assert response.status_code == 503
+        assert (response.status_code, response.headers["retry-after"]) == (503, "7")
         assert response.json() == {"status": "not ready", "detail": "loading the model"}
         assert server.http.get("/ping").status_code == 200
 

@@ -1,8 +1,9 @@
 """Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of test_containment.py.
 
-TEST_FAULT is "KIND PHASE [company]": requests whose names begin with "poison" end every worker that comes to
-this phase of a step with them, where `company` is given only beside others. The kinds: kill (SIGKILL), exit,
-raise; slow (a long step, as was predicted) and hang, each once, if the file TEST_FAULT_DONE is not there."""
+TEST_FAULT is "KIND PHASE [company]": requests whose names begin with "poison", or that have the seed 1313,
+end every worker that comes to this phase of a step with them; where `company` is given, only in one batch
+with others. The kinds: kill (SIGKILL), exit, raise; slow (a long step, as was predicted) and hang, each once,
+if the file TEST_FAULT_DONE is not there."""
 
 import os
 import signal
@@ -19,6 +20,10 @@ if fault:
 
     kind, at, *company = fault.split()
     enter, leave = StepJournal.enter, StepJournal.leave
+
+    def marked(sequence: Running) -> bool:
+        """Whether the fault is this request's."""
+        return sequence.request.startswith("poison") or sequence.params.seed == 1313
 
     def strike() -> None:
         """Do what was asked for."""
@@ -38,12 +43,12 @@ if fault:
 
     def phases(members: Sequence[Running], phase: StepPhase, plan: StepPlan | None) -> set[str]:
         """What the marked sequences among the members are at."""
-        if company and all(sequence.request.startswith("poison") for sequence in members):
+        if company and all(marked(sequence) for sequence in members):
             return set()
         spans = {span.sequence: span for span in plan.spans} if plan and phase != "commit" else {}
         found = set()
         for sequence in members:
-            if not sequence.request.startswith("poison"):
+            if not marked(sequence):
                 continue
             found |= {phase} & {"draft", "commit"}
             span = spans.get(sequence.id)
@@ -71,8 +76,8 @@ if fault:
 
     def faulty_leave(self: StepJournal, moving: Sequence[Running]) -> None:
         leave(self, moving)
-        alone = bool(company) and all(one.request.startswith("poison") for one in moving)
-        if at == "transfer" and not alone and any(one.request.startswith("poison") for one in moving):
+        alone = bool(company) and all(marked(one) for one in moving)
+        if at == "transfer" and not alone and any(marked(one) for one in moving):
             strike()
 
     StepJournal.enter = faulty_enter  # type: ignore[method-assign]
