@@ -170,6 +170,7 @@ class ScriptedGenerator:
     script: Script = says_hello
     condition: ScriptedHealth = field(default_factory=ScriptedHealth)
     latest: Report | None = None
+    trouble: IncidentReport = field(default_factory=IncidentReport)
     submitted: list[Submitted] = field(default_factory=list)
     resting: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
@@ -226,7 +227,7 @@ class ScriptedGenerator:
         return self.condition
 
     def incidents(self) -> IncidentReport:
-        return IncidentReport()
+        return self.trouble
 
     def routing(self) -> RouterView:
         return RouterView("flowguard", [], 0, [])
