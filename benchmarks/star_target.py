@@ -110,7 +110,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("draft"):
         drafter = own_drafter(job["draft"])
     if job["endpoint"]:
-        identity = Identity(job["tokenizer"], job["vocabulary"], f"paced-{job['number']}")
+        identity = Identity(job["tokenizer"], job["vocabulary"], f"paced-{job['number']}", job["vocab_size"])
         own = read_key_pair(job["key"]) if job.get("key") else None
         endpoints = parse_endpoints(job["endpoint"])
         drafter = RemoteDrafter(identity, endpoints, own, job["number"], (), stand_in(job))

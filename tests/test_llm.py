@@ -7,7 +7,9 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -45,6 +47,37 @@ def test_a_single_prompt_needs_no_list(llm: LLM) -> None:
     by_text, by_ids = (llm.generate(prompt, GREEDY, use_tqdm=False) for prompt in ("hello", ids))
     assert len(by_text) == len(by_ids) == 1
     assert by_text[0].outputs[0].token_ids == by_ids[0].outputs[0].token_ids
+
+
+def test_token_ids_may_be_integers_of_any_kind(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello")
+    plain, wide = llm.generate([ids, np.array(ids)], GREEDY, use_tqdm=False)
+    assert plain.outputs[0].token_ids == wide.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("prompt", [{"prompt_token_ids": [1]}, ["1", "2"], [1.5], [None]])
+def test_a_prompt_of_another_type_is_refused_at_once(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(TypeError, match="text or token ids"):
+        llm.generate([prompt], GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "more"),
+    [
+        ([-1], GREEDY, {}),
+        ([10**9], GREEDY, {}),
+        ([1], SamplingParams(max_tokens="5"), {}),  # type: ignore[arg-type]
+        ([1], SamplingParams(stop=[b"x"]), {}),  # type: ignore[list-item]
+        ([1], SamplingParams(temperature=1j), {}),  # type: ignore[arg-type]
+        ([1], GREEDY, {"priority": [1.5]}),
+    ],
+)
+def test_what_a_worker_could_not_read_is_refused_before_it_is_sent(
+    llm: LLM, prompt: list[int], params: SamplingParams, more: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError):
+        llm.generate([prompt], params, use_tqdm=False, **more)
+    assert llm.generate("hello", GREEDY, use_tqdm=False)[0].finished
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:

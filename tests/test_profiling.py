@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -68,8 +69,26 @@ def test_a_server_measures_its_model_once_and_then_tells_its_share(tmp_path: Pat
     assert figures["step_floor_share"] == pytest.approx(
         figures["step_floor_seconds_total"] / figures["step_seconds_total"]
     )
+    right = msgspec.structs.replace(profile, stable=True)
+    users_profiles().write(right)
     with serving(model, "--profile", *SMALL):
-        assert kept_in(folder) == [profile]
+        assert kept_in(folder) == [right]
+
+
+def test_an_unstable_profile_is_measured_anew_beside_serving(tmp_path: Path, folder: Path) -> None:
+    model = str(make_checkpoint(tmp_path / "model"))
+    with serving(model, "--profile", *SMALL):
+        (profile,) = kept_in(folder)
+    slow = tuple(tuple(3 * seconds for seconds in line) for line in profile.cost.seconds)
+    wrong = msgspec.structs.replace(profile, stable=False, cost=replace(profile.cost, seconds=slow))
+    users_profiles().write(wrong)
+    with serving(model, "--profile", *SMALL) as served:
+        until(lambda: kept_in(folder) != [wrong])
+        body = {"model": model, "prompt": "hello", "max_tokens": 20}
+        assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=20).status_code == 200
+    (found,) = kept_in(folder)
+    assert found.subject == profile.subject
+    assert found.cost(1) != wrong.cost(1)
 
 
 def test_no_profile_leaves_nothing_behind(tmp_path: Path, folder: Path) -> None:

@@ -166,6 +166,8 @@ class AsyncLLM:
         """
         watch = Stopwatch(time.monotonic())
         params = self.complete(prompt, params)
+        if type(priority) is not int or not isinstance(cache_salt, str):
+            raise RequestError("priority must be an integer, and cache_salt a text", field="priority")
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
         opened = Open(request_id, prompt, params, priority, cache_salt)
@@ -206,11 +208,15 @@ class AsyncLLM:
         a prompt or parameters that cannot be served."""
         model = self.model
         try:
+            msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
             check_sampling(params, model.vocab_size, model.eos_token_ids)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise RequestError(str(error), field=str(error).split("[")[0].split(" ")[0]) from error
         if not prompt:
             raise RequestError("the prompt is empty", field="prompt")
+        if not all(type(token) is int and 0 <= token < model.vocab_size for token in prompt):
+            message = f"the prompt must hold token ids, which are integers below {model.vocab_size}"
+            raise RequestError(message, field="prompt")
         room = model.max_model_len - len(prompt)
         if room < 0 or (room == 0 and params.max_tokens != 0):
             raise RequestError(

@@ -1,4 +1,5 @@
-"""The command line: serve, generate, chat, profile. Exit status 2 means a bad setting or checkpoint."""
+"""The command line: serve, generate, chat, profile. Exit status 2 means a bad setting or checkpoint, 130 that
+Ctrl-C ended it."""
 
 import asyncio
 import contextlib
@@ -20,6 +21,7 @@ from streamserve.protocol.config import LogLevel
 from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.stop_signals import INTERRUPTED
 from streamserve.settings import Settings, SettingsError, options, resolve, to_toml
 
 app = typer.Typer(
@@ -80,6 +82,8 @@ def complaining() -> Iterator[None]:
         raise SystemExit(_complain(error, 2)) from error
     except (StartError, FleetError, RequestError, OSError) as error:
         raise SystemExit(_complain(error, 1)) from error
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -1,19 +1,18 @@
 """`streamserve draft`: one draft model for many servers. Starts the worker process that drafts, tells what it
-reports, and ends it.
+reports, starts it anew when it dies, and ends it.
 
     targets ◀═══ tcp, CURVE ═══▶ worker in its draft role ── reports ──▶ this process ──▶ terminal, /metrics
 """
 
 import contextlib
+import dataclasses
+import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import typer
@@ -30,40 +29,113 @@ from streamserve.protocol.drafting import DraftReady, DraftReport, decode_report
 from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import Failed, Stop, encode
+from streamserve.protocol.runtime_folder import make_runtime_folder
+from streamserve.protocol.stop_signals import stop_signals
+
+logger = logging.getLogger(__name__)
 
 EXPLAIN_SECONDS = 2.0
 STOP_SECONDS = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Before a dead worker is started anew; the first again after one that lived longer than the longest."""
+SILENT_SECONDS = 30.0
+"""Without a report, after which a worker is killed; they come twice a second, while it drafts too."""
 
 
 def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
-    """Serve until SIGINT or SIGTERM. Raises CheckpointError if the model cannot be loaded or the address not
-    be used, StartError if the worker ends."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. A worker that dies once it has drafted is started anew, at the
+    same address, after a pause that doubles each time. Raises CheckpointError if the model cannot be
+    loaded or the address not be used, StartError if the first worker ends before it is ready."""
     configure_logging(log_level, "text")
     stopping = _stop_on_signals()
-    with _socket() as (socket, endpoint), _worker(settings, endpoint, log_level) as process:
-        typer.echo(f"streamserve {__version__}: loading {settings.name} …")
-        collector = DraftCollector()
-        peer, last, shown = b"", None, time.monotonic()
+    shown = _Shown(settings, explaining)
+    pause = FIRST_PAUSE
+    with _socket() as (socket, endpoint):
         while not stopping:
-            if not socket.poll(200):
-                if process.poll() is not None:
-                    raise StartError(f"the draft worker ended with exit status {process.returncode}")
-                continue
-            peer, data = socket.recv_multipart()
-            match decode_report(data):
-                case DraftReady() as ready:
-                    _metrics(settings, collector)
-                    typer.echo(welcome(settings, ready))
-                case Failed(error, _):
+            started = time.monotonic()
+            with _worker(settings, endpoint, log_level) as process:
+                ended = _watch(socket, process, shown, stopping)
+            if stopping:
+                return
+            if not shown.address:
+                raise StartError(f"the draft worker {ended}")
+            settings = _at(settings, shown.address)
+            pause = FIRST_PAUSE if time.monotonic() - started >= LONGEST_PAUSE else pause
+            logger.error("the draft worker %s: it is started anew in %.1f s", ended, pause)
+            shown.collector.restarts += 1
+            until = time.monotonic() + pause
+            while not stopping and time.monotonic() < until:
+                time.sleep(0.05)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class _Shown:
+    """What people and /metrics are told. `address` is where the service listens, once it does."""
+
+    def __init__(self, settings: DraftSettings, explaining: bool) -> None:
+        self.address = ""
+        self.name = settings.name
+        self.collector = DraftCollector()
+        self._settings = settings
+        self._explaining = explaining
+        self._last: DraftReport | None = None
+        self._at = time.monotonic()
+
+    def ready(self, ready: DraftReady) -> None:
+        """A worker can draft."""
+        if self.address:
+            logger.warning("the draft worker is there again, at %s", ready.address)
+            return
+        self.address = ready.address
+        _metrics(self._settings, self.collector)
+        typer.echo(welcome(self._settings, ready))
+
+    def report(self, report: DraftReport) -> None:
+        """How it goes."""
+        self.collector.report = report
+        if self._explaining and time.monotonic() - self._at >= EXPLAIN_SECONDS:
+            last = self._last if self._last and self._last.at <= report.at else None
+            typer.echo(explain(report, last) + "\n")
+            self._last, self._at = report, time.monotonic()
+
+
+def _watch(
+    socket: zmq.Socket[bytes], process: subprocess.Popen[bytes], shown: _Shown, stopping: list[int]
+) -> str:
+    """Take what a worker says until it ends, or is told to as a signal came; how it ended."""
+    if not shown.address:
+        typer.echo(f"streamserve {__version__}: loading {shown.name} …")
+    peer, ready, heard = b"", False, time.monotonic()
+    while not stopping:
+        if not socket.poll(200):
+            if process.poll() is not None:
+                return f"ended with exit status {process.returncode}"
+            if ready and time.monotonic() - heard > SILENT_SECONDS:
+                process.kill()
+                return f"said nothing for {SILENT_SECONDS:.0f} s"
+            continue
+        peer, data = socket.recv_multipart()
+        heard = time.monotonic()
+        match decode_report(data):
+            case DraftReady() as news:
+                ready = True
+                shown.ready(news)
+            case Failed(error, _):
+                if not shown.address:
                     raise CheckpointError(error)
-                case DraftReport() as report:
-                    collector.report = report
-                    if explaining and time.monotonic() - shown >= EXPLAIN_SECONDS:
-                        typer.echo(explain(report, last) + "\n")
-                        last, shown = report, time.monotonic()
-        socket.send_multipart([peer, encode(Stop())])
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
+                return f"cannot start: {error}"
+            case DraftReport() as report:
+                shown.report(report)
+    socket.send_multipart([peer, encode(Stop())])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    return "was told to end"
+
+
+def _at(settings: DraftSettings, address: str) -> DraftSettings:
+    """The settings with the port that was taken, where any was to be: targets know it by now."""
+    drafting = msgspec.structs.replace(settings.drafting, listen=address)
+    return dataclasses.replace(settings, drafting=drafting)
 
 
 def welcome(settings: DraftSettings, ready: DraftReady) -> str:
@@ -93,22 +165,22 @@ def _metrics(settings: DraftSettings, collector: DraftCollector) -> None:
 def _stop_on_signals() -> list[int]:
     """A list that is empty until a signal asks to stop."""
     seen: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda number, frame: seen.append(number))
     return seen
 
 
 @contextlib.contextmanager
 def _socket() -> Iterator[tuple[zmq.Socket[bytes], str]]:
-    folder = tempfile.mkdtemp(prefix="streamserve-")
-    endpoint = f"ipc://{Path(folder) / 'control'}"
+    folder = make_runtime_folder()
+    endpoint = f"ipc://{folder.path / 'control'}"
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.setsockopt(zmq.LINGER, 500)
             socket.bind(endpoint)
             yield socket, endpoint
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's shape."""
 
 import asyncio
+import operator
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -64,7 +65,17 @@ Prompt = str | Sequence[int]
 
 def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(_cancel_all())
+    loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
+
+
+async def _cancel_all() -> None:
+    """End the tasks of calls that were interrupted."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -197,7 +208,13 @@ class LLM:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        """Token ids of a text, or as given: integers of any kind. Raises TypeError for anything else."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise TypeError(f"a prompt is a text or token ids, not {type(prompt).__name__}") from None
 
     async def _generate(
         self, prompts: list[Prompt], params: list[SamplingParams], priorities: list[int], show: bool

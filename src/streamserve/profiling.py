@@ -10,8 +10,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from streamserve.control.processes import WORKER_ENVIRONMENT
-from streamserve.execution.profile import Profile, users_profiles
+from streamserve.execution.profile import Kept, Profile, users_profiles
+from streamserve.execution.profile_lock import alone
 from streamserve.settings import Settings
+
+WAIT_SECONDS = 120.0
+"""How long to wait for others to have measured."""
 
 
 def run(settings: Settings) -> None:
@@ -20,7 +24,7 @@ def run(settings: Settings) -> None:
     for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # before torch comes in: as in a worker
     screen, kept = Console(), users_profiles()
-    for profile in _measure(settings):
+    for profile in _measure(settings, kept):
         path = kept.write(profile)
         show(profile, screen)
         screen.print(f"kept in {path}", soft_wrap=True, highlight=False)
@@ -30,7 +34,7 @@ def run(settings: Settings) -> None:
             screen.print("no plot: matplotlib is not installed")
 
 
-def _measure(settings: Settings) -> list[Profile]:
+def _measure(settings: Settings, kept: Kept) -> list[Profile]:
     """Of the model, and of its draft model if it has one, with a progress bar; on cores of our own if they
     are to be had, as in a worker."""
     from streamserve.execution.cores import claim
@@ -40,21 +44,28 @@ def _measure(settings: Settings) -> list[Profile]:
 
     with Progress(console=Console(stderr=True)) as bars:
         bar = bars.add_task(f"loading {settings.name}", total=None)
-        alone = msgspec.structs.replace(settings.model, draft="none")
-        cores = claim(alone.threads or len(os.sched_getaffinity(0)))
+        plain = msgspec.structs.replace(settings.model, draft="none")
+        cores = claim(plain.threads or len(os.sched_getaffinity(0)))
         numbers = cores.numbers if cores else ()
-        target = load(alone, cores=numbers)
+        target = load(plain, cores=numbers)
         models = [(settings.name, target)]
-        draft = choose_draft(settings.model.draft, Path(alone.path), target.model.spec)
+        draft = choose_draft(settings.model.draft, Path(plain.path), target.model.spec)
         if draft.spec:
             limit = min(target.model_info.max_model_len, draft.spec.max_position_embeddings)
             dtype = target.model_info.dtype
-            own = msgspec.structs.replace(alone, path=str(draft.folder), dtype=dtype, max_model_len=limit)
+            own = msgspec.structs.replace(plain, path=str(draft.folder), dtype=dtype, max_model_len=limit)
             models.append((f"draft of {settings.name}", load(own, cores=numbers)))
         if target.team is not None and numbers:
             os.sched_setaffinity(0, numbers[:1])  # ours, beside those of the kernels' threads
-        bars.update(bar, description="measuring")
-        profiles = measure(models, FULL, lambda done, total: bars.update(bar, completed=done, total=total))
+        bars.update(bar, description="waiting until no other process measures")
+        with alone(kept.folder, WAIT_SECONDS) as undisturbed:
+            bars.update(bar, description="measuring")
+            profiles = measure(
+                models,
+                FULL,
+                lambda done, total: bars.update(bar, completed=done, total=total),
+                stable=undisturbed,
+            )
         bars.update(bar, completed=1, total=1)
     return profiles
 
@@ -81,6 +92,11 @@ def _heading(profile: Profile) -> list[str]:
     return [
         "",
         f"{profile.model} in {subject.dtype}, {subject.backend}; medians of {profile.rounds} rounds",
+        *(
+            []
+            if profile.stable
+            else ["unstable: others computed meanwhile, or rounds differed; measure again"]
+        ),
         f"{machine.processor}, {machine.threads} threads on {machine.cores} cores",
         f"{profile.bandwidth / 1e9:.1f} GB/s of memory, {profile.matrix_rate / 1e9:.0f} GFLOP/s of matrices",
         f"{weights:.1f} MB of weights a step, {kv:.1f} kB of KV a token",

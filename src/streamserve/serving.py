@@ -21,9 +21,13 @@ from streamserve.api.settings import ApiSettings
 from streamserve.async_llm import AsyncLLM
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+MAX_VOCABULARY = 2**31 - 1
+"""Any token's number is below: recommended values name none."""
 
 RECOMMENDED = {
     "temperature": float,
@@ -36,8 +40,8 @@ RECOMMENDED = {
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM. Raises OSError if the address is taken, CheckpointError or StartError
-    if the model cannot be served, FleetError if the server failed itself."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises OSError if the address is taken, CheckpointError or
+    StartError if the model cannot be served, FleetError if the server failed itself."""
     server = settings.server
     configure_logging(server.log_level, server.log_format, access_log=server.access_log)
     with bind(server.host, server.port) as bound:
@@ -108,16 +112,19 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 def recommended_sampling(folder: Path) -> dict[str, Any]:
-    """Sampling values that the checkpoint recommends. Raises CheckpointError if they cannot be read."""
+    """Sampling values that the checkpoint recommends. Raises CheckpointError if they cannot be read, or if no
+    request could have them."""
     path = folder / "generation_config.json"
     if not path.exists():
         return {}
     try:
         values = json.loads(path.read_text())
-        return {
+        found = {
             name: kind(values[name]) for name, kind in RECOMMENDED.items() if values.get(name) is not None
         }
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        check_sampling(SamplingParams(**found), MAX_VOCABULARY)
+        return found
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.control.events import Close, Edit, Heard, Open, Rest
+from streamserve.control.events import Close, Edit, Heard, Lost, Open, Rest
 from streamserve.control.fleet import Fleet
 from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.telemetry import Telemetry
 from streamserve.control.timeline import Timeline
 from streamserve.control.trace import Recorder, Span
 from streamserve.control.workers import pairs
-from streamserve.protocol.messages import Admitted, Events, Pushed, Reserved, Token, Transfers, Work
+from streamserve.protocol.messages import Admitted, Events, Finished, Pushed, Reserved, Token, Transfers, Work
 from streamserve.protocol.sampling import SamplingParams
 from tests.control.test_fleet import READY
 from tests.control.test_pairs import OPEN, D, P, ticket
@@ -143,3 +143,41 @@ def test_a_request_is_one_trace_of_opentelemetry() -> None:
     assert spans["decode"].end_time - spans["decode"].start_time == pytest.approx(2e9, abs=1e3)
     assert spans[f"at {D}"].attributes["process"] == D
     assert [event.name for event in spans[f"at {P}"].events] == ["submitted", "output 0"]
+
+
+def test_nothing_is_kept_of_requests_that_ended() -> None:
+    """Whatever their end was, and whatever workers say of them afterwards."""
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = memory.InMemorySpanExporter()
+    telemetry = Telemetry(export.SimpleSpanProcessor(exporter))
+    fleet, recorder = record(telemetry)
+    count = 40
+    for number in range(count):
+        name, now = f"r{number}", 10.0 * number
+        tell(fleet, recorder, Open(name, [1, 2], SamplingParams(n=2, seed=1, max_tokens=4)), now)
+        recorder.worked(P, [Work("submitted", name, now)])
+        attempt = fleet.requests[name].attempt
+        how = 3 if number == 3 else number % 3
+        if how == 0:
+            tell(fleet, recorder, Close(name, 0), now + 1)
+        if how in (0, 1):
+            tell(fleet, recorder, Close(name), now + 2)
+        elif how == 2:
+            error = [Finished(name, attempt, choice, "error", "broken", 500) for choice in (0, 1)]
+            tell(fleet, recorder, Heard(P, fleet.workers[P].incarnation, Events(error)), now + 2)
+        else:
+            for loss in range(3):
+                tell(fleet, recorder, Lost(P, 1 + loss, "killed"), now + 2 + loss)
+                tell(fleet, recorder, Heard(P, 2 + loss, READY), now + 2 + loss)
+            tell(fleet, recorder, Close(name), now + 6)
+        recorder.worked(P, [Work("finishing", name, now + 7)])
+        recorder.worked(D, [Work("reserved", name, now + 7)])
+        tell(fleet, recorder, Edit(name, 1, 1, [2]), now + 8)
+    tell(fleet, recorder, Rest(P, True), 1e4)
+    tell(fleet, recorder, Open("refused", [1], SamplingParams(seed=1, max_tokens=1)), 1e4)
+    recorder.worked(P, [Work("submitted", "refused", 1e4)])
+    traces = {span.attributes["request"] for span in exporter.get_finished_spans()}
+    assert len(traces) == count + 1
+    assert (recorder.open, telemetry.pending) == (0, 0)
+    recorder.close()

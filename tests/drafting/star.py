@@ -173,7 +173,7 @@ class Star:
     def _target(self, number: int, services: int, fields: dict[str, float]) -> Target:
         name = f"target-{number}"
         addresses = [f"tcp://host{n}:1" for n in range(services)]
-        client = Client(TargetIdentity("t", "v", name), addresses, self.rng.getrandbits(32))
+        client = Client(TargetIdentity("t", "v", name, VOCAB), addresses, self.rng.getrandbits(32))
         target = Target(name, client, number, **fields)  # type: ignore[arg-type]
         self._open(target)
         return target

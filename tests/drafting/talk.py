@@ -4,7 +4,7 @@ import itertools
 
 from streamserve.drafting.parts import Out, ServiceConfig
 from streamserve.drafting.service import Service
-from streamserve.protocol.drafting import DRAFT_VERSION, Ask, Delta, Drafts, Hello, Welcome
+from streamserve.protocol.drafting import DRAFT_VERSION, Ask, Delta, Drafts, Hello, Welcome, encode
 from streamserve.protocol.sampling import SamplingParams
 from tests.drafting.star import IDENTITY, PretendedDrafter
 
@@ -22,13 +22,16 @@ class Talk:
         self.pass_seconds = pass_seconds
         self.now = 0.0
         self.welcomes: dict[str, Welcome] = {}
+        self.keys: dict[str, str] = {}
         self.numbers: dict[tuple[str, int], int] = {}
 
     def hello(self, name: str, key: str = "", **fields) -> Out:
         hello = {"version": DRAFT_VERSION, "tokenizer": "t", "vocabulary": "v", "name": name, "nonce": 7}
-        (out,) = self.service.heard(name.encode(), Hello(**{**hello, **fields}), self.now, key)
+        peer = name.encode()
+        (out,) = self.service.heard(peer, Hello(**{**hello, **fields}), self.now, key)
         if isinstance(out.message, Welcome):
             self.welcomes[name] = out.message
+            self.keys[name] = key
         return out
 
     def delta(self, name: str, tokens: list[int], sequence: int = 1, keep: int = 0, **fields) -> Delta:
@@ -46,7 +49,10 @@ class Talk:
             self.hello(name)
         welcome = self.welcomes[name]
         ask = {"tag": welcome.tag, "channel": welcome.channel, "deltas": list(deltas)}
-        return self.service.heard(name.encode(), Ask(**{**ask, **fields}), self.now)
+        message, peer, key = Ask(**{**ask, **fields}), name.encode(), self.keys[name]
+        size = len(encode(message))
+        refused = self.service.arrived(peer, size, self.now, key)
+        return self.service.heard(peer, message, self.now, key) if refused is None else refused
 
     def turn(self) -> list[str]:
         """Draft one batch; the names of those who were answered, in order."""

@@ -36,7 +36,7 @@ class Side:
 
     def __init__(self, links: int = 1, **fields) -> None:
         addresses = [f"tcp://host{number}:1" for number in range(links)]
-        self.client = Client(Identity("t", "v", "me"), addresses, 1, **fields)
+        self.client = Client(Identity("t", "v", "me", 100), addresses, 1, **fields)
         self.now = 0.0
         self.tags = itertools.count(1)
 

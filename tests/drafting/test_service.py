@@ -2,7 +2,8 @@
 
 import pytest
 
-from streamserve.drafting.admission import Limits
+from streamserve.drafting.admission import FAILED_SECONDS, LONGEST_SECONDS, Limits
+from streamserve.drafting.intake import TELL_SECONDS
 from streamserve.drafting.parts import Batch
 from streamserve.drafting.service import GONE_SECONDS
 from streamserve.protocol.drafting import Busy, Bye, Drafts, Lost, Ping, Pong, Refused, Unknown, Welcome
@@ -213,20 +214,50 @@ def test_a_batch_that_fails_costs_its_trees_and_nothing_else():
     for name in ("a", "b"):
         talk.ask(name, talk.delta(name, [1, 2, 3]))
     batch = talk.service.batch(0.0)
+    assert len(batch.members) == 2
     assert talk.service.failed(batch, 0.1) == []
-    assert talk.turn_outs() == []
     assert talk.service.memory.pool.free == 100
-    talk.ask("a", talk.delta("a", [4], keep=3))
+    talk.now = 0.1
+    fault = talk.service.batch(talk.now)
+    assert [session.name for session, _ in fault.members] == ["a"], "each alone"
+    (busy,) = talk.service.failed(fault, talk.now)
+    tag = talk.welcomes["a"].tag
+    assert (busy.peer, busy.message) == (b"a", Busy(0, tag, FAILED_SECONDS, "drafting"))
+    (draft,) = trees(talk.turn_outs())
+    assert draft.tree.tokens == chain([1, 2, 3], 4).tokens, "the other is drafted for"
+    assert talk.turn_outs() == []
+    (busy,) = talk.ask("a", talk.delta("a", [4], keep=3))
+    assert busy.message.reason == "drafting"
+    talk.now += FAILED_SECONDS
+    talk.ask("a", talk.delta("a", [1, 2, 3, 4]))
     (draft,) = trees(talk.turn_outs())
     assert draft.tree.tokens == chain([1, 2, 3, 4], 4).tokens
 
 
+def test_who_fails_again_and_again_is_drafted_for_less_and_less():
+    talk = Talk()
+    waits = []
+    for _ in range(12):
+        talk.ask("a", talk.delta("a", [1, 2, 3]))
+        (busy,) = talk.service.failed(talk.service.batch(talk.now), talk.now)
+        waits.append(busy.message.retry)
+        talk.now += busy.message.retry
+    assert waits[:3] == [FAILED_SECONDS, 2 * FAILED_SECONDS, 4 * FAILED_SECONDS]
+    assert waits[-1] == LONGEST_SECONDS
+    talk.ask("a", talk.delta("a", [1, 2, 3]))
+    assert trees(talk.turn_outs())
+    talk.ask("a", talk.delta("a", [1, 2, 3]))
+    (busy,) = talk.service.failed(talk.service.batch(talk.now), talk.now)
+    assert busy.message.retry == FAILED_SECONDS, "it has been drafted for since"
+
+
 def test_messages_beyond_the_rate_are_told_to_come_back():
-    talk = Talk(limits=Limits(rate=10.0, burst=3.0, retry=0.5))
+    talk = Talk(limits=Limits(rate=10.0, burst=3.0))
     talk.hello("a")
     answers = [talk.ask("a", talk.delta("a", [1, 2])) for _ in range(5)]
-    assert [bool(answer) for answer in answers] == [False, False, False, True, True]
-    assert answers[-1][0].message == Busy(0, talk.welcomes["a"].tag, 0.5)
+    assert [bool(answer) for answer in answers] == [False, False, False, True, False], "told once"
+    assert answers[-2][0].message == Busy(0, 0, TELL_SECONDS, "rate")
+    assert talk.service.figures.counters.refused == {"rate": 2}
     talk.now += 1.0
     assert talk.ask("a", talk.delta("a", [1, 2])) == []
 
@@ -235,7 +266,7 @@ def test_beyond_the_limit_of_sessions_a_hello_is_told_to_come_back():
     talk = Talk(limits=Limits(max_sessions=2, retry=3.0))
     assert isinstance(talk.hello("a").message, Welcome)
     assert isinstance(talk.hello("b").message, Welcome)
-    assert talk.hello("c").message == Busy(7, 0, 3.0)
+    assert talk.hello("c").message == Busy(7, 0, 3.0, "sessions")
     talk.service.tick(100.0)
     assert isinstance(talk.hello("c").message, Welcome)
 

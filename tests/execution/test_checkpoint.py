@@ -165,3 +165,26 @@ def test_fingerprints_tell_weights_apart(folder):
         change(folder, **{Q_PROJ: changed})
         seen.add(Checkpoint(folder).fingerprint("spec"))
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 1337, 4095])
+def test_numbers_that_are_not_finite_are_refused_by_name(folder, stored, value, place):
+    weight = load_file(folder / SINGLE)[Q_PROJ].to(stored)
+    change(folder, **{Q_PROJ: weight})
+    Checkpoint(folder).tensor([Q_PROJ], torch.float32)
+    weight.view(-1)[place] = value
+    change(folder, **{Q_PROJ: weight})
+    with pytest.raises(CheckpointError, match="not finite") as error:
+        Checkpoint(folder).tensor([Q_PROJ], torch.float32)
+    assert f"{folder / SINGLE}: tensor {Q_PROJ}" in str(error.value)
+
+
+def test_numbers_that_the_computed_dtype_cannot_hold_are_refused(folder):
+    weight = load_file(folder / SINGLE)[Q_PROJ]
+    weight[3, 3] = 3.4e38
+    change(folder, **{Q_PROJ: weight})
+    Checkpoint(folder).tensor([Q_PROJ], torch.float32)
+    with pytest.raises(CheckpointError, match="bfloat16 cannot hold"):
+        Checkpoint(folder).tensor([Q_PROJ], torch.bfloat16)

@@ -1,10 +1,13 @@
 """Profiles are measured within the model's limits, kept by machine and model, and never in a server's way."""
 
+import itertools
 import logging
 import math
 import os
 import stat
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +19,11 @@ from hypothesis import strategies as st
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile import MAX_BYTES, Kept, Machine, Profile, Subject, users_profiles
 from streamserve.execution.profile_floor import floor_of
+from streamserve.execution.profile_lock import alone
 from streamserve.execution.profile_measure import (
     Effort,
     Series,
+    agree,
     first_profile,
     measure,
     run_rounds,
@@ -38,6 +43,7 @@ def profile_of(subject: Subject = SUBJECT, **fields: object) -> Profile:
         "model": "some model",
         "measured": "2026-01-01T00:00:00+00:00",
         "quick": False,
+        "stable": True,
         "rounds": 3,
         "bandwidth": 1e10,
         "matrix_rate": 1e12,
@@ -106,7 +112,7 @@ def test_models_are_measured_in_the_same_rounds(shared_checkpoint: Callable[...,
 def test_when_time_is_up_only_the_least_is_measured(loaded: Loaded) -> None:
     (profile,) = measure([("tiny", loaded)], replace(SMALL, seconds=0.0))
     assert profile.cost.tokens == (1, 2)
-    assert profile.rounds == 1
+    assert profile.rounds == 2, "once more, so that there is something to compare"
     assert profile.cost(512) >= 510 * profile.cost.token_seconds > 0
 
 
@@ -220,6 +226,58 @@ def test_the_first_start_measures_and_later_ones_read(
     caplog.clear()
     assert first_profile("tiny", loaded, kept) == first
     assert not caplog.text
+
+
+def test_a_profile_that_another_process_has_measured_meanwhile_is_not_measured_again(
+    shared_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two halves of a pair start at once: the second waits, and takes what the first found."""
+    caplog.set_level(logging.INFO)
+    loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
+    kept = Kept(tmp_path / "profiles")
+    with ThreadPoolExecutor(1) as pool:
+        with alone(kept.folder, 0.0) as had:
+            assert had
+            second = pool.submit(first_profile, "tiny", loaded, kept)
+            kept.write(profile_of(subject_of(loaded)))
+        assert second.result(30) == profile_of(subject_of(loaded))
+    assert not caplog.text
+
+
+def test_who_has_waited_long_measures_anyway_and_says_that_it_is_unstable(
+    shared_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
+    kept = Kept(tmp_path / "profiles")
+    with alone(kept.folder, 0.0):
+        profile = first_profile("tiny", loaded, kept, wait=0.1)
+    assert profile is not None
+    assert not profile.stable
+    assert "(unstable)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rounds", "stable"),
+    [
+        ([(1.0, 1.02), (2.0, 2.1)], True),
+        ([(1.0, 1.02), (2.0, 2.1), (3.0, 4.5)], False),
+        ([(1.0, 1.1), (2.0, 2.2)], False),
+        ([(1.0, 5.0, 1.02, 1.01, 1.0, 1.03)], True),
+        ([(1.0,)], False),
+    ],
+    ids=["agree", "one far apart", "all apart", "one hiccup", "one round"],
+)
+def test_rounds_that_differ_are_not_stable(rounds: list[tuple[float, ...]], stable: bool) -> None:
+    assert agree([Series(lambda: None, 0, seconds=list(one)) for one in rounds]) == stable
+
+
+def test_rounds_are_repeated_until_they_agree_and_not_for_ever() -> None:
+    waits = itertools.cycle([0.005, 0.02])
+    series = Series(lambda: time.sleep(next(waits)), 0)
+    run_rounds([series], replace(SMALL, rounds=2, most_rounds=6), lambda: None)
+    assert len(series.seconds) == 6
+    assert not agree([series])
 
 
 def test_no_profile_is_no_reason_not_to_serve(

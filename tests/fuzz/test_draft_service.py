@@ -1,8 +1,10 @@
 """A draft service among clients that mean no good: they are refused and logged, and others do not notice."""
 
+import contextlib
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +36,8 @@ from streamserve.workers.remote import RemoteDrafter
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.drafting.network import Drafting, drafting
+from tests.fuzz.draft_messages import HostileClient
+from tests.fuzz.zmtp import BODIES, SCRAPS, handshakes, shake_hands
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -95,6 +99,17 @@ class Peer:
         }  # fmt: skip
         return self.say(Hello(**{**own, **fields}), wait)
 
+    def heard(self, sessions: list[Welcome]) -> Counter[str]:
+        """What has come, by kind; new `sessions` are added."""
+        kinds: Counter[str] = Counter()
+        while self.socket.poll(0):
+            message = decode_to_target(self.socket.recv())
+            kinds[type(message).__name__] += 1
+            if isinstance(message, Welcome):
+                sessions.append(message)
+        del sessions[:-4]
+        return kinds
+
     def close(self) -> None:
         self.socket.close()
         self.context.term()
@@ -115,7 +130,7 @@ def peer(service: Drafting, guarded: Guarded) -> Iterator[Callable[[KeyPair | No
 
 def honest(service: Drafting, guarded: Guarded, own: KeyPair) -> RemoteDrafter:
     address = service.address.replace("tcp://", f"tcp://{guarded.service_key.public.hex()}@")
-    identity = Identity(guarded.tokenizer, guarded.vocabulary, "honest")
+    identity = Identity(guarded.tokenizer, guarded.vocabulary, "honest", 320)
     return RemoteDrafter(identity, parse_endpoints(address), own, 1)
 
 
@@ -186,33 +201,115 @@ def test_what_is_too_large_is_refused_and_logged(service, guarded, peer) -> None
     assert until(lambda: service.printed("refused (size)"))
 
 
-def test_random_bytes_are_refused_and_others_do_not_notice(
+SECONDS, FULL_SECONDS = 2, 600
+"""Of a campaign of hostile clients, in a small run and in a full one."""
+
+
+def test_hostile_messages_are_refused_and_others_do_not_notice(
     service: Drafting, guarded: Guarded, peer, scale: Scale, record: Callable[..., None]
 ) -> None:
+    """With keys: one client means no good, another gets the trees that it got before."""
+    print(f"seed {scale.seed}")
     rng = random.Random(scale.seed)
     prompts = [[rng.randrange(4, 300) for _ in range(rng.randint(1, 60))] for _ in range(5)]
     drafter = honest(service, guarded, guarded.other)
     trees = [tree_for(drafter, number, prompt) for number, prompt in enumerate(prompts)]
-    evil = peer(guarded.good)
-    welcome = evil.hello()
-    end, sent, asked = time.monotonic() + scale.pick(2, 60), 0, 0
+    hostile = [peer(guarded.good) for _ in range(3)]
+    client = HostileClient(rng, (guarded.tokenizer, guarded.vocabulary))
+    client.sessions += [one for other in hostile if isinstance(one := other.hello(), Welcome)]
+    end, sent, asked = time.monotonic() + scale.pick(SECONDS, FULL_SECONDS), 0, 0
+    answers: Counter[str] = Counter()
     while time.monotonic() < end:
-        for _ in range(20):
-            evil.socket.send(nonsense(rng, welcome))
-            sent += 1
-        if sent % 200 == 0:
+        for _ in range(40):
+            one = rng.choice(hostile)
+            whole = client.next() if rng.random() < 0.7 else nonsense(rng, rng.choice(client.sessions))
+            with contextlib.suppress(zmq.Again):
+                one.socket.send(whole, zmq.NOBLOCK)
+                sent += 1
+        if sent % 5 == 0:
             raw_bytes(service, rng)
-        while evil.socket.poll(0):
-            decode_to_target(evil.socket.recv())
+        for one in hostile:
+            answers += one.heard(client.sessions)
         number = rng.randrange(len(prompts))
         asked += 1
         assert tree_for(drafter, 100 + asked, prompts[number]) == trees[number]
     drafter.close()
     assert until(lambda: service.printed("refused (unreadable)"))
     assert service.process.poll() is None
+    assert not service.printed("Traceback")
+    assert answers["Refused"] > 5
     assert sent > 50
     assert asked > 2
-    record(sent=sent, trees=asked)
+    print(f"{sent} messages, answers {dict(answers)}, {asked} trees")
+    record(sent=sent, trees=asked, answers=dict(answers))
+
+
+def test_an_unkeyed_service_takes_any_bytes(
+    guarded: Guarded, scale: Scale, record: Callable[..., None]
+) -> None:
+    """First a ZMTP 1.0 greeting with a message of one letter, which has no metadata. Then handshakes of all
+    versions cut anywhere, scraps, half-open connections by the hundred and hostile messages. An honest target
+    gets the trees that it got before."""
+    print(f"seed {scale.seed}")
+    rng = random.Random(scale.seed)
+    flags = "--threads", "1", "--num-blocks", "300", "--lease", "2"
+    with drafting(str(guarded.checkpoint), *flags) as service, contextlib.ExitStack() as stack:
+        drafter = RemoteDrafter(
+            Identity(guarded.tokenizer, guarded.vocabulary, "honest", 320),
+            parse_endpoints(service.address), None, 1,
+        )  # fmt: skip
+        stack.callback(drafter.close)
+        prompt = [rng.randrange(4, 300) for _ in range(30)]
+        expected = tree_for(drafter, 1, prompt)
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            connection.sendall(bytes.fromhex("0100020041"))
+            assert until(lambda: service.printed("refused (unreadable)"))
+        end, asked, opened = time.monotonic() + scale.pick(SECONDS, FULL_SECONDS), 1, 0
+        while time.monotonic() < end:
+            with contextlib.ExitStack() as connections:
+                for _ in range(rng.choice((1, 50, 300))):
+                    connection = connections.enter_context(
+                        socket.create_connection(("127.0.0.1", service.port))
+                    )
+                    with contextlib.suppress(OSError):
+                        connection.sendall(scrap(rng))
+                    opened += 1
+                with contextlib.suppress(OSError):
+                    shake_hands(connection := inside(connections, service.port))
+                    connection.sendall(rng.choice(BODIES) + rng.randbytes(rng.randrange(40)))
+                strangers = [Peer(service, guarded, None) for _ in range(2)]
+                for stranger in strangers:
+                    connections.callback(stranger.close)
+                    client = HostileClient(rng, (guarded.tokenizer, guarded.vocabulary))
+                    if isinstance(welcome := stranger.hello(), Welcome):
+                        client.sessions.append(welcome)
+                    for _ in range(50):
+                        with contextlib.suppress(zmq.Again):
+                            stranger.socket.send(client.next(), zmq.NOBLOCK)
+                asked += 1
+                assert tree_for(drafter, asked, prompt) == expected
+        asked += 1
+        assert tree_for(drafter, asked, prompt) == expected
+        assert service.process.poll() is None
+        assert not service.printed("Traceback")
+        assert until(lambda: service.printed("refused (unreadable)"))
+        print(f"{opened} connections, {asked} trees")
+        record(connections=opened, trees=asked)
+
+
+def inside(connections: contextlib.ExitStack, port: int) -> socket.socket:
+    return connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+
+
+def scrap(rng: random.Random) -> bytes:
+    """A handshake that is cut or disturbed, or something else altogether."""
+    whole = bytearray(rng.choice([*SCRAPS, *handshakes().values()]))
+    for _ in range(rng.randrange(3)):
+        if whole:
+            whole[rng.randrange(len(whole))] = rng.randrange(256)
+    if rng.random() < 0.5:
+        del whole[rng.randrange(len(whole) + 1) :]
+    return bytes(whole) + (rng.randbytes(rng.randrange(100)) if rng.random() < 0.3 else b"")
 
 
 def nonsense(rng: random.Random, welcome: Welcome) -> bytes:

@@ -28,7 +28,8 @@ def place() -> Iterator[tuple[zmq.Socket, str]]:
 
 
 def make(address: str, seed: int = 1) -> RemoteDrafter:
-    return RemoteDrafter(Identity("t", "v", "me"), parse_endpoints(address), None, seed, (), NGramDrafter())
+    identity = Identity("t", "v", "me", 320)
+    return RemoteDrafter(identity, parse_endpoints(address), None, seed, (), NGramDrafter())
 
 
 def request(tokens: list[int], keep: int = 0, id: int = 1) -> DraftRequest:

@@ -34,6 +34,7 @@ NAMES_OF_VLLM = {
     "prefix_cache_queries",
     "prefix_cache_hits",
     "num_preemptions",
+    "corrupted_requests",
     "prompt_tokens",
     "generation_tokens",
     "request_success",

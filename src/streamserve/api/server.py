@@ -5,7 +5,6 @@ import errno
 import logging
 import math
 import os
-import signal
 import socket
 import threading
 from collections.abc import Generator
@@ -18,6 +17,7 @@ from fastapi import FastAPI
 
 from streamserve.api.connection import Connection, Timeouts
 from streamserve.api.drain import Drain
+from streamserve.protocol.stop_signals import stop_signals
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ async def serve(
     grace_seconds: float = 30.0,
     max_message_bytes: int = 32 << 20,
 ) -> None:
-    """Serve `app` on a socket from `bind` until SIGINT or SIGTERM, or until this is cancelled.
+    """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this is cancelled.
 
     The first signal drains: new requests get 503, open ones have `grace_seconds` to end. A second one ends
     them at once. One message of a WebSocket has at most `max_message_bytes`. Returns normally, so that the
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals = stop_signals()
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:

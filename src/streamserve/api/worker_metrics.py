@@ -43,6 +43,11 @@ class WorkerMetrics(Collector):
         yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", report.prefix_queries)
         yield self._counter("prefix_cache_hits", "Tokens found in the cache.", report.prefix_hits)
         yield self._counter("num_preemptions", "Sequences that lost their place.", report.preemptions)
+        yield self._counter(
+            "corrupted_requests",
+            "Requests that ended because the model gave numbers that are not finite.",
+            report.corrupted_requests,
+        )
         yield self._counter("steps", "Steps of the engine.", report.steps)
         yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
         if report.step_floor_seconds is not None:
@@ -131,6 +136,17 @@ class WorkerMetrics(Collector):
             family.add_metric((self._model_name, "service"), services)
             family.add_metric((self._model_name, "ngram"), stand_in)
             yield family
+        rejected = CounterMetricFamily(
+            f"{OURS}draft_service_rejected_answers",
+            "Answers of draft services that were dropped, by what was wrong with them.",
+            labels=(LABEL, "fault"),
+        )
+        for fault, count in report.rejected.items():
+            rejected.add_metric((self._model_name, fault), count)
+        yield rejected
+        yield self._counter(
+            "draft_service_probations", "Times a service was left for wrong answers.", report.probations
+        )
 
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
         yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)

@@ -9,12 +9,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -54,6 +51,7 @@ from streamserve.protocol.messages import (
     encode,
 )
 from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.runtime_folder import RuntimeFolder, make_runtime_folder
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +63,16 @@ Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
 """Starts a worker. Raises OSError if that is not possible now."""
 
 
-def _free(owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: Path) -> None:
+def _free(
+    owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: RuntimeFolder
+) -> None:
     """Also for a shell that nobody closed: who collects a context with an open socket waits for ever. A
     fork of the process that owns them leaves them alone."""
     if os.getpid() != owner:
         return
     socket.close()
     context.term()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.remove()
 
 
 class FleetShell:
@@ -100,7 +100,8 @@ class FleetShell:
 
     async def start(self) -> None:
         """Bind the socket and start the workers; returns before they are ready."""
-        self._folder = Path(tempfile.mkdtemp(prefix="streamserve-"))
+        folder = make_runtime_folder()
+        self._folder = folder.path
         self._endpoint = f"ipc://{self._folder}/control"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -110,7 +111,7 @@ class FleetShell:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(self._endpoint)
-        self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, self._folder)
+        self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, folder)
         self._supervisor.keep(self._receive, "receive")
         self._supervisor.keep(self._tick, "tick")
         await self._do(self.fleet.start(time.monotonic()))

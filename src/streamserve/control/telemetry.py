@@ -44,9 +44,14 @@ class Telemetry:
         self._epoch = time.time() - time.monotonic()
         self._parts: dict[str, list[Span]] = {}
 
+    @property
+    def pending(self) -> int:
+        """How many requests have spans that wait for their end."""
+        return len(self._parts)
+
     def add(self, span: Span) -> None:
-        """One more; with a request's own span its trace is complete."""
-        if not span.request:
+        """One more; with a request's own span its trace is complete, and what comes late is left out."""
+        if span.late or not span.request:
             return
         if span.name != "request":
             self._parts.setdefault(span.request, []).append(span)

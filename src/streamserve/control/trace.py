@@ -24,7 +24,7 @@ FRONT = "front"
 @dataclass(frozen=True)
 class Span:
     """Something that took from `start` to `end`, in seconds of the clock that all processes share. `moments`
-    came in it, each at its time; `rows` are a step's."""
+    came in it, each at its time; `rows` are a step's. `late`: it came after its request had ended."""
 
     name: str
     process: str
@@ -33,6 +33,7 @@ class Span:
     end: float
     moments: tuple[tuple[str, float], ...] = ()
     rows: int = 0
+    late: bool = False
 
 
 class Sink(Protocol):
@@ -66,6 +67,11 @@ class Recorder:
         self._sinks = list(sinks)
         self.failures = 0
         self._lives: dict[str, _Life] = {}
+
+    @property
+    def open(self) -> int:
+        """How many requests are being followed."""
+        return len(self._lives)
 
     def observe(self, event: FleetEvent, commands: Iterable[Command], now: float) -> None:
         """The fleet was told something, and wants these commands done."""
@@ -146,7 +152,7 @@ class Recorder:
         if life is not None:
             life.moments.setdefault(process, []).append((name, at))
         else:
-            self._add(Span(name, process, request, at, at))
+            self._add(Span(name, process, request, at, at, late=bool(request)))
 
     def _add(self, span: Span) -> None:
         for sink in list(self._sinks):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from streamserve.drafting.answers import LOST_IN_A_ROW, Fault, checked, unlikely
 from streamserve.drafting.links import Link, Out
 from streamserve.drafting.rebase import rebase
 from streamserve.engine.plan import DraftRequest
@@ -27,7 +28,6 @@ from streamserve.protocol.drafting import (
     Pong,
     Refused,
     ToTarget,
-    Tree,
     Unknown,
     Welcome,
 )
@@ -40,8 +40,11 @@ BETTER = 0.5
 SURE = 3
 """So many looks in a row."""
 LOOK_SECONDS = 0.5
-MOST_TOKENS = 1 << 17
+MOST_TOKENS, MOST_NODES, MOST_DELTAS = 1 << 17, 1 << 13, 1 << 10
 """Of one message: longer ones are split between sequences."""
+LEAST_TOKENS = 256
+TOKEN_BYTES = 5
+"""Of a token in a message, at most."""
 OVERDUE = 4.0
 """After so many times the usual a request counts as lost."""
 LEAST_OVERDUE = 0.25
@@ -60,6 +63,10 @@ class _Told:
     asked: float | None = None
     """When the request left that is on its way, for the first `asked_at` tokens."""
     asked_at: int = 0
+    asked_for: Delta | None = None
+    """The latest request."""
+    lost: int = 0
+    """How often it was called lost since its last tree."""
     tree: TokenTree | None = None
     at: int = 0
 
@@ -71,6 +78,7 @@ class Identity:
     tokenizer: str
     vocabulary: str
     name: str
+    vocab_size: int
 
 
 class Client:
@@ -86,6 +94,7 @@ class Client:
         ping: float = 1.0,
     ) -> None:
         self._random = random.Random(seed)
+        self._vocab_size = identity.vocab_size
         self.links = [
             Link(number, address, identity.name, identity.tokenizer, identity.vocabulary, ping, tuple(models))
             for number, address in enumerate(addresses)
@@ -93,6 +102,8 @@ class Client:
         for link in self.links:
             link.nonce = self._random.getrandbits(48)
         self.current: Link | None = None
+        self.rejected: dict[str, int] = {}
+        """Wrong answers, by what is wrong with them."""
         self.moves = 0
         self.late = 0
         self.used = 0
@@ -133,7 +144,7 @@ class Client:
                 verify=verify if not number else 0.0,
                 plain=plain,
             )
-            for number, part in enumerate(_parts(deltas))
+            for number, part in enumerate(_parts(deltas, link.max_bytes))
         ]
         return [link.send(ask, now) for ask in asks]
 
@@ -145,6 +156,11 @@ class Client:
     def heard(self, number: int, message: ToTarget, now: float) -> list[Out]:
         """Take a message of link `number`; returns what it causes at once."""
         link = self.links[number]
+        if link.on_probation(now):
+            return []
+        if text := unlikely(message):
+            self.reject(number, "timing", text, now)
+            return []
         match message:
             case Drafts():
                 if link.heard(message, now) and link is self.current:
@@ -152,7 +168,9 @@ class Client:
                         self._drafted(link, draft, message, now)
             case Lost(_, names):
                 if link.heard(message, now) and link is self.current:
-                    self._lost(names)
+                    self._called_lost(link, names, now)
+            case Pong() if not link.answers_ping(message):
+                self.reject(number, "foreign", "a ping that was never sent is answered", now)
             case Welcome() | Refused() | Busy() | Pong() | Unknown():
                 was = link.usable(now)
                 link.heard(message, now)
@@ -160,6 +178,26 @@ class Client:
                     self._leave()
         self._choose(now)
         return []
+
+    def size(self, number: int, size: int, now: float) -> bool:
+        """Whether a message of so many bytes of link `number` is to be decoded."""
+        link = self.links[number]
+        if link.on_probation(now):
+            return False
+        if link.flood.over(size, now):
+            self.reject(number, "flood", "it sends too much", now, certain=True)
+            return False
+        return True
+
+    def reject(self, number: int, fault: Fault, text: str, now: float, certain: bool = False) -> None:
+        """Drop an answer of link `number`, and count it. One of many, or one that makes it `certain` what is
+        at the other end, puts the service on probation."""
+        link = self.links[number]
+        self.rejected[fault] = self.rejected.get(fault, 0) + 1
+        if link.punish(now, f"{fault}: {text}", certain):
+            if link is self.current:
+                self._leave()
+            self._choose(now)
 
     def awaited(self, now: float, patience: float) -> list[int]:
         """Sequences of the latest `begin` for which nothing of use is there yet, and which were asked for
@@ -246,17 +284,31 @@ class Client:
         if told.sent == len(told.tokens):  # asked again about the same tokens: the last is told twice
             delta = msgspec.structs.replace(delta, keep=told.sent - 1)
         told.base, told.sent = told.number, len(told.tokens)
-        told.asked, told.asked_at = now, len(told.tokens)
+        told.asked, told.asked_at, told.asked_for = now, len(told.tokens), delta
         return delta
 
     def _drafted(self, link: Link, draft: Draft, message: Drafts, now: float) -> None:
         told = self._sequences.get(draft.sequence)
-        if told is None or draft.epoch != told.epoch or draft.number != told.number or told.asked is None:
+        if told is None or told.asked_for is None:
             return
-        link.answered(now - told.asked, message)
-        told.asked = None
+        if draft.number > told.number or draft.number < 0:
+            self.reject(link.number, "foreign", "what was never asked is answered", now)
+            return
+        if draft.number < told.number or told.asked is None or told.epoch != told.asked_for.epoch:
+            return  # late
+        if draft.epoch != told.epoch:
+            self.reject(link.number, "foreign", "what was asked of another text is answered", now)
+            return
+        seconds, told.asked = now - told.asked, None
         if draft.tree is not None:
-            told.tree, told.at = _tree(draft.tree), told.asked_at
+            root = told.tokens[told.asked_at - 1]
+            try:
+                told.tree = checked(draft.tree, root, told.asked_for, self._vocab_size)
+            except ValueError as error:
+                self.reject(link.number, "tree", str(error), now)
+                return
+            told.at, told.lost = told.asked_at, 0
+        link.answered(seconds, message)
 
     def _ready(self, told: _Told) -> TokenTree | None:
         """What is left of a sequence's tree behind the tokens it has by now."""
@@ -265,6 +317,18 @@ class Client:
         if told.tree.tokens[0] != told.tokens[told.at - 1]:
             return None
         return rebase(told.tree, told.tokens[told.at :])
+
+    def _called_lost(self, link: Link, names: Sequence[int], now: float) -> None:
+        """The service does not have what it was told of these, if it was told anything."""
+        known = self._sequences
+        asked = [name for name in names if name in known and known[name].asked is not None]
+        self._lost(asked)
+        for name in asked:
+            told = known[name]
+            told.lost += 1
+            if told.lost > LOST_IN_A_ROW:
+                told.lost = 0
+                self.reject(link.number, "lost", "it loses a text over and over", now)
 
     def _lost(self, names: Sequence[int]) -> None:
         for name in names:
@@ -309,22 +373,16 @@ def _needed(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, grammar=None, stop=(), logprobs=None, prompt_logprobs=None, n=1)
 
 
-def _parts(deltas: Sequence[Delta]) -> list[list[Delta]]:
-    """The deltas in messages that are not too long."""
+def _parts(deltas: Sequence[Delta], max_bytes: int) -> list[list[Delta]]:
+    """The deltas in messages that are not too long for a service that reads `max_bytes` of each."""
+    most = min(MOST_TOKENS, max(max_bytes // (2 * TOKEN_BYTES), LEAST_TOKENS))
     parts: list[list[Delta]] = []
-    room = 0
+    tokens = nodes = 0
     for delta in deltas:
-        if not parts or len(delta.tokens) > room:
+        if not parts or len(delta.tokens) > tokens or delta.nodes > nodes or len(parts[-1]) >= MOST_DELTAS:
             parts.append([])
-            room = MOST_TOKENS
+            tokens, nodes = most, MOST_NODES
         parts[-1].append(delta)
-        room -= len(delta.tokens)
+        tokens -= len(delta.tokens)
+        nodes -= delta.nodes
     return parts
-
-
-def _tree(tree: Tree) -> TokenTree | None:
-    """A service's tree, if it is one: what comes from elsewhere is not taken on trust."""
-    try:
-        return TokenTree(tree.tokens, tree.parents, tree.scores, tree.accept).check()
-    except ValueError:
-        return None

@@ -1,9 +1,11 @@
 """A target's connection to one draft service: handshake, silence, and how soon it answers."""
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from streamserve.drafting.answers import Conduct, Flood
 from streamserve.protocol.drafting import (
     DRAFT_VERSION,
     Ask,
@@ -19,6 +21,7 @@ from streamserve.protocol.drafting import (
     ToTarget,
     Unknown,
     Welcome,
+    printable,
 )
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ REFUSED_SECONDS = 30.0
 """After which even a service that refused is asked again: it may be another by then."""
 SILENCE_SECONDS = 3.0
 """After which who does not answer is gone."""
+PINGS = 16
+"""That may be on their way."""
 RATE = 0.2
 """Share of the newest value in a moving mean."""
 
@@ -78,6 +83,16 @@ class Link:
     """Since when Hellos have been said that nobody has answered."""
     missed: bool = False
     """Whether the log says that nobody is there."""
+    max_bytes: int = 0
+    """What it reads of one message."""
+    opened: float = 0.0
+    """When the session began."""
+    fruitful: bool = False
+    """Whether trees have come in it."""
+    conduct: Conduct = field(default_factory=Conduct)
+    flood: Flood = field(default_factory=Flood)
+    _logged: tuple[str, float] = ("", float("-inf"))
+    _pings: deque[float] = field(default_factory=lambda: deque(maxlen=PINGS))
     _gone: list[int] = field(default_factory=list)
 
     @property
@@ -87,6 +102,26 @@ class Link:
     def usable(self, now: float) -> bool:
         """Whether it may be asked for trees."""
         return self.open and now >= self.busy_until
+
+    def on_probation(self, now: float) -> bool:
+        """Whether it is not to be spoken to, for what it answered."""
+        return now < self.conduct.until
+
+    def punish(self, now: float, fault: str, certain: bool) -> bool:
+        """It gave a wrong answer; true if it is on probation from now on."""
+        if self.on_probation(now) or not self.conduct.strike(now, certain):
+            return False
+        logger.warning(
+            "the draft service at %s answers wrongly (%s): going on without it for %.0f s",
+            self.address, printable(fault, 120), self.conduct.until - now,
+        )  # fmt: skip
+        self._close(now)
+        self.retry_at = self.conduct.until
+        return True
+
+    def answers_ping(self, message: Pong) -> bool:
+        """Whether a Pong is for a Ping that was sent in this session."""
+        return message.tag != self.tag or message.sent in self._pings
 
     def reads(self, length: int) -> bool:
         """Whether its model can read so many tokens."""
@@ -118,6 +153,7 @@ class Link:
             )
         if now - self.pinged >= self.ping:
             self.pinged = now
+            self._pings.append(now)
             outs.append(self.send(Ping(self.tag, self.channel, now), now))
         return outs
 
@@ -164,8 +200,10 @@ class Link:
             case Refused(nonce, reason, text):
                 if nonce in (0, self.nonce):
                     self._met()
-                    self.refusal = f"{reason}: {text}"
-                    logger.error("the draft service at %s refuses: %s", self.address, self.refusal)
+                    self.refusal = printable(f"{reason}: {text}", 200)
+                    if self.refusal != self._logged[0] or now - self._logged[1] >= REFUSED_SECONDS:
+                        self._logged = self.refusal, now
+                        logger.error("the draft service at %s refuses: %s", self.address, self.refusal)
                     self._close(now)
                     for_good = reason in ("version", "tokenizer", "vocabulary", "key")
                     self.retry_at = now + (REFUSED_SECONDS if for_good else RETRY_SECONDS)
@@ -187,6 +225,7 @@ class Link:
 
     def answered(self, seconds: float, drafts: Drafts) -> None:
         """Trees came so long after they were asked for."""
+        self.fruitful = True
         self.usual = seconds if not self.answers else self.usual + RATE * (seconds - self.usual)
         self.answers += 1
         self.queue, self.seconds = drafts.queue, drafts.seconds
@@ -210,15 +249,19 @@ class Link:
         self.transit = seconds if not self.transit else min(seconds, 1.05 * self.transit)
 
     def _welcome(self, welcome: Welcome, now: float) -> bool:
-        if welcome.nonce != self.nonce or self.open:
+        if welcome.nonce != self.nonce or self.open or self.on_probation(now):
             return False
         self._met()
         if self.models and welcome.model not in self.models:
-            self.refusal = f"its draft model {welcome.model} is not one of the allowed"
+            self.refusal = f"its draft model {printable(welcome.model)} is not one of the allowed"
             logger.error("the draft service at %s: %s", self.address, self.refusal)
             self.retry_at = now + REFUSED_SECONDS
             return False
-        logger.info("the draft service at %s drafts with model %s", self.address, welcome.model)
+        if welcome.model != self.model:
+            logger.info("the draft service at %s has model %s", self.address, printable(welcome.model))
+        self.opened, self.fruitful = now, False
+        self.max_bytes = welcome.max_bytes
+        self._pings.clear()
         self.tag, self.channel, self.model = welcome.tag, welcome.channel, welcome.model
         self.max_model_len = welcome.max_model_len
         self.active, self.refusal, self.unanswered = welcome.active, "", None
@@ -227,8 +270,10 @@ class Link:
         return True
 
     def _busy(self, nonce: int, tag: int, retry: float, now: float) -> bool:
-        if tag and tag == self.tag:
+        if tag == self.tag and not nonce:  # both have none of a message that was not read
             self.unanswered = None
+            self.busy_until = self.retry_at = now + retry
+        elif self.open and not (tag or nonce):
             self.busy_until = now + retry
         elif nonce == self.nonce:
             self._met()
@@ -236,5 +281,7 @@ class Link:
         return True
 
     def _close(self, now: float) -> None:
+        short = not self.fruitful and now - self.opened < RETRY_SECONDS
         self.tag, self.channel, self.unanswered = 0, b"", None
-        self.retry_at = now
+        # A session in which no tree came is not opened again at once: each tells whole texts anew.
+        self.retry_at = now + RETRY_SECONDS if short else now

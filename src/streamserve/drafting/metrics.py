@@ -56,14 +56,16 @@ SECONDS = ("busy", "idle", "waited")
 
 
 class DraftCollector(Collector):
-    """Shows the latest `report`."""
+    """Shows the latest `report`, and how often the worker was started anew."""
 
     report: DraftReport | None = None
+    restarts = 0
 
     def collect(self) -> Iterator[Metric]:
         report = self.report
         if report is None:
             return
+        yield CounterMetricFamily(PREFIX + "restarts", "Workers started as one died.", value=self.restarts)
         for name, text in GAUGES.items():
             field = name.removeprefix("mean_")  # beside the sum of the same name
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(report, field))

@@ -8,19 +8,21 @@ Every method is told the time. They may be called from several threads if one lo
 
 from collections.abc import Callable, Mapping
 
-from streamserve.drafting.admission import Admission
+from streamserve.drafting.accounts import Account, Accounts
+from streamserve.drafting.admission import Admission, yielding
 from streamserve.drafting.audit import Audit
 from streamserve.drafting.checks import misfit, wrong
 from streamserve.drafting.figures import GAP, Figures
+from streamserve.drafting.held import Held
+from streamserve.drafting.intake import Intake
 from streamserve.drafting.memory import Memory
 from streamserve.drafting.parts import Answer, Batch, Identity, Out, ServiceConfig
-from streamserve.drafting.sessions import Session
+from streamserve.drafting.sessions import DraftedSequence, Session
 from streamserve.drafting.shelf import Shelf
 from streamserve.drafting.turns import Turns
 from streamserve.engine.plan import DraftRequest
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.drafting import (
-    MAX_NAME,
     Ask,
     Busy,
     Bye,
@@ -35,6 +37,7 @@ from streamserve.protocol.drafting import (
     ToTarget,
     Unknown,
     Welcome,
+    printable,
 )
 
 GONE_SECONDS = 3.0
@@ -61,6 +64,9 @@ class Service:
         self.memory = Memory(config.num_blocks, config.block_size)
         self.figures = Figures()
         self.sessions: dict[int, Session] = {}
+        self.accounts = Accounts()
+        self.intake = Intake(config.limits)
+        self.held = Held(config.limits.held_bytes, self.sessions, self._drop)
         self.admission = Admission(config.limits)
         self.audit = Audit()
         self.shelf = Shelf(
@@ -70,6 +76,15 @@ class Service:
         self._secret = secret
 
     # The receiver's side
+
+    def arrived(self, peer: bytes, size: int, now: float, key: str = "") -> list[Out] | None:
+        """Charge for a message of `size` bytes before it is decoded: None if it is to be, else what to answer
+        instead."""
+        overdrawn = self.intake.charge(key.encode() or peer, size, now)
+        if overdrawn is None:
+            return None
+        self._count(overdrawn.reason, f"{size} bytes of {printable(key[:16]) or 'a client'}", now)
+        return [Out(peer, Busy(0, 0, overdrawn.retry, overdrawn.reason))] if overdrawn.tell else []
 
     def heard(self, peer: bytes, message: ToService, now: float, key: str = "", name: str = "") -> list[Out]:
         """Take a message from `peer`, who showed the public `key` of the client called `name`, if keys are
@@ -93,10 +108,18 @@ class Service:
 
     def refuse(self, peer: bytes, reason: Reason, text: str, now: float, nonce: int = 0) -> list[Out]:
         """Say no, count it, and log it, though not each of many."""
+        self._count(reason, text, now)
+        return [Out(peer, Refused(nonce, reason, text))]
+
+    def _count(self, reason: Reason, text: str, now: float) -> None:
         counts = self.figures.counters.refused
         counts[reason] = counts.get(reason, 0) + 1
         self.audit.refused(reason, text, now)
-        return [Out(peer, Refused(nonce, reason, text))]
+
+    def _wait(self, session: Session, reason: Reason, now: float, retry: float = 0.0) -> Busy:
+        """Turn a message of a session away for a while."""
+        self._count(reason, f"session {session.tag}, target {session.name!r}", now)
+        return Busy(0, session.tag, retry or self.config.limits.retry, reason)
 
     def tick(self, now: float) -> list[Out]:
         """Close sessions whose lease has run out. To be called now and then."""
@@ -119,10 +142,15 @@ class Service:
     def _hello(self, peer: bytes, hello: Hello, now: float, key: str, name: str) -> ToTarget:
         if refusal := misfit(hello, self.identity):
             return self.refuse(peer, *refusal, now, hello.nonce)[0].message
-        if len(self.sessions) >= self.config.limits.max_sessions or len(self.active(now)) >= self.most():
-            self.audit.busy(hello.name, now)
-            return Busy(hello.nonce, 0, self.config.limits.retry)
-        called = name or hello.name[:MAX_NAME]
+        before = self._before(peer, key)
+        if before is not None and before.nonce == hello.nonce:
+            return self._welcome(before, now)  # it has come twice
+        if before is not None:
+            self._close(before, now, "its target said Hello again")
+        called = name or printable(hello.name)
+        if reason := self._full(key, now):
+            self._count(reason, f"target {called!r}", now)
+            return Busy(hello.nonce, 0, self.config.limits.retry, reason)
         session = Session(
             # Not counted: a target that outlived this service's last life would take another's for its own.
             tag=int.from_bytes(self._secret()[:6], "little") | 1,
@@ -130,16 +158,35 @@ class Service:
             peer=peer,
             key=key,
             name=called,
-            weight=self.config.shares.get(called, 1.0),
+            account=self.accounts.open(key, self.config.shares.get(called, 1.0)),
             opened=now,
             heard=now,
-            allowance=self.config.limits.burst,
-            allowed_at=now,
+            nonce=hello.nonce,
         )
         self.sessions[session.tag] = session
         self.audit.opened(session)
+        return self._welcome(session, now)
+
+    def _before(self, peer: bytes, key: str) -> Session | None:
+        """The session that a connection has already: one is enough."""
+        return next((one for one in self.sessions.values() if one.peer == peer and one.key == key), None)
+
+    def _full(self, key: str, now: float) -> Reason | None:
+        """Why there is no session for another target with `key`, if there is none. Where there are as many as
+        may be, the account with most ends one for it."""
+        account = self.accounts.of(key) or Account(key)
+        if self.admission.ahead(account, self.active(now), None) >= self.most():
+            return "targets"
+        if len(self.sessions) >= self.config.limits.max_sessions:
+            victim = yielding(self.sessions.values(), account.sessions)
+            if victim is None:
+                return "sessions"
+            self._close(victim, now, "another client has none")
+        return None
+
+    def _welcome(self, session: Session, now: float) -> Welcome:
         return Welcome(
-            nonce=hello.nonce,
+            nonce=session.nonce,
             tag=session.tag,
             channel=session.channel,
             model=self.identity.model,
@@ -161,38 +208,51 @@ class Service:
         return self.admission.most(self.figures, self.turns.capacity())
 
     def _admitted(self, session: Session, now: float) -> bool:
-        """Whether it is among the N_max targets: who is new comes last, then who was the last to come."""
+        """Whether it is among the N_max targets: who is new comes last."""
         new = not self.admission.active(session, now)
-        place = session.opened, session.tag
-        before = [one for one in self.active(now) if new or (one.opened, one.tag) < place]
-        return len(before) < self.most()
+        ahead = self.admission.ahead(session.account, self.active(now), None if new else session)
+        return ahead < self.most()
+
+    def _turned_away(self, session: Session, ask: Ask, now: float) -> Busy | None:
+        """Say no to a message before any work is done for it."""
+        if reason := self.admission.overdrawn(session, ask, self.sessions.values()):
+            return self._wait(session, reason, now)
+        if ask.deltas and now < session.barred_until:
+            return self._wait(session, "drafting", now, session.barred_until - now)
+        if ask.deltas and not self._admitted(session, now):
+            return self._wait(session, "targets", now)
+        return None
 
     def _ask(self, session: Session, ask: Ask, now: float) -> list[ToTarget]:
-        if not self.admission.allows(session, ask, now):
-            return [Busy(0, session.tag, self.config.limits.retry)]
         self._forget(session, ask.released)
+        if busy := self._turned_away(session, ask, now):
+            return [busy]
         if not ask.deltas:
             return []
-        if not self._admitted(session, now):
-            self.audit.busy(session.name, now)
-            return [Busy(0, session.tag, self.config.limits.retry)]
         session.asks += 1
         if session.away_since is not None:
             self.figures.returned(now - session.away_since, ask.verify, ask.plain)
             session.away_since = None
         lost, again = [], []
+        answers: list[ToTarget] = []
         for delta in ask.deltas:
             if refusal := wrong(delta, session, self.identity, self.config.limits):
-                return [out.message for out in self.refuse(session.peer, "size", refusal, now)]
+                answers += [out.message for out in self.refuse(session.peer, "size", refusal, now)]
+                break
+            if not self.held.make_room(session, delta):
+                answers.append(self._wait(session, "memory", now))
+                break
             judged = self.shelf.take(session, delta, now)
             if judged is None:
                 lost.append(delta.sequence)
                 continue
             self._verified(session, *judged)
             known = session.sequences[delta.sequence]
+            self.held.settle(session, known)
             if known.number == delta.number and known.answer:
                 again.append(known.answer)
-        answers: list[ToTarget] = [Lost(session.tag, lost)] if lost else []
+        if lost:
+            answers.append(Lost(session.tag, lost))
         if again:
             answers.append(
                 Drafts(tag=session.tag, drafts=again, waited=0.0, seconds=0.0, queue=self.backlog())
@@ -223,8 +283,15 @@ class Service:
         return self._answers(self.turns.drafted(done, trees, now), now)
 
     def failed(self, done: Batch, now: float) -> list[Out]:
-        """A batch could not be drafted: nobody gets a tree of it."""
-        return self._answers(self.turns.failed(done, now), now)
+        """A batch could not be drafted. It is tried again for each session alone; one for which that fails as
+        well is told to come back later."""
+        answers = self._answers(self.turns.failed(done, now), now)
+        barred = [session for session, _ in done.members if session.barred_until > now]
+        for session in barred:
+            if session.tag in self.sessions:
+                busy = self._wait(session, "drafting", now, session.barred_until - now)
+                answers.append(Out(session.peer, busy))
+        return answers
 
     def warm_up(self, now: float) -> DraftRequest | None:
         """A pass that is for nobody, if it is time for one; `warmed` is to be told when it is made."""
@@ -247,6 +314,9 @@ class Service:
     def _answer(self, answer: Answer, now: float) -> Out:
         session, counters = answer.session, self.figures.counters
         session.trees += len(answer.drafts)
+        for draft in answer.drafts:
+            if known := session.sequences.get(draft.sequence):
+                self.held.settle(session, known)
         counters.trees += len(answer.drafts)
         if session.served is not None and now - session.served < GAP:
             counters.rounds += 1
@@ -267,15 +337,26 @@ class Service:
 
     def _forget(self, session: Session, names: list[int]) -> None:
         for name in names:
-            sequence = session.sequences.pop(name, None)
-            if sequence is not None:
-                self.shelf.drop(sequence)
+            if sequence := session.sequences.get(name):
+                self._drop(session, sequence)
+        self._rest(session)
+
+    def _drop(self, session: Session, sequence: DraftedSequence) -> None:
+        """Keep nothing of a sequence."""
+        del session.sequences[sequence.name]
+        self.held.release(session, sequence)
+        self.shelf.drop(sequence)
+        self._rest(session)
+
+    def _rest(self, session: Session) -> None:
+        """It waits no longer if nothing of it does."""
         if session.asked is not None and not session.waiting():
             session.asked = session.deadline = None
 
     def _close(self, session: Session, now: float, reason: str) -> None:
         del self.sessions[session.tag]
-        for sequence in session.sequences.values():
-            self.shelf.drop(sequence)
         session.asked = None
+        for sequence in list(session.sequences.values()):
+            self._drop(session, sequence)
+        self.accounts.close(session.account)
         self.audit.closed(session, now, reason)

@@ -6,6 +6,7 @@ own."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streamserve.drafting.accounts import Account
 from streamserve.protocol.drafting import Delta, Draft
 from streamserve.protocol.sampling import SamplingParams
 
@@ -26,6 +27,7 @@ class DraftedSequence:
     """What the drafter calls it: unique over all sessions."""
     name: int
     """What its target calls it."""
+    account: Account
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
     epoch: int = 0
@@ -40,6 +42,8 @@ class DraftedSequence:
     """Since it runs, at most its first so many tokens were left as they were."""
     gone: bool = False
     used: float = 0.0
+    held: int = 0
+    """Bytes that it is counted as."""
 
     def take(self, delta: Delta) -> bool:
         """Go on by a delta that builds on what is known; false if it has come before or comes too late."""
@@ -54,8 +58,14 @@ class DraftedSequence:
         self.cut = min(self.cut, kept)
         self.tokens[delta.keep :] = new
         self.epoch, self.number = delta.epoch, delta.number
-        self.wanted, self.answer = delta, None
+        self.answer = None
+        self.want(delta)
         return True
+
+    def want(self, delta: Delta | None) -> None:
+        """From now on a tree is wanted for `delta`, or none."""
+        self.account.in_flight += (delta is not None) - (self.wanted is not None)
+        self.wanted = delta
 
     def begin(self, length: int) -> None:
         """From now on its first `length` tokens are being read, and then guessed behind."""
@@ -68,21 +78,23 @@ class DraftedSequence:
 
 @dataclass(eq=False)
 class Session:
-    """A target. `peer` is where its messages last came from; `key` the public key it showed, if it did."""
+    """A target. `peer` is where its messages last came from; `key` the public key it showed, if it did; what
+    it uses is counted in its `account`. `nonce` is that of the Hello which opened it."""
 
     tag: int
     channel: bytes
     peer: bytes
     key: str
     name: str
-    weight: float
+    account: Account
     opened: float
     heard: float
+    nonce: int = 0
     cut: bool = False
     """Whether its connection has ended since it was heard."""
     sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     virtual: float = 0.0
-    """Seconds it was drafted for, by weight: who has the least is served next."""
+    """Seconds it was drafted for: of one account's sessions the one with the least is served next."""
     asked: float | None = None
     """When the request came that is waiting."""
     deadline: float | None = None
@@ -90,8 +102,11 @@ class Session:
     """When it was last drafted for."""
     away_since: float | None = None
     """Since when it has had trees and not asked again."""
-    allowance: float = 0.0
-    allowed_at: float = 0.0
+    apart: bool = False
+    """Whether it is drafted for alone, as a batch with it in it has failed."""
+    failures: int = 0
+    """Batches for it alone that failed, one after another."""
+    barred_until: float = 0.0
     asks: int = 0
     trees: int = 0
     accepted: int = 0

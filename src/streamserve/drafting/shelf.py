@@ -6,7 +6,7 @@ A sequence stays on the shelf from its first delta until it is dropped. To the d
 its own, a new one whenever what the drafter knows of it does not hold any more.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from streamserve.drafting.memory import Memory
 from streamserve.drafting.sessions import DraftedSequence, Session, accepted_guesses
@@ -39,7 +39,7 @@ class Shelf:
         if known is None:
             if delta.base or delta.keep or delta.params is None:
                 return None
-            known = DraftedSequence(self._new_id(), delta.sequence, delta.params, used=now)
+            known = DraftedSequence(self._new_id(), delta.sequence, session.account, delta.params, used=now)
             session.sequences[delta.sequence] = known
         if delta.number <= known.number:
             return 0, 0
@@ -52,7 +52,7 @@ class Shelf:
             self._rename(known)
         known.take(delta)
         if len(known.tokens) + delta.nodes > self._longest:
-            known.wanted = None
+            known.want(None)
             known.answer = Draft(known.name, known.epoch, known.number, None)
         return judged
 
@@ -60,17 +60,15 @@ class Shelf:
         """Tokens that the next request for it has the drafter read."""
         return min(len(sequence.tokens) - sequence.computed, self._max_read)
 
-    def request(
-        self, sequence: DraftedSequence, others: Iterable[DraftedSequence], now: float
-    ) -> DraftRequest | None:
-        """The next piece of a sequence's prompt, or its tree; None if there is no memory for it now, evicted
-        `others` included."""
+    def request(self, sequence: DraftedSequence, now: float) -> DraftRequest | None:
+        """The next piece of a sequence's prompt, or its tree; None if there is no memory for it now, that of
+        evicted ones included."""
         delta = sequence.wanted
         assert delta is not None
         length = len(sequence.tokens)
         reading = length - sequence.computed > self._max_read
         end = sequence.computed + self._max_read if reading else length
-        if not self.memory.reserve(sequence, end + (0 if reading else delta.nodes), others):
+        if not self.memory.reserve(sequence, end + (0 if reading else delta.nodes)):
             return None
         if sequence.told > sequence.computed and not sequence.computed:
             self.rebuilt += 1
@@ -110,7 +108,7 @@ class Shelf:
         reached = request.keep + len(request.new_tokens)
         if delta is None or sequence.id != request.id or reached < len(sequence.tokens):
             return None  # there is more to read, or it was told otherwise meanwhile
-        sequence.wanted = None
+        sequence.want(None)
         sequence.answer = Draft(
             sequence.name,
             sequence.epoch,
@@ -118,6 +116,12 @@ class Shelf:
             Tree(tree.tokens, tree.parents, tree.scores, tree.accept) if tree else None,
         )
         return sequence.answer
+
+    def put_back(self, sequence: DraftedSequence) -> None:
+        """What was to be drafted for it was not; it still waits."""
+        sequence.running, sequence.computed = False, 0
+        if sequence.gone:
+            self.memory.release(sequence)
 
     def read_anew(self, sequence: DraftedSequence) -> None:
         """What the drafter knows of it is not to be trusted."""
@@ -129,6 +133,7 @@ class Shelf:
         """It is not wanted any more; blocks that are being written stay its own until that is over."""
         self._released.append(sequence.id)
         sequence.gone = True
+        sequence.want(None)
         if not sequence.running:
             self.memory.release(sequence)
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from streamserve.drafting import queue
+from streamserve.drafting.admission import barred_for
 from streamserve.drafting.figures import Figures
 from streamserve.drafting.parts import Answer, Batch, ServiceConfig
 from streamserve.drafting.sessions import DraftedSequence, Session
@@ -33,6 +34,10 @@ class Turns:
         self.running = False
         self.warmth = Warmth(config.keep_warm)
         self._config = config
+        limits = config.limits
+        self._bounds = queue.Bounds(
+            config.max_batch, config.max_batch_seconds, limits.batch_nodes, limits.batch_rows
+        )
         self._shelf = shelf
         self._figures = figures
         self._cost = RefinedCost(cost)
@@ -42,7 +47,8 @@ class Turns:
     def enqueue(self, session: Session, now: float) -> None:
         """It waits from now on. Who has been away does not bring the time it did not use, a few turns
         excepted."""
-        session.virtual = max(session.virtual, self._virtual - queue.TURNS * self._figures.turn.value)
+        account = session.account
+        account.virtual = max(account.virtual, self._virtual - queue.TURNS * self._figures.turn.value)
         session.asked = now
 
     def backlog(self, sessions: Iterable[Session]) -> float:
@@ -64,23 +70,20 @@ class Turns:
     def batch(self, sessions: Mapping[int, Session], now: float) -> Batch | None:
         """What to draft next; None if nothing waits. Nothing else may be in hand."""
         assert not self.running, "one batch at a time"
-        config, counters = self._config, self._figures.counters
+        counters = self._figures.counters
         ordered = queue.in_order(sessions.values(), self._figures.turn.value)
-        chosen = queue.batch(ordered, self._seconds, config.max_batch, config.max_batch_seconds)
+        chosen = queue.batch(ordered, self._seconds, self._bounds, self._shelf.unread)
         requests: list[DraftRequest] = []
         members: list[tuple[Session, list[DraftedSequence]]] = []
-        others = (
-            [one for session in sessions.values() for one in session.sequences.values()] if chosen else []
-        )
         for session, sequences in chosen:
-            made = [(one, request) for one in sequences if (request := self._shelf.request(one, others, now))]
+            made = [(one, request) for one in sequences if (request := self._shelf.request(one, now))]
             if made:
                 members.append((session, [one for one, _ in made]))
                 requests += [request for _, request in made]
         if not requests:
             self._idle_since = now if self._idle_since is None else self._idle_since
             return None
-        self._virtual = max(self._virtual, min(session.virtual for session in ordered))
+        self._virtual = max(self._virtual, min(session.account.virtual for session in ordered))
         waited = {session.tag: now - (session.asked or now) for session, _ in members}
         if self._idle_since is not None:
             counters.idle += now - self._idle_since
@@ -98,9 +101,15 @@ class Turns:
         self._learn(done, seconds, now)
         answers = []
         requests = iter(done.requests)
+        whole = sum(map(_work, done.requests))
         for session, sequences in done.members:
-            session.virtual += seconds * len(sequences) / len(done.requests) / session.weight
-            settled = [self._shelf.settle(one, next(requests), trees) for one in sequences]
+            own = [next(requests) for _ in sequences]
+            share = seconds * sum(map(_work, own)) / whole
+            session.virtual += share
+            session.account.virtual += share / session.account.weight
+            settled = [
+                self._shelf.settle(one, request, trees) for one, request in zip(sequences, own, strict=True)
+            ]
             drafts: list[Draft] = [draft for draft in settled if draft]
             if drafts:
                 answers.append(Answer(session, drafts, done.waited[session.tag], seconds))
@@ -108,17 +117,38 @@ class Turns:
                 session.asked = session.deadline = None
             elif drafts:
                 session.asked = now
+            if drafts:
+                session.apart, session.failures = False, 0
         return answers
 
     def failed(self, done: Batch, now: float) -> list[Answer]:
-        """A batch could not be drafted: nobody gets a tree of it, and its sequences are read anew."""
+        """A batch could not be drafted. One for several sessions is tried again for each alone; of one alone
+        nobody gets a tree, and its session is barred for a while. Their sequences are read anew."""
+        alone = len(done.members) == 1
+        failures = [session.failures for session, _ in done.members]
         sequences = [one for _, members in done.members for one in members]
-        for sequence in sequences:
-            sequence.wanted = None
-        answers = self.drafted(done, {}, now)
+        if alone:
+            for sequence in sequences:
+                sequence.want(None)
+        answers = self.drafted(done, {}, now) if alone else self._put_back(done, now)
+        for (session, _), before in zip(done.members, failures, strict=True):
+            session.apart, session.failures = True, before + alone
+            if alone:
+                session.barred_until = now + barred_for(session.failures)
         for sequence in sequences:
             self._shelf.read_anew(sequence)
         return answers
+
+    def _put_back(self, done: Batch, now: float) -> list[Answer]:
+        """Its members wait again."""
+        self.running = False
+        for session, sequences in done.members:
+            for sequence in sequences:
+                self._shelf.put_back(sequence)
+            if not session.waiting():
+                session.asked = session.deadline = None
+        self._figures.counters.busy += now - done.started
+        return []
 
     def _seconds(self, sequences: list[DraftedSequence]) -> float:
         """What drafting for these in the same passes takes: the first reads what was not read yet."""
@@ -141,3 +171,8 @@ class Turns:
             self._cost.observe(max(rows, 1), 0, seconds / depth)
         elif not depth:
             self._cost.observe(max(unread, 1), 0, seconds)
+
+
+def _work(request: DraftRequest) -> int:
+    """What of a batch's time a request is charged for: the tokens that it reads and the nodes of its tree."""
+    return request.keep + len(request.new_tokens) - request.computed + request.nodes + 1

@@ -53,7 +53,7 @@ class BlockPool:
         if not self._free:
             raise RuntimeError("no free KV block: the caller must make room first")
         block, _ = self._free.popitem(last=False)
-        self._forget(block)
+        self.forget(block)
         self._references[block] = 1
         return block
 
@@ -122,7 +122,8 @@ class BlockPool:
         if any(groups and self._hashes[block] is None for block, groups in enumerate(self._planes)):
             yield "a block without a name counts as complete"
 
-    def _forget(self, block: int) -> None:
+    def forget(self, block: int) -> None:
+        """Let lookups find a block no more, whoever holds it."""
         digest = self._hashes[block]
         if digest is not None:
             del self._cached[digest]

@@ -216,6 +216,7 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.room.preemptions,
             copies_on_write=scheduler.tables.copies_on_write,
+            corrupted_requests=self._outcomes.corrupted_requests,
             step_seconds=self._step_seconds,
             step_parts=StepParts(
                 scheduling=self._scheduling_seconds,

@@ -8,6 +8,8 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.watch import Watch
 from streamserve.protocol.messages import Event, Finished, FinishReason, Guessed, PromptLogprobs, Token
 
+NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
+
 
 class Outcomes:
     """Moves the sequences of `scheduler` on by what was computed of them. `eos`: the tokens that end a text;
@@ -29,6 +31,7 @@ class Outcomes:
         self._eos = eos
         self._max_model_len = max_model_len
         self.generation_tokens = 0
+        self.corrupted_requests = 0
 
     def commit(self, span: Span, outcome: SpanResult) -> list[Event]:
         """Move one sequence on by what its span came to."""
@@ -37,6 +40,8 @@ class Outcomes:
         if outcome.prompt_logprobs:
             events += _prompt_logprobs(sequence, span, outcome)
         sequence.computed[span.plane] += len(span.tokens)
+        if outcome.not_finite:
+            return self._corrupted(sequence)
         if outcome.error:
             self._exchange.remove(sequence)
             return events + [_refused(sequence, choice, outcome.error) for choice in sequence.choices]
@@ -53,6 +58,16 @@ class Outcomes:
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)
         return events
+
+    def _corrupted(self, sequence: Sequence) -> list[Event]:
+        """End a sequence whose numbers are not finite; later requests find none of its KV."""
+        self.corrupted_requests += 1
+        self._scheduler.tables.disown(sequence)
+        self._exchange.remove(sequence)
+        return [
+            Finished(sequence.request, sequence.attempt, choice, "error", NOT_FINITE, status=500)
+            for choice in sequence.choices
+        ]
 
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
         """The next token of each choice, and no more: the KV is held until the worker that decodes has it."""

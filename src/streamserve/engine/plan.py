@@ -104,13 +104,15 @@ class SpanResult(msgspec.Struct, frozen=True):
     `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When this is
     returned, the KV of `tokens` and of the accepted path lies in position order behind `start`.
     `prompt_logprobs[j]` is for the token at position `start + 1 + j`. With an `error` the outputs mean
-    nothing, and the sequence cannot go on.
+    nothing, and the sequence cannot go on; so it is where the model's own numbers were `not_finite` (NaN or
+    infinite, before any mask), and then its KV is not to be trusted either.
     """
 
     sequence: int
     outputs: list[list[Sampled]]
     prompt_logprobs: list[PromptLogprob] = []
     error: str = ""
+    not_finite: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from streamserve.policy import speculation as policies
 from streamserve.policy.acceptance import Acceptance
 from streamserve.policy.goodput import MOST_LEVELS, WIDTHS
 from streamserve.policy.outlook import Candidate, Drafted, Outlook
-from streamserve.policy.refine import RefinedCost
+from streamserve.policy.probing import Trials
+from streamserve.policy.refine import LIMIT, RefinedCost
 from streamserve.policy.shape import PLAIN, Shape, expected_by_level, fit
 from streamserve.policy.slo import Need
 from streamserve.policy.speculation import MOST_DEPTH, SpeculationPolicy
@@ -28,6 +29,14 @@ PROBE_EVERY = 64
 PROBE = Shape(2, 1)
 FIRST_HITS = (0.7, 0.08, 0.04, 0.02)
 """How often a node's first, second, … guess is right, as long as nothing is known."""
+DRAFT_TRIAL = 64
+"""Steps before speculation is tried that pays only if its steps take less than is thought."""
+TRIAL_LEVELS = 4
+TRIAL_STEPS = 4.0
+"""Such a trial is a chain of up to twice so many draft tokens, where present ones are no longer than so many;
+its step takes at most so many times the present one, as far as is known."""
+TRIAL_GAIN = 1.4
+"""Throughput that it must promise, by that of now."""
 DOUBT = 20.0
 """Guesses at a level of trees that must be seen before they count as much as what holds a level above."""
 MEMORY = 400.0
@@ -75,6 +84,8 @@ class Speculation:
         self._known_covers: list[list[float]] | None = None
         self._asked: dict[int, Shape] = {}
         self._plain_steps = 0
+        self._plain_trials, self._draft_trials = Trials(), Trials(DRAFT_TRIAL)
+        self._trial: Trials | None = None
         self._drafted: dict[int, TokenTree] = {}
         self._flow = Flow()
         self.drafting_seconds = 0.0
@@ -112,12 +123,47 @@ class Speculation:
         ]
         if any(shape.depth for shape in chosen):
             self._plain_steps = 0
-            return chosen
-        self._plain_steps += 1
-        if self._plain_steps % PROBE_EVERY:
+            if self._tries_plain(outlook, chosen):
+                return [PLAIN] * len(wanting)
+        else:
+            self._plain_steps += 1
+        if (shape := self._tried_shape(outlook, chosen, kv_tokens)).depth:
+            return [fit(shape, one.depth, min(one.nodes, outlook.nodes)) for one in wanting]
+        if not self._plain_steps or self._plain_steps % PROBE_EVERY:
             return chosen
         number = self._plain_steps // PROBE_EVERY % len(wanting)
         return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
+
+    def _tries_plain(self, outlook: Outlook, chosen: Sequence[Shape]) -> bool:
+        """Whether this step is to be a plain one, to see what those take now: not where speculation would pay
+        even if they took a third of what is thought."""
+        requests = len(chosen)
+        if self.policy.kind != "goodput" or not self._plain_trials.due(requests):
+            return False
+        tokens, seconds, _ = _prospect(outlook, chosen)
+        if tokens / seconds > LIMIT * requests / outlook.step(requests + outlook.others):
+            return False
+        self._trial = self._plain_trials
+        return True
+
+    def _tried_shape(self, outlook: Outlook, chosen: Sequence[Shape], kv_tokens: int) -> Shape:
+        """Now and then the shortest chain that would pay more than what is chosen if steps that are not known
+        took a third of what is thought; PLAIN where none would, or it is not the time."""
+        requests = len(chosen)
+        small = max(shape.depth for shape in chosen) <= TRIAL_LEVELS
+        if not (self.policy.kind == "goodput" and self._draft_trials.due(requests) and small):
+            return PLAIN
+        tokens, seconds, now = _prospect(outlook, chosen)
+        for levels in range(1, min(2 * TRIAL_LEVELS, outlook.nodes) + 1):
+            shape = Shape(levels, 1)
+            promised, took, rows = _prospect(outlook, [shape] * requests)
+            if outlook.step(rows) > TRIAL_STEPS * outlook.step(now):
+                break
+            took += self.step_cost.at_least(rows, kv_tokens) - outlook.step(rows)
+            if promised / took >= TRIAL_GAIN * tokens / seconds:
+                self._trial = self._draft_trials
+                return shape
+        return PLAIN
 
     def reading(self, decoding: int, kv_tokens: int) -> Callable[[int, float], bool]:
         """In a step where so many decode: whether a request of which the draft has `unread` tokens should be
@@ -171,7 +217,8 @@ class Speculation:
         calibrated = {id: self.acceptance.calibrate(tree, sampled[id]) for id, tree in trees.items()}
         self._drafted, self._asked = calibrated, dict(asked)
         judged = calibrated if self.policy.calibrated else trees
-        if self._plain_steps or not trees:  # a probe is verified whatever it costs
+        probing = self._plain_steps or self._trial is self._draft_trials
+        if probing or not trees:  # a probe is verified whatever it costs
             return dict(judged)
         drafted = Drafted(
             trees=list(judged.values()),
@@ -212,6 +259,9 @@ class Speculation:
     def stepped(self, rows: int, kv_tokens: int, seconds: float, tokens: int = 0) -> None:
         """Take in that a step of so many rows took `seconds` in the executor and brought `tokens`; comes
         before `verified`."""
+        if self._trial:
+            self._trial.found(self.step_cost(rows, kv_tokens), seconds)
+            self._trial = None
         self.step_cost.observe(rows, kv_tokens, seconds)
         whole, self.drafting_seconds = seconds + self.drafting_seconds, 0.0
         self._throughput += RECENT * (tokens / whole - self._throughput) if whole > 0 else 0.0
@@ -273,6 +323,16 @@ class Speculation:
                 rank = tree.parents[:right].count(parent)  # siblings that were thought likelier
                 if rank < len(WIDTHS):
                     hits[rank] += 1
+
+
+def _prospect(outlook: Outlook, shapes: Sequence[Shape]) -> tuple[float, float, int]:
+    """Of drafting and verifying these shapes: expected tokens, seconds, and query tokens of the step."""
+    tokens = sum(
+        expected_by_level(outlook.covers[shape.width - 1], shape.depth) if shape.depth else 1.0
+        for shape in shapes
+    )
+    rows = len(shapes) + outlook.others + sum(shape.nodes for shape in shapes)
+    return tokens, outlook.draft(shapes) + outlook.step(rows), rows
 
 
 def _count(histogram: list[int], number: int) -> None:

@@ -137,6 +137,11 @@ class BlockTables:
             for index in range(first + 1, full):
                 self.pool.register(sequence.blocks[index], sequence.hashes[index], 1 << plane)
 
+    def disown(self, sequence: Sequence) -> None:
+        """Let nobody find the blocks that a sequence holds any more: their KV may be wrong."""
+        for block in sequence.blocks:
+            self.pool.forget(block)
+
     def drop(self, sequence: Sequence) -> None:
         """Give back everything the sequence holds; what is cached can still be found."""
         self.pool.release(sequence.blocks)

@@ -1,6 +1,7 @@
 """Memory-mapped safetensors of a model folder, one file or many, checked before anything is loaded."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,9 @@ class Checkpoint:
         return _DTYPES[self._files[name][1].get_slice(name).get_dtype()]
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """The tensors of `names`, joined along their first dimension, as a copy in `dtype`."""
-        return torch.cat([self._mapped(name).to(dtype) for name in names])
+        """The tensors of `names`, joined along their first dimension, as a copy in `dtype`. Raises
+        CheckpointError for one that holds NaN or an infinity, or does so in `dtype`."""
+        return torch.cat([self._finite(name, dtype) for name in names])
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors hold the same numbers."""
@@ -78,10 +80,26 @@ class Checkpoint:
                 digest.update(content[start : start + _SAMPLE_BYTES].numpy().tobytes())
         return digest.hexdigest()
 
+    def _finite(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor = self._mapped(name)
+        converted = tensor.to(dtype)
+        if not _is_finite(converted):
+            reason = "numbers that are not finite (NaN or infinite)"
+            if _is_finite(tensor):
+                reason = f"numbers that {str(dtype).removeprefix('torch.')} cannot hold"
+            raise CheckpointError(f"{self._files[name][0]}: tensor {name} holds {reason}")
+        return converted
+
     def _mapped(self, name: str) -> Tensor:
         """A view of the file: not to be kept, as the file may be replaced under it."""
         tensor: Tensor = self._files[name][1].get_tensor(name)
         return tensor
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass without memory of its own: both ends are NaN if any number is."""
+    low, high = tensor.aminmax()
+    return math.isfinite(low) and math.isfinite(high)
 
 
 def _open_files(folder: Path) -> dict[str, tuple[Path, Any]]:
@@ -119,5 +137,5 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: file is missing") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error

@@ -1,5 +1,6 @@
 """TorchExecutor: one forward pass over all spans of a step, then sampling, then a linear cache again."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +17,15 @@ from streamserve.execution.layout import Layout, SpanRows, lay_out
 from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.model import Model
 from streamserve.execution.rejection import verify_drawn
-from streamserve.execution.sampling import Chooser, Ids, Row, Sampler
+from streamserve.execution.sampling import (
+    NOT_FINITE,
+    Chooser,
+    Ids,
+    NotFiniteError,
+    Row,
+    Sampler,
+    finite_rows,
+)
 from streamserve.execution.swap import HostPool
 from streamserve.execution.verify import Walk, verify
 from streamserve.protocol.messages import PromptLogprob
@@ -53,6 +62,11 @@ class _Branch:
         node = self.root + self.walk.path[-1]
         allowed = sequence.matcher.allowed(self.walk.tokens) if sequence.matcher else None
         return Row(node, sequence.params, self.choice, sequence.prompt_ids, outputs, allowed)
+
+    @property
+    def finite(self) -> bool:
+        """Whether every row of logits on the walk was finite."""
+        return self.walk.tokens[-1] != NOT_FINITE
 
     def ends(self, token: int) -> bool:
         """Whether the sequence's grammar has no more behind `token`."""
@@ -113,11 +127,22 @@ class TorchExecutor:
             raise ValueError("this executor has one KV plane, the target's")
         layout = lay_out(plan.spans, self._cache.block_size)
         hidden = self._forward(layout)
+        finite = finite_rows(hidden)
         outputs = self._outputs(layout, hidden)
         return [
-            SpanResult(part.span.sequence, sampled, self._prompt_logprobs(part, hidden), self._error(part))
+            self._result(part, sampled, hidden, bool(finite[part.offset : part.root + 1].all()))
             for part, sampled in zip(layout.parts, outputs, strict=True)
         ]
+
+    def _result(
+        self, part: SpanRows, sampled: list[list[Sampled]] | None, hidden: Tensor, finite: bool
+    ) -> SpanResult:
+        """What one span came to. `finite`: whether the hidden states of its committed tokens are, and so
+        their KV; `sampled` is None where logits are not."""
+        logprobs = self._prompt_logprobs(part, hidden) if finite else []
+        if sampled is None or not finite or not all(math.isfinite(entry.logprob) for entry in logprobs):
+            return SpanResult(part.span.sequence, [], not_finite=True)
+        return SpanResult(part.span.sequence, sampled, logprobs, self._error(part))
 
     def close(self) -> None:
         """Forget all sequences and let go of weights and caches."""
@@ -143,8 +168,9 @@ class TorchExecutor:
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
         return self._model.forward(tokens, positions, self._attention)
 
-    def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]]]:
-        """The new tokens of each span's choices. Sequences and cache have moved on by them then."""
+    def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]] | None]:
+        """The new tokens of each span's choices. Sequences and cache have moved on by them then. None where
+        the logits are not finite."""
         branches = self._branches(layout)
         if not branches:
             return [[] for _ in layout.parts]
@@ -159,6 +185,8 @@ class TorchExecutor:
             [branch.walk for branch in following],
             lambda going: sampler.sample([following[number].row() for number in going]),
         )
+        lost = {branch.part.span.sequence for branch in branches if not branch.finite}
+        branches = [branch for branch in branches if branch.part.span.sequence not in lost]
         self._compact(branches)
         for branch in branches:
             # A sequence goes on as its root's first choice; others are admitted as sequences of their own.
@@ -166,7 +194,11 @@ class TorchExecutor:
                 branch.commit()
         sampled = iter(_with_logprobs(branches, logits))
         return [
-            [] if part.span.tree is None else list(islice(sampled, len(part.span.choices)))
+            None
+            if part.span.sequence in lost
+            else []
+            if part.span.tree is None
+            else list(islice(sampled, len(part.span.choices)))
             for part in layout.parts
         ]
 
@@ -210,9 +242,12 @@ class TorchExecutor:
 
 def _verify_drawn(branch: _Branch, sampler: Sampler) -> None:
     params, output = branch.sequence.params, len(branch.sequence.outputs)
-    verify_drawn(
-        branch.walk, lambda: sampler.distribution(branch.row()), params.seed or 0, branch.choice, output
-    )
+    try:
+        verify_drawn(
+            branch.walk, lambda: sampler.distribution(branch.row()), params.seed or 0, branch.choice, output
+        )
+    except NotFiniteError:
+        branch.walk.tokens.append(NOT_FINITE)
 
 
 def _remember(state: SequenceState, grammars: Grammars | None) -> _Sequence:

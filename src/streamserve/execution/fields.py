@@ -6,6 +6,12 @@ from typing import Any, NoReturn
 
 from streamserve.protocol.errors import CheckpointError
 
+MAX_SIZE = 2**31 - 1
+"""The largest size that a field may give: kernels count in 32 bits."""
+
+MAX_FILE_BYTES = 64 << 20
+"""Read of a JSON file: the index of a hundred thousand tensors has some ten million."""
+
 
 class Fields:
     """The object in a JSON file (or one nested in it), with checked access. `name` says where it is."""
@@ -22,18 +28,25 @@ class Fields:
         """The value of `field`; `default` if it is absent, None if it is null."""
         return self.values.get(field, default)
 
-    def integer(self, field: str, default: int | None = None) -> int:
-        """A positive integer; absent or null takes `default`, and is refused if that is None."""
+    def integer(self, field: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """A positive integer up to `most`; absent or null takes `default`, and is refused if that is None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self.refuse(field, f"must be a positive integer, not {value!r}")
+            self.refuse(field, f"must be a positive integer, not {_shown(value)}")
+        if value > most:
+            self.refuse(field, f"must be at most {most}, not {_shown(value)}")
         return value
 
-    def number(self, field: str, default: float | None = None) -> float:
-        """A positive number; absent or null takes `default`, and is refused if that is None."""
+    def number(
+        self, field: str, default: float | None = None, least: float = 1e-30, most: float = 1e30
+    ) -> float:
+        """A number from `least` to `most`, which are positive; absent or null takes `default`, and is refused
+        if that is None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            self.refuse(field, f"must be a positive number, not {value!r}")
+            self.refuse(field, f"must be a positive number, not {_shown(value)}")
+        if not least <= value <= most:
+            self.refuse(field, f"must be from {least:g} to {most:g}, not {_shown(value)}")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:
@@ -61,10 +74,20 @@ class Fields:
         return value
 
 
+def _shown(value: object) -> str:
+    """A value as a message shows it: an integer may have thousands of digits."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 def read_fields(path: Path) -> Fields:
     """The object in the JSON file at `path`. Raises CheckpointError if there is none."""
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise CheckpointError(f"{path}: has more than {MAX_FILE_BYTES} bytes")
         values = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: is nested too deeply") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(values, dict):

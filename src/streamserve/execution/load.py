@@ -81,9 +81,9 @@ def load(
     """
     folder = Path(config.path)
     spec = read_spec(folder)
-    team = _choose_backend(config, spec, cores)
     checkpoint = Checkpoint(folder)
     check_weights(checkpoint, spec)
+    team = _choose_backend(config, spec, cores)
     dtype = _compute_dtype(config, spec, checkpoint)
     draft = choose_draft(config.draft, folder, spec)
     free = after_weights(

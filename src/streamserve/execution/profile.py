@@ -13,7 +13,7 @@ from streamserve.policy.cost import StepCost, SwapCost
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 MAX_BYTES = 1 << 20
 
 
@@ -38,12 +38,14 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bandwidth in bytes and matrix rate in floating point operations a second; the cost of steps and their
     floor in seconds, over the same grid; the cost of swapping KV, by bytes. `quick`: measured while a server
-    started, on a coarse grid."""
+    started, on a coarse grid. `stable`: no other process measured or computed meanwhile, and rounds agreed;
+    what is not stable is kept until it is measured anew."""
 
     subject: Subject
     model: str
     measured: str
     quick: bool
+    stable: bool
     rounds: int
     bandwidth: float
     matrix_rate: float
@@ -60,7 +62,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return (
             f"{self.bandwidth / 1e9:.1f} GB/s, {self.matrix_rate / 1e9:.0f} GFLOP/s, "
             f"a row {1e3 * self.cost(1):.2f} ms, {self.cost.tokens[-1]} rows "
-            f"{1e3 * self.cost(self.cost.tokens[-1]):.2f} ms"
+            f"{1e3 * self.cost(self.cost.tokens[-1]):.2f} ms{'' if self.stable else ' (unstable)'}"
         )
 
 

@@ -4,7 +4,9 @@ A round measures everything once, so what is compared was measured under the sam
 medians over rounds.
 """
 
+import itertools
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +25,7 @@ from streamserve.execution.native.library import Team
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.profile import Kept, Profile, Subject, this_machine
 from streamserve.execution.profile_floor import StepFloor
+from streamserve.execution.profile_lock import Others, alone
 from streamserve.execution.profile_steps import Point, Steps, grid_points, span_points
 from streamserve.policy.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
 
@@ -40,6 +43,14 @@ MATRIX = (8192, 1024)
 SWAPPED = (1, 4, 16, 64)
 """Blocks that are copied out to a host pool at once, and back."""
 
+AGREE = 0.05
+"""Share by which half of the series may differ between one half of the rounds and the other."""
+APART = 0.25
+"""Share by which none may."""
+
+WAIT_SECONDS = 20.0
+"""How long a server that starts waits for others to have measured."""
+
 LEAST_SECONDS = 0.002
 """What takes less is repeated until it has taken this long."""
 
@@ -47,7 +58,8 @@ LEAST_SECONDS = 0.002
 @dataclass(frozen=True)
 class Effort:
     """What to measure: steps with these `rows` over sequences that hold `contexts` tokens together, and one
-    sequence with a span of `span` rows. Nothing new is begun after `seconds`, beyond the least needed."""
+    sequence with a span of `span` rows, in `rounds`; where these do not agree, in up to `most_rounds`.
+    Nothing new is begun after `seconds`, beyond the least needed."""
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -55,10 +67,13 @@ class Effort:
     matrix_rows: tuple[int, ...]
     rounds: int
     seconds: float
+    most_rounds: int = 0
 
 
-FULL = Effort((1, 2, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512), (0, 512, 2048, 6144), 128, (256, 512), 5, 60.0)
-QUICK = Effort((1, 4, 8, 16, 64, 256), (0, 2048), 32, (256,), 2, 1.0)
+FULL = Effort(
+    (1, 2, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512), (0, 512, 2048, 6144), 128, (256, 512), 5, 60.0, 8
+)
+QUICK = Effort((1, 4, 8, 16, 64, 256), (0, 2048), 32, (256,), 2, 1.0, 6)
 
 
 @dataclass
@@ -74,27 +89,44 @@ class Series:
     def median(self) -> float:
         return statistics.median(self.seconds)
 
+    @property
+    def difference(self) -> float:
+        """By what share the medians of every other round differ; infinite if there was only one."""
+        if len(self.seconds) < 2:
+            return math.inf
+        even, odd = statistics.median(self.seconds[::2]), statistics.median(self.seconds[1::2])
+        return max(even, odd) / min(even, odd) - 1
+
+
+def agree(series: Iterable[Series]) -> bool:
+    """Whether the rounds of what was measured repeatedly are about the same."""
+    differences = [one.difference for one in series if len(one.seconds) > 1]
+    return bool(differences) and statistics.median(differences) <= AGREE and max(differences) <= APART
+
 
 def run_rounds(series: Iterable[Series], effort: Effort, advance: Callable[[], None]) -> None:
-    """Measure all `series`, a round of them at a time; `advance` is called after each."""
+    """Measure all `series`, a round of them at a time, until rounds agree; `advance` is called after each.
+    What is needed is measured twice even if time is up, so that there is something to compare."""
     ranked = sorted(series, key=lambda one: one.rank)
     started = time.perf_counter()
-    for number in range(effort.rounds):
+    for number in range(max(effort.rounds, effort.most_rounds)):
+        if number >= effort.rounds and agree(ranked):
+            return
         for one in ranked:
             late = time.perf_counter() - started > effort.seconds
-            if late and number:
+            if late and number > 1:
                 return
             if not late or one.needed:
                 if not number:
                     one.call()  # what is slow only the first time is no cost of a step
-                one.seconds.append(_seconds(one.call))
+                one.seconds.append(seconds_of(one.call))
             advance()
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    """Of one call: the mean of a few if it is a short one."""
+def seconds_of(call: Callable[[], object], least: float = LEAST_SECONDS) -> float:
+    """Of one call: the mean of a few if it takes less than `least` seconds."""
     started, calls, passed = time.perf_counter(), 0, 0.0
-    while passed < LEAST_SECONDS:
+    while not calls or passed < least:
         call()
         calls += 1
         passed = time.perf_counter() - started
@@ -133,8 +165,8 @@ class Bench:
         swaps = (*self._outs.values(), *self._backs.values())
         return [self._read, *self._products.values(), *swaps, *self._points.values()]
 
-    def profile(self) -> Profile:
-        """What was measured so far."""
+    def profile(self, stable: bool) -> Profile:
+        """What was measured so far; `stable`: nobody else measured or computed meanwhile."""
         lines = [line for line in self._grid if all(self._points[point].seconds for point in line)]
         bandwidth, matrix_rate = self._rates([point for line in lines for point in line])
         model = self._loaded.model
@@ -153,6 +185,7 @@ class Bench:
             model=self._name,
             measured=datetime.now(UTC).isoformat(timespec="seconds"),
             quick=self._effort is QUICK,
+            stable=stable and agree(self._points.values()),
             rounds=max(len(series.seconds) for series in self._points.values()),
             bandwidth=bandwidth,
             matrix_rate=matrix_rate,
@@ -222,26 +255,33 @@ def measure(
     models: Sequence[tuple[str, Loaded]],
     effort: Effort,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    stable: bool = True,
 ) -> list[Profile]:
     """Profiles of the named models, measured in the same rounds. `progress` is told how many of how many
-    measurements are done."""
+    measurements are done. They are stable if rounds agree and nobody else computes, where they can be."""
+    others = Others(max(subject_of(loaded).machine.threads for _, loaded in models))
     benches = [Bench(name, loaded, effort) for name, loaded in models]
     series = [one for bench in benches for one in bench.series()]
     total = len(series) * effort.rounds
-    done = iter(range(1, total + 1))
-    run_rounds(series, effort, lambda: progress(next(done), total))
-    return [bench.profile() for bench in benches]
+    done = itertools.count(1)
+    run_rounds(series, effort, lambda: progress(min(next(done), total), total))
+    stable = stable and not others.disturb
+    return [bench.profile(stable) for bench in benches]
 
 
-def first_profile(name: str, loaded: Loaded, kept: Kept) -> Profile | None:
-    """The kept profile of a model, or a quick one that is measured now and kept. Whatever goes wrong is said
-    in the log, and the model is served without a profile then."""
+def first_profile(name: str, loaded: Loaded, kept: Kept, wait: float = WAIT_SECONDS) -> Profile | None:
+    """The kept profile of a model, or a quick one that is measured now and kept. Other processes that measure
+    are waited for, `wait` seconds at most; then what is measured counts as unstable. Whatever goes wrong is
+    said in the log, and the model is served without a profile then."""
     try:
         profile = kept.read(subject_of(loaded))
         if profile is None:
-            log.info("measuring the model on this machine, once (--no-profile leaves it out)")
-            (profile,) = measure([(name, loaded)], QUICK)
-            log.info("%s; kept in %s", profile.summary, kept.write(profile))
+            with alone(kept.folder, wait) as undisturbed:
+                profile = kept.read(subject_of(loaded))  # another may have measured just this one
+                if profile is None:
+                    log.info("measuring the model on this machine, once (--no-profile leaves it out)")
+                    (profile,) = measure([(name, loaded)], QUICK, stable=undisturbed)
+                    log.info("%s; kept in %s", profile.summary, kept.write(profile))
         return profile
     except Exception as error:
         log.warning("there is no profile of this model: %s: %s", type(error).__name__, error)

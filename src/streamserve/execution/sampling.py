@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +21,19 @@ from streamserve.protocol.sampling import SamplingParams
 
 Scores = NDArray[np.float64]
 Ids = NDArray[np.int64]
+
+NOT_FINITE = -1
+"""What is sampled from a row whose raw logits hold NaN or an infinity: no token."""
+
+
+class NotFiniteError(ArithmeticError):
+    """The model's raw logits hold NaN or an infinity."""
+
+
+def finite_rows(values: Tensor) -> NDArray[np.bool_]:
+    """Which rows of `values` [rows, columns] hold neither NaN nor an infinity: their sums show it."""
+    finite: NDArray[np.bool_] = torch.isfinite(values.sum(-1, dtype=torch.float32)).numpy()
+    return finite
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -43,7 +57,7 @@ class Row(msgspec.Struct, frozen=True):
 
 class Chooser(Protocol):
     """Chooses tokens in one call as `Sampler` would without it. `adjusted[i]`, if not None, stands in for the
-    logits of `rows[i]`."""
+    logits of `rows[i]`, which must be finite all the same."""
 
     def __call__(
         self, logits: Tensor, rows: Sequence[Row], adjusted: Sequence[Scores | None]
@@ -59,13 +73,16 @@ class Sampler:
         self._chooser = chooser
 
     def sample(self, rows: Sequence[Row]) -> list[int]:
-        """A token for each row. The same row may come more than once, under other choices."""
+        """A token for each row, NOT_FINITE for one whose raw logits are not finite. The same row may come
+        more than once, under other choices."""
         if self._chooser is not None:
             adjusted = [self._scores(row) if self._adjusted(row) else None for row in rows]
             return self._chooser(self._logits, rows, adjusted)
-        tokens = [0] * len(rows)
+        tokens = [NOT_FINITE] * len(rows)
         drawn: list[tuple[int, Ids, Scores]] = []
         for place, row in enumerate(rows):
+            if not self._finite[row.logits]:
+                continue
             if row.params.greedy and not self._adjusted(row):
                 tokens[place] = self._best[row.logits]
                 continue
@@ -81,7 +98,9 @@ class Sampler:
         return tokens
 
     def distribution(self, row: Row) -> Scores:
-        """The probabilities [vocabulary] that a sampled row's token is drawn from."""
+        """The probabilities [vocabulary] that a sampled row's token is drawn from. Raises NotFiniteError."""
+        if not self._finite[row.logits]:
+            raise NotFiniteError
         scores = self._scores(row)
         scores /= row.params.temperature
         ids = survivors(scores, row.params)
@@ -101,6 +120,10 @@ class Sampler:
         if params.penalized or params.logit_bias or params.allowed_token_ids or row.allowed is not None:
             return True
         return bool(row.forbidden(self._eos_token_ids))
+
+    @cached_property
+    def _finite(self) -> NDArray[np.bool_]:
+        return finite_rows(self._logits)
 
     @cached_property
     def _best(self) -> list[int]:

@@ -7,6 +7,12 @@ from typing import Literal
 
 from streamserve.execution.fields import Fields, read_fields
 
+MAX_LAYERS = 10_000
+"""More than any model has; the count is compared with the tensors of the files afterwards."""
+
+MAX_THETA = 1e15
+"""The longest base wavelength of rotary embeddings, and the largest factor that stretches them."""
+
 Windows = Literal["none", "every layer", "some layers"]
 
 
@@ -89,7 +95,7 @@ def read_spec(folder: Path) -> ModelSpec:
     family = ARCHITECTURES[name]
     _refuse_unsupported(config)
     heads = config.integer("num_attention_heads")
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
     attention_bias = config.flag("attention_bias", False)
     spec = ModelSpec(
@@ -101,7 +107,7 @@ def read_spec(folder: Path) -> ModelSpec:
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", family.kv_heads or heads),
         head_dim=_head_dim(config, family),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6, most=1.0),
         rope=_rope(config),
         windows=_windows(config, family.windows, family.window, layers),
         max_position_embeddings=config.integer("max_position_embeddings"),
@@ -156,22 +162,26 @@ def _rope(config: Fields) -> RopeSpec:
         scaling.refuse("rope_parameters", "that differ between layers are not supported")
     if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
         scaling.refuse("partial_rotary_factor", "other than 1 is not supported")
-    theta = scaling.number("rope_theta", config.number("rope_theta", 10_000.0))
+    base = config.number("rope_theta", 10_000.0, 1.0, MAX_THETA)
+    theta = scaling.number("rope_theta", base, 1.0, MAX_THETA)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return RopeSpec(theta)
     if kind == "linear":
-        return RopeSpec(theta, "linear", scaling.number("factor"))
+        return RopeSpec(theta, "linear", scaling.number("factor", None, 1.0, MAX_THETA))
     if kind != "llama3":
         scaling.refuse("rope_type", f"{kind!r} is not supported (supported: 'default', 'linear', 'llama3')")
     original = "original_max_position_embeddings"  # at the top it outranks the nested one, as in transformers
     holder = scaling if config.get(original) is None else config
+    low, high = (scaling.number(f"{name}_freq_factor", None, 1e-6, 1e6) for name in ("low", "high"))
+    if low >= high:
+        scaling.refuse("high_freq_factor", f"must be above low_freq_factor {low:g}, not {high:g}")
     return RopeSpec(
         theta,
         "llama3",
-        scaling.number("factor"),
-        scaling.number("low_freq_factor"),
-        scaling.number("high_freq_factor"),
+        scaling.number("factor", None, 1.0, MAX_THETA),
+        low,
+        high,
         holder.integer(original, config.integer("max_position_embeddings")),
     )
 
@@ -181,6 +191,8 @@ def _windows(config: Fields, rule: Windows, default: int | None, layers: int) ->
     size = config.get("sliding_window", default) if on else None
     window = None if size is None else config.integer("sliding_window", size)
     full = config.get("max_window_layers", 28) if rule == "some layers" else 0
+    if isinstance(full, bool) or not isinstance(full, int):
+        config.refuse("max_window_layers", f"must be an integer, not {full!r}")
     windows = tuple(window if layer >= full else None for layer in range(layers))
     types = config.get("layer_types")
     if types is None:

@@ -1,11 +1,18 @@
-"""A cost curve that learns: what a profile said, corrected by what steps really took."""
+"""A cost curve that learns: what a profile said, corrected by what steps really took.
 
+A correction is a factor on the profile's figure, by bins of query tokens. Bins are single numbers of tokens
+up to 128, since plain steps and speculating ones that are compared with them may differ by one token. A bin
+that was never seen, or not lately, takes the factor of the nearest bins that were. Whatever the profile says,
+a step with more tokens costs no less than one with fewer: where bins contradict each other, the lower figure
+stands, since disturbances only add time.
+"""
+
+import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 
-EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-"""Rows at which a new bin of corrections begins."""
+import numpy as np
+from numpy.typing import NDArray
 
 RATE = 0.1
 """Least share of a new observation in a correction."""
@@ -13,67 +20,171 @@ RATE = 0.1
 LIMIT = 3.0
 """A single observation counts as at most this factor above or below what was expected: machines hiccup."""
 
-FADE = 0.99
-"""What one step leaves of the weight of a bin that it did not fall into."""
+FADE = 100.0
+"""Steps in which the weight of a bin that was seen once falls to 1/e; one seen n times keeps it n times
+longer. Else a single hiccup would keep a number of tokens from ever being tried again."""
+
+FAMILIAR = 20.0
+"""Weight from which a bin needs no correction at once."""
+
+NEIGHBOURS = 0.25
+"""Weight of what the next known bins say in the figure of a bin, beside its own observations."""
+
+REMEMBERED = 0.02
+"""Weight from which a bin's figure bounds hopes for larger ones."""
+
+DOUBT_RATE = 0.01
+"""Share of a step in how much steps contradict the profile."""
+CONTRADICTED = 1.25
+"""Factor between what steps take and the profile says from which it is contradicted."""
+LONG = 300
+"""Steps that are seen before it is."""
+
+KNOWN = 0.5
+"""Weight from which a bin's figure bounds those of others."""
+
+AGREES = 0.02
+"""Change of a bin's logarithm below which corrections are not worked out anew, for at most `STALE` steps."""
+STALE = 16
+
+KV_CHANGE = 1.5
+"""Factor by which the KV of a step must differ before bins are compared at it anew."""
+KV_LEAST = 1024
+
+LEAST = 1e-12
+"""Seconds that anything takes."""
+
+EXACT = 128
+LARGEST = 1024
 
 
-@dataclass
-class _Bin:
-    """What steps with a bin's rows took, as a factor, and its weight when one was last seen, in steps."""
+def _edges() -> list[int]:
+    """Query tokens at which a new bin begins: each number up to 128, then steps of a twelfth."""
+    edges = list(range(1, EXACT + 1))
+    while edges[-1] < LARGEST:
+        edges.append(max(edges[-1] + 1, round(edges[-1] * 13 / 12)))
+    return edges
 
-    factor: float
-    weight: float
-    seen: int
+
+EDGES = tuple(_edges())
+_PLACES = tuple(max(bisect_right(EDGES, rows) - 1, 0) for rows in range(LARGEST + 1))
+_LOG_EDGES = np.log2(EDGES)
 
 
 class RefinedCost:
-    """Seconds of a step from its rows and the KV tokens it reads. Corrections are factors by bins of rows,
-    beside one for all steps. A bin that has not been seen for long is taken to be like all: else one hiccup
-    at the wrong time would keep a number of rows from ever being tried, and so corrected, again."""
+    """Seconds of a step from its query tokens and the KV tokens it reads; `prior` is what a profile says."""
 
     def __init__(self, prior: Callable[[int, int], float]) -> None:
         self._prior = prior
-        self._all = 1.0
         self._steps = 0
-        self._bins: dict[int, _Bin] = {}
+        self._log = np.zeros(len(EDGES))
+        self._count = np.zeros(len(EDGES))
+        self._seen = np.zeros(len(EDGES))
+        self._factors = [1.0] * len(EDGES)
+        self._since = 0
+        self._doubt = 0.0
+        self._worked_out = 0
+        self._kv = -1
+        self._rows = list(EDGES)  # of each bin the number of tokens that it was last seen with
+        self._figures = np.ones(len(EDGES))
 
     def __call__(self, rows: int, kv_tokens: int) -> float:
-        return self._prior(rows, kv_tokens) * self._factor(_place(rows))
+        return self._prior(rows, kv_tokens) * self._factors[_place(rows)]
 
     @property
     def observed(self) -> bool:
         """Whether any step was ever seen."""
         return self._steps > 0
 
+    @property
+    def contradicted(self) -> bool:
+        """Whether steps have for long taken another time than the profile says, by more than a quarter."""
+        return self._since >= LONG and self._doubt > math.log(CONTRADICTED)
+
+    @property
+    def disagreement(self) -> float:
+        """The factor, above 1, by which steps and the profile differed lately."""
+        return math.exp(self._doubt)
+
+    def replace_prior(self, prior: Callable[[int, int], float]) -> None:
+        """Go on with another profile; what was learned of the seconds of steps stays."""
+        before, kv_tokens = self._prior, max(self._kv, 0)
+        figures = [(max(before(n, kv_tokens), LEAST), max(prior(n, kv_tokens), LEAST)) for n in self._rows]
+        self._log += np.log([old / new for old, new in figures])
+        self._prior, self._kv = prior, -1
+        self._since, self._doubt = 0, 0.0
+        if self._steps:
+            self._work_out(kv_tokens)
+
+    def weight(self, rows: int) -> float:
+        """How many times steps with so many query tokens were seen lately."""
+        place = _place(rows)
+        count = float(self._count[place])
+        return count and count * math.exp((float(self._seen[place]) - self._steps) / (FADE * count))
+
+    def at_least(self, rows: int, kv_tokens: int) -> float:
+        """What a step with so many query tokens takes if those that were hardly seen took a third of what is
+        thought: but no less than one with fewer tokens that was."""
+        thought = self(rows, kv_tokens)
+        if self.weight(rows) >= KNOWN:
+            return thought
+        smaller = (n for n in range(_place(rows), -1, -1) if self.weight(EDGES[n]) >= REMEMBERED)
+        place = next(smaller, None)
+        bound = 0.0 if place is None else self(min(self._rows[place], rows), kv_tokens)
+        return max(thought / LIMIT, bound)
+
     def observe(self, rows: int, kv_tokens: int, seconds: float) -> None:
         """Take in that a step took `seconds`."""
-        place, now = _place(rows), seconds / self._prior(rows, kv_tokens)
-        if self._steps:  # with nothing known the first look is trusted as it is, later ones not blindly
-            known = self._factor(place)
-            now = min(max(now, known / LIMIT), known * LIMIT)
-        else:
-            self._all = now
-        self._steps += 1
-        self._all += RATE * (now - self._all)
-        found = self._bins.get(place)
-        if found is None:
-            self._bins[place] = _Bin(now, 1.0, self._steps)
+        place, expected = _place(rows), self._prior(rows, kv_tokens)
+        if seconds <= 0 or expected <= 0:  # the clock is too coarse for it
             return
-        found.weight = 1.0 + self._weight(found)
-        found.factor += max(RATE, 1.0 / found.weight) * (now - found.factor)
-        found.seen = self._steps
+        now = seconds / expected
+        if self._steps:  # with nothing known the first look is trusted as it is, later ones not blindly
+            known = self._factors[place]
+            now = min(max(now, known / LIMIT), known * LIMIT)
+        weight = 1.0 + self.weight(rows)
+        before = float(self._log[place])
+        after = before + max(RATE, 1.0 / weight) * (math.log(now) - before)
+        self._steps += 1
+        self._since += 1
+        self._doubt += DOUBT_RATE * (abs(after) - self._doubt)
+        if rows != self._rows[place]:
+            self._rows[place], self._figures[place] = rows, self._prior(rows, max(self._kv, 0))
+        self._log[place], self._count[place], self._seen[place] = after, weight, self._steps
+        known_well = weight > FAMILIAR and abs(after - math.log(self._factors[place])) < AGREES
+        if not known_well or self._steps - self._worked_out >= STALE:
+            self._work_out(kv_tokens)
 
-    def _factor(self, place: int) -> float:
-        found = self._bins.get(place)
-        if found is None:
-            return self._all
-        weight = self._weight(found)
-        return (weight * found.factor + self._all) / (weight + 1.0)
+    def _work_out(self, kv_tokens: int) -> None:
+        """The factors of all bins from what was seen of each."""
+        self._worked_out = self._steps
+        counts = np.maximum(self._count, 1.0)
+        weights = self._count * np.exp((self._seen - self._steps) / (FADE * counts))
+        known = weights >= KNOWN
+        places = np.flatnonzero(known)
+        logs = self._log[places]
+        near = np.interp(_LOG_EDGES, _LOG_EDGES[places], logs)
+        if len(places) > 1:  # of a known bin itself, what those next to it say
+            beside = _LOG_EDGES[places]
+            left, right = np.r_[1, : len(places) - 1], np.r_[1 : len(places), len(places) - 2]
+            share = (beside - beside[left]) / np.where(left == right, 1.0, beside[right] - beside[left])
+            share = np.where(left == right, 0.0, share)
+            near[places] = logs[left] + share * (logs[right] - logs[left])
+        figures = np.maximum(self._prior_figures(kv_tokens), LEAST)
+        costs = figures * np.exp((weights * self._log + NEIGHBOURS * near) / (weights + NEIGHBOURS))
+        seen = figures * np.exp(self._log)
+        least = np.maximum.accumulate(np.where(known, seen, 0.0))
+        most = np.minimum.accumulate(np.where(known, seen, np.inf)[::-1])[::-1]
+        self._factors = (np.minimum(np.maximum(costs, least), most) / figures).tolist()
 
-    def _weight(self, found: _Bin) -> float:
-        weight: float = found.weight * FADE ** (self._steps - found.seen)
-        return weight
+    def _prior_figures(self, kv_tokens: int) -> NDArray[np.float64]:
+        """What the profile says of each bin, at about so much KV."""
+        high, low = max(kv_tokens, self._kv), min(kv_tokens, self._kv)
+        if self._kv < 0 or (high > KV_CHANGE * low and high - low > KV_LEAST):
+            self._kv = kv_tokens
+            self._figures = np.array([self._prior(rows, kv_tokens) for rows in self._rows])
+        return self._figures
 
 
 def _place(rows: int) -> int:
-    return max(bisect_right(EDGES, rows) - 1, 0)
+    return _PLACES[rows] if rows <= LARGEST else len(EDGES) - 1

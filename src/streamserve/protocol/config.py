@@ -328,7 +328,7 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     admission: Annotated[
         bool, Meta(description="turn targets away beyond N_max, the most that gain by being drafted for")
     ] = True
-    rate: Annotated[float, Meta(gt=0, description="messages a second that one target may send")] = 2000.0
+    rate: Annotated[float, Meta(gt=0, description="messages a second that one client may send")] = 2000.0
     lease: Annotated[
         float, Meta(gt=0, description="seconds of silence after which a target's session is ended")
     ] = 30.0

@@ -10,22 +10,44 @@ what it cannot build on it calls lost, and is told anew from base 0. So nothing 
 messages, nor a restart, can make the two disagree about what a tree is a guess for.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from streamserve.protocol.messages import Failed, ModelInfo
 from streamserve.protocol.sampling import SamplingParams
 
 DRAFT_VERSION = 1
-MAX_MESSAGE_BYTES = 8 << 20
-"""What a service reads, unless it is told to take less. Beyond it the connection is closed."""
+MAX_MESSAGE_BYTES = 4 << 20
+"""What a service reads, unless it is told to take less. Well beyond it the connection is closed."""
+MAX_ANSWER_BYTES = 2 << 20
+"""What a target reads. Beyond it the connection is closed."""
 MAX_NAME = 64
 MAX_DELTAS = 4096
+MAX_RELEASED = 1 << 16
+MAX_TOKENS = 1 << 18
 MAX_DEPTH = 64
 MAX_NODES = 1024
 
-Reason = Literal["version", "tokenizer", "vocabulary", "key", "channel", "size", "rate", "unreadable"]
+Reason = Literal[
+    "version", "tokenizer", "vocabulary", "key", "channel", "size", "unreadable", "internal",
+    "rate", "bytes", "memory", "nodes", "in-flight", "sessions", "targets", "drafting",
+]  # fmt: skip
+"""Why a service says no. The second line may change with time: these come with seconds to wait."""
+
+Text = Annotated[str, Meta(max_length=256)]
+Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Secret = Annotated[bytes, Meta(max_length=64)]
+Expansion = Annotated[tuple[int, ...], Meta(max_length=MAX_DEPTH)]
+Nodes = Meta(max_length=MAX_NODES + 1)
+"""Lengths are checked where a message is decoded, before what they count is."""
+
+
+def printable(text: str, limit: int = MAX_NAME) -> str:
+    """Text chosen elsewhere as it may be logged or label a metric: cut to `limit` characters, with a question
+    mark for each that cannot be printed."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -33,10 +55,10 @@ class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     Hello in the answer."""
 
     version: int
-    tokenizer: str
-    vocabulary: str
-    name: str
-    nonce: int
+    tokenizer: Text
+    vocabulary: Text
+    name: Text
+    nonce: Id
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -44,11 +66,11 @@ class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     `lease` seconds after the last one. `model` is the fingerprint of the draft model, which reads up to
     `max_model_len` tokens. Messages may have `max_bytes`."""
 
-    nonce: int
-    tag: int
-    channel: bytes
-    model: str
-    max_model_len: int
+    nonce: Id
+    tag: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    channel: Secret
+    model: Text
+    max_model_len: Annotated[int, Meta(ge=1, le=1 << 40)]
     lease: float
     max_bytes: int
     active: int
@@ -57,18 +79,20 @@ class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """The service will not do that, now or later. `nonce` is that of a Hello, 0 for anything else."""
 
-    nonce: int
-    reason: Reason
-    text: str
+    nonce: Id
+    reason: Text
+    text: Annotated[str, Meta(max_length=4096)]
 
 
 class Busy(msgspec.Struct, tag=True, frozen=True):
-    """Another target would slow the others down too much, or this one asks too often: try again in `retry`
-    seconds. `nonce` is that of a Hello, 0 if the session of `tag` stays open."""
+    """Another target would slow the others down too much, or this one asks for more than its share: try again
+    in `retry` seconds. `nonce` is that of a Hello, 0 if the session of `tag` stays open. Both are 0 where the
+    message was not read, for its size or number. `reason` is a Reason."""
 
-    nonce: int
-    tag: int
+    nonce: Id
+    tag: Id
     retry: float
+    reason: Text = ""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -83,15 +107,15 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     number: int
     base: int
     keep: int
-    tokens: list[int]
+    tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
     output: int
     choice: int
     depth: int
     width: int
     nodes: int
-    expansion: tuple[int, ...] = ()
+    expansion: Expansion = ()
     params: SamplingParams | None = None
-    hidden: bytes = b""
+    hidden: Secret = b""
 
 
 class Ask(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -99,10 +123,10 @@ class Ask(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     for the trees. Since the last trees came it worked for `verify` seconds; a step without any takes `plain`
     seconds; both are 0 as long as they are not known."""
 
-    tag: int
-    channel: bytes
-    deltas: list[Delta]
-    released: list[int] = []
+    tag: Id
+    channel: Secret
+    deltas: Annotated[list[Delta], Meta(max_length=MAX_DELTAS)]
+    released: Annotated[list[int], Meta(max_length=MAX_RELEASED)] = []
     need: float | None = None
     verify: float = 0.0
     plain: float = 0.0
@@ -111,25 +135,25 @@ class Ask(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Ping(msgspec.Struct, tag=True, frozen=True):
     """Keeps the session, and asks how busy the service is."""
 
-    tag: int
-    channel: bytes
+    tag: Id
+    channel: Secret
     sent: float
 
 
 class Bye(msgspec.Struct, tag=True, frozen=True):
     """The session is over."""
 
-    tag: int
-    channel: bytes
+    tag: Id
+    channel: Secret
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
     """A policy.tree.TokenTree; its root is the sequence's last token."""
 
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    scores: tuple[float, ...]
-    accept: tuple[float, ...]
+    tokens: Annotated[tuple[int, ...], Nodes]
+    parents: Annotated[tuple[int, ...], Nodes]
+    scores: Annotated[tuple[float, ...], Nodes]
+    accept: Annotated[tuple[float, ...], Nodes]
 
 
 class Draft(msgspec.Struct, frozen=True, array_like=True):
@@ -145,8 +169,8 @@ class Drafts(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Trees. They had `waited` seconds to be begun, and took `seconds`; who asks now waits some `queue`
     seconds."""
 
-    tag: int
-    drafts: list[Draft]
+    tag: Id
+    drafts: Annotated[list[Draft], Meta(max_length=MAX_DELTAS)]
     waited: float
     seconds: float
     queue: float
@@ -155,15 +179,15 @@ class Drafts(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Lost(msgspec.Struct, tag=True, frozen=True):
     """Deltas of these sequences build on what the service does not have: tell them from the beginning."""
 
-    tag: int
-    sequences: list[int]
+    tag: Id
+    sequences: Annotated[list[int], Meta(max_length=MAX_DELTAS)]
 
 
 class Pong(msgspec.Struct, tag=True, frozen=True):
     """The answer to a Ping `sent` at that time of the target's clock: who asks now waits some `queue`
     seconds for trees that take `seconds`; `active` targets are being drafted for."""
 
-    tag: int
+    tag: Id
     sent: float
     queue: float
     seconds: float
@@ -173,7 +197,7 @@ class Pong(msgspec.Struct, tag=True, frozen=True):
 class Unknown(msgspec.Struct, tag=True, frozen=True):
     """There is no such session (any more): say Hello."""
 
-    tag: int
+    tag: Id
 
 
 ToService = Hello | Ask | Ping | Bye
@@ -191,12 +215,18 @@ def encode(message: ToService | ToTarget) -> bytes:
 
 def decode_to_service(data: bytes) -> ToService:
     """The inverse of `encode` at the service. Raises msgspec.DecodeError on anything else."""
-    return _to_service.decode(data)
+    try:
+        return _to_service.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(type(error).__name__) from error
 
 
 def decode_to_target(data: bytes) -> ToTarget:
     """The inverse of `encode` at the target. Raises msgspec.DecodeError on anything else."""
-    return _to_target.decode(data)
+    try:
+        return _to_target.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(type(error).__name__) from error
 
 
 class DraftReady(msgspec.Struct, tag=True, frozen=True, kw_only=True):

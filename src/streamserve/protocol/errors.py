@@ -1,5 +1,8 @@
 """What a caller did wrong, or we could not do, in a form every door can tell: Python, HTTP, command line."""
 
+MAX_LINE = 1000
+"""Characters of a message about a file."""
+
 
 class RequestError(Exception):
     """A request that is refused. `field` names the offending parameter, `status` is the HTTP status that
@@ -20,7 +23,13 @@ class PromptChanged(Exception):
 
 
 class CheckpointError(Exception):
-    """A model folder that cannot be served. The message names the file and the field; exit code 2."""
+    """A model folder that cannot be served. The message names the file and the field; exit code 2.
+
+    It is one line of printable text, and short, whatever the files hold."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split()).encode("utf-8", "backslashreplace").decode()
+        super().__init__(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} …")
 
 
 class FleetError(Exception):

@@ -76,7 +76,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     """What draft services elsewhere brought to a worker so far. `services` it has a session with now; their
     `trees`, those of them that were `late` for the step they were asked for, and guesses in them that the
-    text followed. The same for the stand-in, which guesses where they do not. `moves` from one to another."""
+    text followed. The same for the stand-in, which guesses where they do not. `moves` from one to another.
+    Answers that were `rejected`, by what was wrong with them; `probations` of services that gave several."""
 
     services: int
     trees: int
@@ -85,12 +86,14 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     stand_in_trees: int
     stand_in_accepted: int
     moves: int
+    rejected: dict[str, int] = {}
+    probations: int = 0
 
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only ever grow.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
-    been measured."""
+    been measured. `corrupted_requests`: those that ended because the model's numbers were not finite."""
 
     running: int
     waiting: int
@@ -111,6 +114,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     streams: StreamReport | None = None
     transfer: TransferReport | None = None
     remote: RemoteReport | None = None
+    corrupted_requests: int = 0
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,6 +57,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise CheckpointError(f"{file} is nested too deeply") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -54,6 +54,15 @@ class Tokenizer:
         Raises CheckpointError if the folder has none that can be read.
         """
         folder = read_folder(Path(path))
+        try:
+            return cls._of(folder)
+        except CheckpointError:
+            raise
+        except Exception as error:  # of names that are no Unicode, or parts that do not fit each other
+            raise CheckpointError(f"{path}: its tokenizer cannot be used: {error}") from error
+
+    @classmethod
+    def _of(cls, folder: TokenizerFolder) -> "Tokenizer":
         if not folder.tokenizer_file.exists():
             return cls(_converted_backend(folder), folder.special_tokens, folder.chat_template)
         try:

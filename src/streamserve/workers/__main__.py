@@ -2,17 +2,25 @@
 
 import faulthandler
 import os
+import select
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.runtime_folder import folder_of, remove_if_dead
 
 MAX_CONFIG_BYTES = 1 << 20
+PARENT_SECONDS = 1.0
+"""How often to look whether the parent still lives, where its end of the pipe does not tell."""
+FOLDER_SECONDS = 2.0
+"""How long to wait for the lock of a parent that may be dying."""
 
 
 def read_config(stream: BinaryIO) -> WorkerConfig:
@@ -23,19 +31,29 @@ def read_config(stream: BinaryIO) -> WorkerConfig:
     return msgspec.msgpack.decode(stream.read(size), type=WorkerConfig)
 
 
-def leave_with_parent(descriptor: int) -> None:
-    """End this process when the parent's end of the pipe closes, however the parent ended."""
-    while os.read(descriptor, 4096):  # not a buffered read, whose lock would be in the way of an orderly exit
-        pass
+def leave_with_parent(descriptor: int, parent: int, folder: Path | None) -> None:
+    """End this process when `parent` has ended, however it did, or closes its end of the pipe. A fork of the
+    parent may keep the pipe open. What a dead parent left in `folder` goes too."""
+    while os.getppid() == parent:
+        ready, _, _ = select.select([descriptor], [], [], PARENT_SECONDS)
+        # Not a buffered read, whose lock would be in the way of an orderly exit.
+        if ready and not os.read(descriptor, 4096):
+            break
+    # A dying process closes its files one after another: its lock may be held a moment longer than the pipe.
+    deadline = time.monotonic() + FOLDER_SECONDS
+    while folder and folder.exists() and time.monotonic() < deadline and not remove_if_dead(folder):
+        time.sleep(0.01)
     os._exit(1)
 
 
 def main() -> int:
     """Run the worker that standard input describes; returns the exit status."""
+    parent = os.getppid()
     config = read_config(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
-    threading.Thread(target=leave_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
+    leash = (sys.stdin.fileno(), parent, folder_of(config.endpoint))
+    threading.Thread(target=leave_with_parent, args=leash, daemon=True).start()
     faulthandler.enable()  # a fault in native code leaves a traceback in the log
     if config.role == "draft":  # imports torch, which takes a while
         from streamserve.workers.draft import run as run_draft

@@ -1,5 +1,6 @@
 """Where a draft service's targets come in: a ROUTER socket, with keys where there are any."""
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,14 @@ from streamserve.protocol.drafting import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
-CLOSED_BEYOND = 4 * MAX_MESSAGE_BYTES
+CLOSED_BEYOND = 2 * MAX_MESSAGE_BYTES
 """Bytes of a message beyond which the connection is closed instead of answered."""
 MOST_AT_ONCE = 256
+"""Messages, and ended connections, that one call hands out."""
+QUEUED_IN, QUEUED_OUT = 8, 64
+"""Messages of one connection that wait here: then TCP holds its client back, and answers are dropped."""
+HANDSHAKE_MILLISECONDS = 5000
+"""After which a connection that has not finished its handshake is closed."""
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed in its handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection does not speak the protocol",
@@ -27,13 +33,20 @@ FAILURES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Received:
-    """A message as it came; no `data` if it had more parts than one. `key` and `name` of an allowed
-    client."""
+    """A message of `size` bytes as it came, not copied or decoded yet. `fault` says why it is not to be read,
+    if it is not. `key` and `name` of an allowed client."""
 
     peer: bytes
-    data: bytes | None
-    key: str
-    name: str
+    size: int
+    key: str = ""
+    name: str = ""
+    fault: str = ""
+    frame: zmq.Frame | None = None
+
+    @property
+    def data(self) -> bytes | None:
+        """The bytes; None of a message that is not to be read."""
+        return None if self.frame is None or self.fault else self.frame.bytes
 
 
 @dataclass(frozen=True)
@@ -63,8 +76,11 @@ class Gate:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, CLOSED_BEYOND)
+        self.socket.setsockopt(zmq.RCVHWM, QUEUED_IN)
+        self.socket.setsockopt(zmq.SNDHWM, QUEUED_OUT)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
         self.monitor = self.socket.get_monitor_socket(sum(FAILURES) | zmq.EVENT_DISCONNECTED)
-        self._peers: dict[int, bytes] = {}
+        self.peers: dict[int, bytes] = {}
         """Whose messages come by a connection, by its file descriptor."""
         if pair:
             self._names = {key.hex(): name for key, name in clients.items()}
@@ -91,23 +107,35 @@ class Gate:
                 peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._peers[int(peer.get(zmq.SRCFD))] = peer.bytes
-            key = self._key(parts[0]) if parts else ""
-            data = parts[0].bytes if len(parts) == 1 else None
-            yield Received(peer.bytes, data, key, self._names.get(key, ""))
+            yield self._received(peer, parts)
+
+    def _received(self, peer: zmq.Frame, parts: list[zmq.Frame]) -> Received:
+        size = sum(len(part) for part in parts)
+        if len(parts) != 1:
+            return Received(peer.bytes, size, fault="a message has one part")
+        try:
+            # ZMTP 1 and 2 have no metadata: neither a key nor whose connection it is can be told.
+            self.peers[int(peer.get(zmq.SRCFD))] = peer.bytes
+            key = self._key(parts[0])
+        except (zmq.ZMQError, ValueError):
+            return Received(peer.bytes, size, fault="ZMTP before version 3 is not spoken here")
+        return Received(peer.bytes, size, key, self._names.get(key, ""), frame=parts[0])
 
     def ended(self) -> Iterator[Failure | Disconnected]:
-        """Connections that ended since the last call."""
-        while self.monitor.poll(0):
+        """Connections that ended since the last call, some of them."""
+        for _ in range(MOST_AT_ONCE):
+            if not self.monitor.poll(0):
+                return
             message = recv_monitor_message(self.monitor)
             if message["event"] != zmq.EVENT_DISCONNECTED:
                 yield Failure(FAILURES.get(message["event"], "a connection failed"))
-            elif peer := self._peers.pop(message["value"], None):
+            elif peer := self.peers.pop(message["value"], None):
                 yield Disconnected(peer)
 
     def send(self, peer: bytes, data: bytes) -> None:
-        """To a peer, if it is still there."""
-        self.socket.send_multipart([peer, data])
+        """To a peer, if it is still there and reads what it is sent."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.send_multipart([peer, data], zmq.NOBLOCK)
 
     def close(self) -> None:
         if self._authenticator:

@@ -25,12 +25,16 @@ from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
-from streamserve.protocol.drafting import MAX_MESSAGE_BYTES, decode_to_target, encode
+from streamserve.protocol.drafting import MAX_ANSWER_BYTES, decode_to_target, encode
 from streamserve.protocol.reports import RemoteReport
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_MILLISECONDS = 2000
+MOST_AT_ONCE, BYTES_AT_ONCE = 64, 2 * MAX_ANSWER_BYTES
+"""Messages of a service, and bytes of them, that are read before the engine goes on."""
+QUEUED = 32
+"""Messages of a service that wait here: then TCP holds it back."""
 
 
 def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> "RemoteDrafter | None":
@@ -41,7 +45,7 @@ def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> 
         return None
     tokenizer, vocabulary = fingerprints(Path(model.path), vocab_size)
     own = read_key_pair(model.draft_key) if model.draft_key else None
-    identity = Identity(tokenizer, vocabulary, config.worker)
+    identity = Identity(tokenizer, vocabulary, config.worker, vocab_size)
     endpoints = parse_endpoints(model.draft)
     return RemoteDrafter(identity, endpoints, own, secrets.randbits(32), model.draft_model, stand_in)
 
@@ -57,10 +61,11 @@ class RemoteDrafter:
         models: Sequence[str] = (), stand_in: Drafter | None = None,
     ) -> None:  # fmt: skip
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = [self._connect(endpoint, own) for endpoint in endpoints]
+        self._endpoints, self._own = endpoints, own
         self._poller = zmq.Poller()
-        for socket in self._sockets:
-            self._poller.register(socket, zmq.POLLIN)
+        self._sockets: list[zmq.Socket[bytes] | None] = [None for _ in endpoints]
+        for number in range(len(endpoints)):
+            self._connect(number)
         self.client = Client(identity, [endpoint.address for endpoint in endpoints], seed, models)
         self.waiting = Waiting()
         self._collected: float | None = None
@@ -73,7 +78,9 @@ class RemoteDrafter:
     def attend(self) -> None:
         """Between steps, at least twice a second: read what came, and say Hello and Ping where it is time."""
         self._receive(0)
-        self._send(self.client.tick(time.monotonic()))
+        now = time.monotonic()
+        self._reconnect(now)
+        self._send(self.client.tick(now))
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Send what the services do not know yet, and ask for trees."""
@@ -83,6 +90,7 @@ class RemoteDrafter:
         self._learn(requests)
         self._receive(0)
         waiting = self.waiting
+        self._reconnect(now)
         self._send(self.client.tick(now))
         self._send(
             self.client.begin(requests, now, waiting.patience, waiting.verify.value, waiting.plain.value)
@@ -121,13 +129,16 @@ class RemoteDrafter:
             stand_in_trees=self._stand_in_trees,
             stand_in_accepted=self._stand_in_accepted,
             moves=self.client.moves,
+            rejected=dict(self.client.rejected),
+            probations=sum(link.conduct.probations for link in self.client.links),
         )
 
     def close(self) -> None:
         """End the sessions and free the sockets."""
         self._send(self.client.close(time.monotonic()))
         for socket in self._sockets:
-            socket.close(linger=200)
+            if socket is not None:
+                socket.close(linger=200)
         self._context.term()
 
     def _learn(self, requests: Sequence[DraftRequest]) -> None:
@@ -147,33 +158,66 @@ class RemoteDrafter:
     def _receive(self, seconds: float) -> None:
         """Take what is there, or the first that comes within so many seconds."""
         ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
-        for socket, _ in ready:
-            number = self._sockets.index(socket)
-            while True:
-                try:
-                    data = socket.recv(zmq.NOBLOCK)
-                except zmq.Again:
+        for ready_one, _ in ready:
+            socket: zmq.Socket[bytes] = ready_one
+            number, size = self._sockets.index(socket), 0
+            for _ in range(MOST_AT_ONCE):
+                if size >= BYTES_AT_ONCE or self._sockets[number] is not socket:
                     break
                 try:
-                    message = decode_to_target(data)
-                except msgspec.DecodeError:
-                    logger.warning("draft service %d sent what cannot be read", number)
-                    continue
-                self._send(self.client.heard(number, message, time.monotonic()))
+                    frame = socket.recv(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                size += len(frame)
+                self._hear(number, frame)
+
+    def _hear(self, number: int, frame: zmq.Frame) -> None:
+        """Take a message of service `number`, whatever it is."""
+        now = time.monotonic()
+        if self.client.size(number, len(frame), now):
+            try:
+                message = decode_to_target(frame.bytes)
+            except msgspec.DecodeError as error:
+                self.client.reject(number, "unreadable", str(error), now)
+                self._reconnect(now)
+                return
+            try:
+                self._send(self.client.heard(number, message, now))
+            except Exception:  # a fault here, which this service knows to find: it is not asked any more
+                logger.exception("an answer of draft service %d could not be taken", number)
+                self.client.reject(number, "internal", type(message).__name__, now, certain=True)
+        self._reconnect(now)
+
+    def _reconnect(self, now: float) -> None:
+        """Close the connections of services on probation, whose messages are not even read, and open them
+        again when that is over."""
+        for number, link in enumerate(self.client.links):
+            socket = self._sockets[number]
+            if link.on_probation(now):
+                if socket is not None:
+                    self._poller.unregister(socket)
+                    socket.close(linger=0)
+                    self._sockets[number] = None
+            elif socket is None:
+                self._connect(number)
 
     def _send(self, outs: Sequence[Out]) -> None:
         for out in outs:
+            socket = self._sockets[out.link]
             try:
-                self._sockets[out.link].send(encode(out.message), zmq.NOBLOCK)
-            except zmq.Again:
+                if socket is not None:
+                    socket.send(encode(out.message), zmq.NOBLOCK)
+            except zmq.ZMQError:  # nobody is there, or nobody reads
                 self.client.unreachable(out.link, time.monotonic())
 
-    def _connect(self, endpoint: Endpoint, own: KeyPair | None) -> zmq.Socket[bytes]:
+    def _connect(self, number: int) -> None:
+        endpoint, own = self._endpoints[number], self._own
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.SNDHWM, 64)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.RCVHWM, QUEUED)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
@@ -183,4 +227,5 @@ class RemoteDrafter:
             socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
         socket.connect(endpoint.address)
-        return socket
+        self._sockets[number] = socket
+        self._poller.register(socket, zmq.POLLIN)

@@ -59,6 +59,7 @@ from streamserve.workers.pace import Pace
 from streamserve.workers.placing import settle
 from streamserve.workers.remote import RemoteDrafter, remote_drafter
 from streamserve.workers.tracer import Tracer
+from streamserve.workers.upkeep import Upkeep, command_of
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
         _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
         try:
-            _serve(engine, socket, tracer, remote)
+            upkeep = Upkeep(parts.loaded, parts.profile, users_profiles(), command_of(config.model))
+            _serve(engine, socket, tracer, remote, upkeep)
         except Exception as error:
             _crash(config, error, journal, engine)
         finally:  # its thread may wait for a step that will never come
@@ -237,7 +239,11 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
 
 
 def _serve(
-    engine: Engine, socket: zmq.Socket[bytes], tracer: Tracer | None, remote: RemoteDrafter | None
+    engine: Engine,
+    socket: zmq.Socket[bytes],
+    tracer: Tracer | None,
+    remote: RemoteDrafter | None,
+    upkeep: Upkeep,
 ) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
     reported = time.monotonic()
@@ -247,6 +253,8 @@ def _serve(
         wait = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
         if engine.has_work:
             wait = min(wait, STALLED_MILLISECONDS) if engine.stalled else 0
+        most, wait = wait, upkeep.wait(engine, wait)
+        measuring = wait < most
         while socket.poll(wait):
             try:
                 message = decode_to_worker(socket.recv())
@@ -269,7 +277,7 @@ def _serve(
         if news:
             _send(socket, Transfers(news))
         now = time.monotonic()
-        if now - reported >= REPORT_SECONDS or not engine.has_work:
+        if now - reported >= REPORT_SECONDS or not (engine.has_work or measuring):
             reported = now
             if remote:
                 remote.attend()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from streamserve.execution.noise import gumbel
 from streamserve.execution.rejection import DRAFTING, draw, uniforms
-from streamserve.execution.sampling import Scores, survivors
+from streamserve.execution.sampling import Scores, finite_rows, survivors
 from streamserve.protocol.sampling import SamplingParams
 
 CANDIDATES = 32
@@ -53,8 +53,10 @@ def best_guesses(
     adjusted: Mapping[int, Scores] = NOTHING,
 ) -> list[list[Guess]]:
     """For each row of `logits` [rows, vocabulary] up to `count` guesses, the best first; row i is about
-    output number `outputs[i]` of `choices[i]`. `adjusted[i]` stands in for row i's logits."""
-    scores = logits.float()
+    output number `outputs[i]` of `choices[i]`. `adjusted[i]` stands in for row i's logits. After a row that
+    holds NaN or an infinity there are none."""
+    finite = finite_rows(logits)
+    scores = logits.float().clone() if adjusted else logits.float()
     for row, own in adjusted.items():
         scores[row] = torch.from_numpy(own)
     found: list[list[Guess]] = [[] for _ in params]
@@ -74,7 +76,7 @@ def best_guesses(
         )
         for row, guesses in zip(drawn, noisy, strict=True):
             found[row] = guesses
-    return found
+    return [guesses if sound else [] for guesses, sound in zip(found, finite, strict=True)]
 
 
 def drawn_guesses(
@@ -89,7 +91,11 @@ def drawn_guesses(
     feature tells a first draw from the others and nothing else, as rejection demands."""
     scores = logits.float().double().numpy()
     found = []
+    finite = finite_rows(logits)
     for row, one in enumerate(params):
+        if not finite[row]:
+            found.append((list[Guess](), np.zeros(scores.shape[1], np.float32)))
+            continue
         shares = _distribution(adjusted.get(row, scores[row]), one)
         numbers = uniforms(one.seed or 0, choices[row], outputs[row], DRAFTING, count)
         tokens = [draw(shares, number) for number in numbers]

@@ -24,7 +24,7 @@ from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.model import Model
-from streamserve.execution.sampling import Scores
+from streamserve.execution.sampling import Scores, finite_rows
 from streamserve.policy.tree import TokenTree
 
 MOST_ROWS = 1024
@@ -47,11 +47,13 @@ class _Growing:
     level: list[int] = field(default_factory=lambda: [0])
     depth: int = 0
     draws: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    finite: bool = True
+    """Whether the hidden states of the committed tokens are, and so their KV."""
 
     @property
     def wants_more(self) -> bool:
         full = len(self.tokens) > self.request.nodes
-        return bool(self.level) and self.depth < self.request.depth and not full
+        return self.finite and bool(self.level) and self.depth < self.request.depth and not full
 
     def guessed(self, node: int) -> list[int]:
         """The guesses from the root, which is none, to `node`."""
@@ -119,8 +121,8 @@ class ModelDrafter:
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Guess at once: on one device there is nobody to wait for."""
         trees = [self._start(request) for request in requests]
-        growing = [tree for tree in trees if tree.wants_more]
         hidden = self._read(trees)
+        growing = [tree for tree in trees if tree.wants_more]
         if len(growing) < len(trees):
             hidden = hidden[[row for row, tree in enumerate(trees) if tree.wants_more]]
         while growing:
@@ -128,7 +130,8 @@ class ModelDrafter:
             growing = [tree for tree in growing if tree.wants_more]
             if growing:
                 hidden = self._pass(growing)
-        self._trees = {tree.request.id: tree.tree() for tree in trees}
+        # A sequence without a tree has no KV in this plane: what is not finite is never shared.
+        self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         trees, self._trees = self._trees, {}
@@ -153,10 +156,14 @@ class ModelDrafter:
             tokens = self._tokens[tree.request.id]
             while tree.length - start > MOST_ROWS:
                 piece = tokens[start : start + MOST_ROWS]
-                self._forward([Span(tree.request.id, start, piece, tree.request.blocks)])
+                hidden, _ = self._forward([Span(tree.request.id, start, piece, tree.request.blocks)])
+                tree.finite &= bool(finite_rows(hidden).all())
                 start += MOST_ROWS
             spans.append(Span(tree.request.id, start, tokens[start:], tree.request.blocks))
         hidden, offsets = self._forward(spans)
+        finite = finite_rows(hidden)
+        for tree, offset, span in zip(trees, offsets, spans, strict=True):
+            tree.finite &= bool(finite[offset : offset + len(span.tokens)].all())
         return hidden[[offset + len(span.tokens) - 1 for offset, span in zip(offsets, spans, strict=True)]]
 
     def _pass(self, trees: Sequence[_Growing]) -> Tensor:

@@ -33,6 +33,7 @@ class PathState:
         self, request: DraftRequest, tokens: Sequence[int], eos: Sequence[int], grammars: Grammars | None
     ) -> None:
         """`tokens`: all committed tokens, `request.output` outputs at their end."""
+        self._epoch = request.epoch
         self._params = request.params
         self._choice = request.choice
         self._eos = eos
@@ -45,6 +46,12 @@ class PathState:
                 self._matcher = grammars.begin(request.params.grammar, self._outputs)
             except GrammarError:
                 self._matcher = None  # the request is about to end for it, or has no need of guesses
+
+    def holds(self, request: DraftRequest, outputs: Sequence[int]) -> bool:
+        """Whether this is the state of `request` before its last `outputs`: of the same epoch, for the same
+        choice, and behind outputs that still hold."""
+        same = self._epoch == request.epoch and self._choice == request.choice
+        return same and list(outputs[: len(self._outputs)]) == self._outputs
 
     def commit(self, outputs: Sequence[int]) -> None:
         """Go on to `outputs`, which begin with those known so far."""
@@ -84,14 +91,16 @@ class PathStates:
         self._states: dict[int, PathState] = {}
 
     def of(self, request: DraftRequest, tokens: Sequence[int]) -> PathState | None:
-        """The state behind all committed `tokens`, for a request that asks for guesses."""
+        """The state after all committed `tokens`, for a request that asks for guesses. A state of another
+        epoch is dropped: an edit changes prompt, outputs and parameters alike."""
         if not request.depth or not has_path_state(request.params):
             return None
+        outputs = tokens[len(tokens) - request.output :]
         state = self._states.get(request.id)
-        if state is None:
+        if state is None or not state.holds(request, outputs):
             state = PathState(request, tokens, self._eos_token_ids, self._grammars)
             self._states[request.id] = state
-        state.commit(tokens[len(tokens) - request.output :])
+        state.commit(outputs)
         return state
 
     def forget(self, id: int) -> None:

@@ -151,7 +151,10 @@ void guess(Pool& pool, const float* logits, int vocabulary, const Draw* draws, i
             char* memory = pool.scratch(thread, bytes);
             int32_t* ids = tokens + size_t(number) * size_t(best);
             double* found = scores + size_t(number) * size_t(best);
-            if (draw.scores) {
+            if (!all_finite(row, vocabulary)) {
+                std::fill(ids, ids + best, NOT_FINITE);
+                std::fill(found, found + best, -INFINITE);
+            } else if (draw.scores) {
                 guess_row(draw, draw.scores, vocabulary, memory, best, ids, found);
             } else {
                 guess_row(draw, row, vocabulary, memory, best, ids, found);

@@ -43,6 +43,19 @@ inline double uniform(uint64_t words) {
 
 inline double gumbel(uint64_t words) { return -std::log(-std::log(uniform(words))); }
 
+// Whether none of `values` is NaN or infinite: x - x is 0 for all others.
+inline bool all_finite(const float* values, int count) {
+    float sums[LANES] = {};
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += values[i + lane] - values[i + lane];
+    }
+    for (; i < count; i++) sums[0] += values[i] - values[i];
+    float sum = 0.0f;
+    for (float part : sums) sum += part;
+    return sum == 0.0f;
+}
+
 template <class T>
 T largest(const T* values, int count) {
     T best[LANES];

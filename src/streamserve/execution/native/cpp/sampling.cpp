@@ -223,7 +223,9 @@ void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, 
         for (int number; (number = pool.claim()) < count;) {
             const Draw& draw = draws[number];
             const float* row = logits + size_t(draw.row) * size_t(vocabulary);
-            if (draw.temperature == 0.0) {
+            if (!all_finite(row, vocabulary)) {  // also: sorting NaN would leave the arrays' bounds
+                tokens[number] = NOT_FINITE;
+            } else if (draw.temperature == 0.0) {
                 tokens[number] =
                     draw.scores ? first_best(draw.scores, vocabulary) : first_best(row, vocabulary);
             } else {

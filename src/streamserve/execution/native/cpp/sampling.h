@@ -16,6 +16,9 @@ struct Draw {
     uint32_t choice, index;
 };
 
+// The token of a row whose logits are not all finite: as execution/sampling.py.
+constexpr int32_t NOT_FINITE = -1;
+
 // For each draw on `logits` [.., vocabulary] its token. Threads share out the draws.
 void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens);
 

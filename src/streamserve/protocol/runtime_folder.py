@@ -1,0 +1,98 @@
+"""The private folder of a server's sockets. A lock says whether its owner lives, however that ended:
+
+    $TMPDIR/streamserve-XXXXXXXX/   lock      locked (flock) by the owner for as long as it lives
+                                    control   the socket that its workers connect to
+
+What a dead owner left is removed by its workers when they notice, else by the next start in that folder.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "streamserve-"
+LOCK = "lock"
+EMPTY_SECONDS = 60.0
+"""Age from which a folder without a lock, which takes microseconds to make, is one whose owner died then."""
+
+IPC = "ipc://"
+
+
+@dataclass(frozen=True)
+class RuntimeFolder:
+    """A folder of ours at `path`; `handle` is its lock, which closes with this process."""
+
+    path: Path
+    handle: int
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it, and let go of its lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.handle)
+
+
+def make_runtime_folder(base: Path | None = None) -> RuntimeFolder:
+    """Make a locked folder in `base`, by default the temporary folder, after removing those of dead owners.
+    Raises OSError if there can be none."""
+    base = base or Path(tempfile.gettempdir())
+    sweep(base)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        handle = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if _lock(handle) and (path / LOCK).exists():
+            return RuntimeFolder(path, handle)
+        os.close(handle)  # another's sweep came between making and locking it
+
+
+def sweep(base: Path) -> list[Path]:
+    """Remove the folders in `base` whose owners are dead; returns them."""
+    return [path for path in base.glob(f"{PREFIX}*") if remove_if_dead(path)]
+
+
+def remove_if_dead(path: Path) -> bool:
+    """Remove a runtime folder if nobody holds its lock; whether that was so. What another user owns, or what
+    has no lock and is not empty, is left alone."""
+    try:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return _remove_if_empty(path)
+    except OSError:
+        return False
+    try:
+        if not _lock(handle):
+            return False
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    finally:
+        os.close(handle)
+
+
+def folder_of(endpoint: str) -> Path | None:
+    """The runtime folder that the socket at `endpoint` lies in, if it lies in one."""
+    folder = Path(endpoint.removeprefix(IPC)).parent
+    return folder if endpoint.startswith(IPC) and folder.name.startswith(PREFIX) else None
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_if_empty(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if time.time() - path.lstat().st_mtime > EMPTY_SECONDS:
+            path.rmdir()
+            return True
+    return False

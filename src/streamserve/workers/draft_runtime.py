@@ -1,0 +1,249 @@
+"""The threads around a draft service: one receives and sends, the main one drafts.
+
+Whatever a client sends and whatever a batch comes to, both go on: what one message or batch raises is logged
+and costs that message or batch. A thread that can do nothing but fail ends the process with a non-zero
+status, so that whoever started it starts it anew.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+
+import msgspec
+import zmq
+
+from streamserve.drafting.explain import report
+from streamserve.drafting.parts import Batch, Out
+from streamserve.drafting.service import Service
+from streamserve.engine.plan import Drafter, DraftRequest
+from streamserve.protocol.drafting import Reason, decode_to_service, encode, encode_report, printable
+from streamserve.protocol.messages import Stop, decode_to_worker
+from streamserve.workers.gate import Failure, Gate, Received
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.5
+LOG_SECONDS = 1.0
+"""Between two tracebacks."""
+HOPELESS = 20
+"""So many turns of a thread that fail, one after another, end the process."""
+PAUSE_SECONDS = 0.05
+"""After a turn that failed."""
+
+
+class Faults:
+    """Logs what a thread's turns raise, a traceback a second, and ends it when nothing else happens."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._logged = float("-inf")
+        self._in_a_row = 0
+        self.count = 0
+
+    def passed(self) -> None:
+        """A turn went well."""
+        self._in_a_row = 0
+
+    def caught(self, error: Exception) -> None:
+        """Called in an except block. Raises `error` when it is hopeless."""
+        self.count += 1
+        self._in_a_row += 1
+        now = time.monotonic()
+        if now - self._logged >= LOG_SECONDS:
+            self._logged = now
+            logger.exception("%s failed, %d times so far", self._what, self.count)
+        if self._in_a_row >= HOPELESS:
+            raise error
+
+
+class ServiceRuntime:
+    """The threads around a service. `gate` is where targets come in, `parent` who started this process."""
+
+    def __init__(
+        self, service: Service, gate: Gate, parent: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
+    ) -> None:
+        self._service = service
+        self._gate = gate
+        self._parent = parent
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._failed: BaseException | None = None
+        self._outs: deque[Out] = deque()
+        self._reported = 0.0
+        self._batch_faults = Faults("drafting a batch")
+        self._message_faults = Faults("taking a message")
+        self._bell, self._ring = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        for socket, connect in ((self._bell, False), (self._ring, True)):
+            socket.setsockopt(zmq.LINGER, 0)
+            (socket.connect if connect else socket.bind)("inproc://out-queue")
+        self._thread = threading.Thread(target=self._receive_and_send, name="receiver")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the receiver's thread."""
+        self._stopping = True
+        self._ring.send(b"")
+        self._thread.join()
+        self._bell.close()
+        self._ring.close()
+
+    def draft(self, drafter: Drafter) -> None:
+        """Draft whatever waits, one batch after another, until told to stop."""
+        faults = Faults("a turn of the draft model")
+        while not self._stopping:
+            try:
+                self._turn(drafter)
+                faults.passed()
+            except Exception as error:
+                faults.caught(error)
+                time.sleep(PAUSE_SECONDS)
+        if self._failed:
+            raise self._failed
+
+    def _turn(self, drafter: Drafter) -> None:
+        """Draft one batch, or wait until there is one."""
+        service, changed = self._service, self._changed
+        with changed:
+            batch = service.batch(now := time.monotonic())
+            released = service.take_released() if batch is None else []
+            spare = service.warm_up(now) if batch is None else None
+            if batch is None and spare is None and not released:
+                changed.wait(service.pause(now))
+        if batch is not None:
+            self._draft_batch(drafter, batch)
+            return
+        drafter.release(released)
+        if spare is not None:
+            self._warm_up(drafter, spare)
+
+    def _draft_batch(self, drafter: Drafter, batch: Batch) -> None:
+        service = self._service
+        try:
+            drafter.release(batch.released)
+            drafter.begin(batch.requests)
+            trees = drafter.collect(0.0)
+        except Exception as error:  # whoever caused it, the other targets are to be drafted for
+            self._batch_faults.passed()
+            self._batch_faults.caught(error)
+            with self._changed:
+                outs = service.failed(batch, time.monotonic())
+        else:
+            with self._changed:
+                outs = service.drafted(batch, trees, time.monotonic())
+        self._outs.extend(outs)
+        self._ring.send(b"")
+
+    def _warm_up(self, drafter: Drafter, spare: DraftRequest) -> None:
+        try:
+            drafter.begin([spare])
+            drafter.collect(0.0)
+        finally:
+            with self._changed:
+                self._service.warmed(spare, time.monotonic())
+
+    def _receive_and_send(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self._failed = error
+            logger.exception("receiving failed")
+        finally:
+            with self._changed:
+                self._stopping = True
+                self._changed.notify()
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        for socket in (self._gate.socket, self._gate.monitor, self._bell, self._parent):
+            poller.register(socket, zmq.POLLIN)
+        faults = Faults("a turn of the receiver")
+        while not self._stopping:
+            try:
+                self._exchange(dict(poller.poll(int(REPORT_SECONDS * 1000))))
+                faults.passed()
+            except zmq.ContextTerminated:
+                return
+            except Exception as error:
+                faults.caught(error)
+                time.sleep(PAUSE_SECONDS)
+
+    def _exchange(self, ready: dict[zmq.Socket[bytes], int]) -> None:
+        """Send what is to be sent, take what has come, and report when it is time."""
+        if self._bell in ready:
+            while self._bell.poll(0):
+                self._bell.recv()
+        while self._outs:
+            self._send(self._outs.popleft())
+        if self._gate.socket in ready:
+            self._receive()
+        if self._gate.monitor in ready:
+            self._hear_of_connections()
+        if self._parent in ready and isinstance(decode_to_worker(self._parent.recv()), Stop):
+            self._stopping = True
+        now = time.monotonic()
+        if now - self._reported >= REPORT_SECONDS:
+            self._reported = now
+            with self._changed:
+                for out in self._service.tick(now):
+                    self._outs.append(out)
+                news = report(self._service, now)
+            with contextlib.suppress(zmq.Again):  # the parent takes no reports now: there will be others
+                self._parent.send(encode_report(news), zmq.NOBLOCK)
+
+    def _receive(self) -> None:
+        """What has come by now, some of it."""
+        outs: list[Out] = []
+        for received in self._gate.receive():
+            try:
+                outs += self._take(received)
+                self._message_faults.passed()
+            except Exception as error:  # it costs this message, and whoever sent it, nothing else
+                self._message_faults.passed()
+                self._message_faults.caught(error)
+                with self._changed:
+                    outs += self._refuse(received, "internal", "that failed here")
+        with self._changed:
+            self._changed.notify()
+        for out in outs:
+            self._send(out)
+
+    def _take(self, received: Received) -> list[Out]:
+        """Charge for a message, then decode it, then answer it."""
+        service = self._service
+        limit = service.config.limits.max_bytes
+        with self._changed:
+            now = time.monotonic()
+            refused = service.arrived(received.peer, received.size, now, received.key)
+            if refused is not None:
+                return refused
+            if received.fault:
+                return self._refuse(received, "unreadable", received.fault)
+            if received.size > limit:
+                return self._refuse(received, "size", f"{received.size} bytes; {limit} are read")
+        try:
+            assert received.data is not None
+            message = decode_to_service(received.data)
+        except msgspec.DecodeError as error:
+            with self._changed:
+                return self._refuse(received, "unreadable", f"{type(error).__name__}: {error}"[:200])
+        with self._changed:
+            return service.heard(received.peer, message, time.monotonic(), received.key, received.name)
+
+    def _refuse(self, received: Received, reason: Reason, text: str) -> list[Out]:
+        return self._service.refuse(received.peer, reason, printable(text, 200), time.monotonic())
+
+    def _hear_of_connections(self) -> None:
+        """Some ended before they were any: a wrong key, or something that speaks no ZeroMQ."""
+        for ended in self._gate.ended():
+            with self._changed:
+                if isinstance(ended, Failure):
+                    self._service.refuse(b"", "key", ended.text, time.monotonic())
+                else:
+                    self._service.disconnected(ended.peer, time.monotonic())
+
+    def _send(self, out: Out) -> None:
+        self._gate.send(out.peer, encode(out.message))

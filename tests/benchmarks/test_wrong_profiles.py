@@ -1,0 +1,54 @@
+"""Speculation priced by a wrong profile is no slower than plain decoding, in virtual time.
+
+A few cells of `benchmarks.wrong_profiles`; with `--full` more of them.
+"""
+
+import pytest
+
+from benchmarks import wrong_profiles
+from benchmarks.wrong_profiles import LEAST, WRONG, ratio
+from tests.conftest import Scale
+
+WORST = [
+    ("staircase", "bad", 8, "many fast", 1 / 3),
+    ("staircase", "bad", 8, "plain slow", 1 / 3),
+    ("steep", "recorded chats", 32, "plain slow", 1.0),
+    ("steep", "recorded chats", 32, "zigzag", 1.0),
+    ("steep", "middling", 8, "falling", 1.0),
+    ("steep", "bad", 8, "many fast", 3.0),
+    ("memory-bound (measured, AMX)", "bad", 8, "many fast", 1 / 3),
+]
+"""Cells in which a profile once made speculation 0.42 to 0.98 times as fast as plain decoding."""
+
+
+@pytest.mark.parametrize(("curve", "draft", "streams", "target", "factor"), WORST)
+def test_a_wrong_profile_does_not_make_speculation_slower_than_plain_decoding(
+    curve: str, draft: str, streams: int, target: str, factor: float
+) -> None:
+    assert ratio(curve, draft, streams, target, factor) >= LEAST
+
+
+@pytest.mark.parametrize(
+    ("curve", "draft", "streams", "target", "least"),
+    [
+        ("memory-bound (measured, AMX)", "recorded chats", 8, "right", 2.65),
+        ("memory-bound (measured, AMX)", "recorded chats", 8, "plain fast", 2.6),
+        ("memory-bound (measured, AMX)", "recorded chats", 8, "many slow", 2.5),
+        ("flat", "recorded chats", 32, "many slow", 3.4),
+    ],
+)
+def test_a_wrong_profile_does_not_keep_speculation_from_paying(
+    curve: str, draft: str, streams: int, target: str, least: float
+) -> None:
+    """With the right profile 2.72 to 2.76, and 3.72."""
+    assert ratio(curve, draft, streams, target, 1.0) >= least
+
+
+def test_the_grid_has_every_kind_of_error_in_both_directions(scale: Scale) -> None:
+    names = {name for name, _ in WRONG}
+    assert {"all slow", "all fast", "one token slow", "one token fast", "many slow", "many fast"} <= names
+    assert {factor for _, factor in WRONG} == {1.0, 3.0, 1 / 3}
+    if scale.full:
+        cells = list(wrong_profiles.cells())[::31]
+        found = {cell: ratio(*cell) for cell in cells}
+        assert min(found.values()) >= LEAST, min(found, key=lambda cell: found[cell])

@@ -1,0 +1,173 @@
+"""A real target among draft services that mean no good: its text is the same, and it does not die."""
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from streamserve.protocol.drafting import MAX_ANSWER_BYTES, Drafts, Hello, Unknown, decode_to_service, encode
+from tests.conftest import Scale
+from tests.fuzz.draft_messages import HostileService
+from tests.fuzz.zmtp import SCRAPS, handshakes
+from tests.test_draft_service import all_answers, here, pair, requests, targets
+
+__all__ = ["pair"]
+SERVICES = 12
+"""Hostile ones that a target knows: while some are on probation it is with the others."""
+SECONDS, FULL_SECONDS = 3, 600
+"""Of asking, in a small run and in a full one."""
+
+
+class Services(threading.Thread):
+    """Hostile services, one a port; `kinds` says how each is. Everything random comes from `seed`."""
+
+    def __init__(self, seed: int, kinds: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.heard = self.said = 0
+        self.connections = 0
+        self._over = threading.Event()
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._services: dict[object, tuple[zmq.Socket[bytes], str, HostileService]] = {}
+        self._raw: list[socket.socket] = []
+        self._rng = random.Random(seed)
+        addresses = [self._add(kind, seed + number) for number, kind in enumerate(kinds)]
+        self.address = ",".join(addresses)
+
+    def _add(self, kind: str, seed: int) -> str:
+        if kind == "raw":
+            raw = socket.create_server(("127.0.0.1", 0))
+            raw.setblocking(False)
+            self._raw.append(raw)
+            return f"tcp://127.0.0.1:{raw.getsockname()[1]}"
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.SNDHWM, 100)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        self._poller.register(router, zmq.POLLIN)
+        self._services[router] = (router, kind, HostileService(random.Random(seed), 0.3))
+        return f"tcp://127.0.0.1:{port}"
+
+    def run(self) -> None:
+        open_ones: list[socket.socket] = []
+        while not self._over.is_set():
+            for ready, _ in self._poller.poll(10):
+                router, kind, service = self._services[ready]
+                peer, *parts = router.recv_multipart()
+                self._answer(router, peer, parts[-1], kind, service)
+            for raw in self._raw:
+                try:
+                    connection, _ = raw.accept()
+                except BlockingIOError:
+                    continue
+                self.connections += 1
+                scraps = [*SCRAPS, *handshakes().values(), self._rng.randbytes(200)]
+                with_garbage = self._rng.choice(scraps) + self._rng.randbytes(self._rng.randrange(50))
+                try:
+                    connection.sendall(with_garbage)
+                except OSError:
+                    connection.close()
+                open_ones.append(connection)
+        for one in [*open_ones, *self._raw]:
+            one.close()
+
+    def _answer(
+        self, router: zmq.Socket[bytes], peer: bytes, data: bytes, kind: str, service: HostileService
+    ) -> None:
+        self.heard += 1
+        try:
+            message = decode_to_service(data)
+        except msgspec.DecodeError as error:
+            raise AssertionError("the target said what cannot be read") from error
+        answers = service.answers(message)
+        if kind == "flood" and not isinstance(message, Hello):
+            nothing = Drafts(tag=service.tag, drafts=[], waited=0.0, seconds=0.0, queue=0.0)
+            answers += [encode(nothing)] * 30_000
+        elif kind == "huge" and not isinstance(message, Hello):
+            answers.append(bytes(self._rng.choice((MAX_ANSWER_BYTES - 1, MAX_ANSWER_BYTES + 1))))
+        elif kind == "forgetful" and not isinstance(message, Hello):
+            answers = [encode(Unknown(service.tag))]
+        for answer in answers:
+            try:
+                router.send_multipart([peer, answer], zmq.NOBLOCK)
+                self.said += 1
+            except zmq.ZMQError:
+                return
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(20)
+        for router in self._services:
+            router.close()  # type: ignore[attr-defined]
+        self._context.term()
+
+
+@contextmanager
+def hostile(seed: int, kinds: list[str]) -> Iterator[Services]:
+    services = Services(seed, kinds)
+    services.start()
+    try:
+        yield services
+    finally:
+        services.end()
+
+
+KINDS = ["wrong"] * SERVICES + ["flood", "huge", "forgetful", "raw"]
+
+
+@pytest.mark.timeout(900)
+async def test_text_is_the_same_among_hostile_services(
+    pair: tuple[str, str], scale: Scale, record: Callable[..., None]
+) -> None:
+    """Rounds of requests until the time is over; a fresh target, which trusts all again, each minute."""
+    target, _ = pair
+    asked = requests(scale.pick(3, 8), scale.seed)
+    texts, _ = here(target, "none", asked)
+    left = float(scale.pick(SECONDS, FULL_SECONDS))
+    sums = {"rounds": 0, "rejected": 0, "probations": 0, "trees": 0, "said": 0, "starts": 0}
+    faults: dict[str, int] = {}
+    while left > 0:
+        seed = scale.seed + sums["starts"]
+        print(f"seed {seed}: requests of seed {scale.seed}")
+        with hostile(seed, KINDS) as services:
+            async with targets(target, 1, services.address) as llms:
+                workers = children()
+                started = time.monotonic()
+                while time.monotonic() < started + min(left, 60.0):
+                    again, _ = await all_answers(llms, asked, f"round-{sums['rounds']}")
+                    assert again == [texts], f"seed {seed}"
+                    sums["rounds"] += 1
+                left -= time.monotonic() - started
+                report = llms[0].report()
+                assert report is not None
+                remote = report.remote
+                assert remote is not None
+                assert children() == workers, "the target's worker is the one that was started"
+            sums["rejected"] += sum(remote.rejected.values())
+            sums["probations"] += remote.probations
+            sums["trees"] += remote.trees
+            sums["said"] += services.said
+            sums["starts"] += 1
+            for fault, count in remote.rejected.items():
+                faults[fault] = faults.get(fault, 0) + count
+    print(f"{sums}, by fault {faults}")
+    assert sums["rejected"] > 5
+    assert sums["trees"] > 0, "now and then they are right"
+    assert faults.get("tree", 0) > 0
+    record(**sums, faults=faults)
+
+
+def children() -> set[int]:
+    """Process ids of workers."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        if "streamserve.workers" in " ".join(child.cmdline()):
+            found.add(child.pid)
+    return found

@@ -1,0 +1,165 @@
+"""Whatever ends a command or a script, at whatever moment: no process, folder or shared memory is left.
+
+A few cells of the matrix of programs, moments and signals by default, all with --full.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Scale
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
+LEAVE_SECONDS = 60.0
+
+SCRIPT = """
+    from streamserve import LLM, SamplingParams
+    llm = LLM("embedded", threads=1, log_level="warning")
+    print("ready", flush=True)
+    params = SamplingParams(max_tokens=1000, ignore_eos=True)
+    llm.generate([[5, 6, 7]] * 200, params, use_tqdm=False)
+"""
+COMMAND = ("-m", "streamserve")
+
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "serve": (*COMMAND, "serve", "embedded", "--threads", "1", "--port", "0"),
+    "script": ("-c", textwrap.dedent(SCRIPT)),
+    "generate": (*COMMAND, "generate", "Count to ten thousand.", "--threads", "1", "--max-tokens", "1000"),
+    "draft": (*COMMAND, "draft", "--threads", "1", "--listen", "tcp://127.0.0.1:0"),
+}
+"""Programs that go on until they are ended."""
+
+MOMENTS = ("imports", "loading", "working")
+
+CELLS = [(program, "working", number) for program in PROGRAMS for number in SIGNALS] + [
+    (program, moment, number) for program in PROGRAMS for moment in MOMENTS[:2] for number in SIGNALS
+]
+DEFAULT = {
+    ("serve", "working", signal.SIGHUP),
+    ("serve", "imports", signal.SIGINT),
+    ("script", "loading", signal.SIGKILL),
+    ("script", "working", signal.SIGTERM),
+    ("generate", "working", signal.SIGINT),
+}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder for one program, short enough for sockets."""
+    path = Path(f"/tmp/left-{os.getpid()}-{time.monotonic_ns() % 10**9}")
+    path.mkdir()
+    yield path
+    subprocess.run(["rm", "-r", str(path)], check=True)
+
+
+def start(program: str, folder: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, *PROGRAMS[program]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def reach(process: subprocess.Popen[str], moment: str) -> list[psutil.Process]:
+    """Wait for a moment of a program's life; returns the workers that it has then."""
+    itself = psutil.Process(process.pid)
+    if moment == "imports":  # a library that the command imports is there, and what is imported last is not
+        wait_for(lambda: "msgspec" in Path(f"/proc/{process.pid}/maps").read_text())
+        return []
+    wait_for(itself.children)
+    workers = itself.children(recursive=True)
+    if moment == "loading":
+        wait_for(lambda: "libtorch" in Path(f"/proc/{workers[0].pid}/maps").read_text())
+        return workers
+    assert process.stdout is not None
+    begun = ""
+    while not any(word in begun for word in ("ready", "  Use it")) and len(begun) < 4000:
+        piece = process.stdout.read(1)
+        assert piece, process.stderr.read() if process.stderr else ""
+        begun += piece
+        if "generate" in " ".join(itself.cmdline()):
+            break  # what it prints is its answer
+    return workers
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.mark.parametrize(
+    ("program", "moment", "number"), CELLS, ids=lambda value: getattr(value, "name", str(value))
+)
+def test_nothing_is_left(
+    scale: Scale, folder: Path, program: str, moment: str, number: signal.Signals
+) -> None:
+    if not scale.full and (program, moment, number) not in DEFAULT:
+        pytest.skip("with --full")
+    before = shared_memory()
+    process = start(program, folder)
+    try:
+        workers = reach(process, moment)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LEAVE_SECONDS)
+        wait_for(lambda: not any(worker.is_running() for worker in workers), LEAVE_SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert [path.name for path in folder.glob("streamserve-*")] == []
+    assert {name for name in shared_memory() - before if "pytest" not in name} == set()
+    command = program != "script"  # a script's own traceback is its own
+    if number == signal.SIGINT and command:
+        assert process.returncode == (130 if program == "generate" or moment == "imports" else 0)
+    assert "Task was destroyed" not in errors
+    assert "never awaited" not in errors
+    assert not (command and "Traceback" in errors), errors
+
+
+def test_a_fork_of_a_killed_script_keeps_no_worker(scale: Scale, folder: Path) -> None:
+    """A fork has the script's end of the worker's pipe, and its lock: the worker looks for its parent too."""
+    if not scale.full:
+        pytest.skip("with --full")
+    forking = """
+        import os, sys, time
+        from streamserve import LLM
+        llm = LLM("embedded", threads=1, num_blocks=64, log_level="warning")
+        if not os.fork():
+            time.sleep(600)
+        print(llm._llm._shell._folder, flush=True)
+        time.sleep(600)
+    """
+    environment = os.environ | {"TMPDIR": str(folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(forking)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(str(folder))
+    children = psutil.Process(process.pid).children()
+    workers = [child for child in children if "streamserve.workers" in child.cmdline()]
+    (fork,) = set(children) - set(workers)
+    process.kill()
+    process.wait()
+    try:
+        wait_for(lambda: not any(worker.is_running() for worker in workers), LEAVE_SECONDS)
+        assert fork.is_running()
+    finally:
+        fork.kill()
+        process.stdout.close()
