@@ -8,6 +8,7 @@ import math
 import os
 import random
 import resource
+import signal
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from streamserve import LLM
 from streamserve.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
@@ -255,3 +257,15 @@ def test_over_http_a_poison_is_one_500_or_one_error_event(
         assert server.metric("requests_given_up_total") == 2
         assert server.metric("worker_deaths_total") == 8
         assert server.metric("num_requests_quarantined") == 0
+
+
+def test_a_script_waits_for_a_worker_that_comes_back(checkpoint: Path, scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full; tests/control/test_runtime.py has it without processes")
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with LLM(str(checkpoint), threads=1, profile=False) as llm:
+        (before,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        os.kill(llm._llm.process_id(), signal.SIGKILL)
+        until_true(lambda: not llm._llm.health().ready)
+        (after,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids

@@ -19,7 +19,7 @@ from streamserve.control.shell import FleetShell
 from streamserve.control.timeline import Timeline
 from streamserve.control.trace import Recorder
 from streamserve.protocol.config import ModelConfig, WorkerConfig
-from streamserve.protocol.errors import FleetError, RequestError
+from streamserve.protocol.errors import FleetError, RequestError, StartError
 from streamserve.protocol.messages import Events, Stop, Submit, Token, decode_to_worker, encode
 from streamserve.protocol.sampling import SamplingParams
 from tests.control.test_fleet import READY, W
@@ -131,6 +131,19 @@ async def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
         launcher.error = None
         assert await waiting == [0, 1, 2]
         assert shell.fleet.health() == (True, "ready")
+
+
+async def test_who_waits_for_a_worker_is_told_when_its_starts_keep_failing() -> None:
+    launcher = Launcher()
+    async with running(launcher) as shell:
+        shell.fleet.workers[W].failed_starts = 2
+        launcher.error = OSError(12, "Cannot allocate memory")
+        launcher.started[0].kill()
+        await until(lambda: not shell.fleet.health()[0])
+        with pytest.raises(StartError, match="Cannot allocate memory"):
+            await shell.until_ready()
+        launcher.error = None
+        assert shell.fleet.crew.retry_after(0.0) > 0
 
 
 async def test_a_worker_that_cannot_be_started_at_all_is_told_at_the_start() -> None:

@@ -158,6 +158,8 @@ class FleetShell:
             for failure in (worker.failure for worker in self.fleet.workers.values()):
                 if failure:
                     raise (CheckpointError if failure.code == 2 else StartError)(failure.error)
+            if not self.fleet.crew.served:
+                raise StartError(self.fleet.health()[1])
             self._changed.clear()
             await self._changed.wait()
 
