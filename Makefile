@@ -2,12 +2,15 @@
 #   make serve                       set up, and serve the packaged model
 #   make serve MODEL=path ARGS="--port 9000"
 #   make test                        lint, types and all tests with small counts
-#   make verify                      the full counts, results in tests/results/
+#   make verify                      the full counts, results in tests/results/; goes on where it was
+#   make campaign FAMILY=settings MINUTES=60    random trials that accumulate; without FAMILY, which there are
 
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= embedded
 ARGS ?=
+FAMILY ?=
+MINUTES ?= 10
 # The clients of other makers that `make verify` runs, and where they live.
 CLIENTS := guidellm langchain-openai litellm
 COMPAT ?= build/compat
@@ -18,10 +21,10 @@ TORCH_PIP_ARGS ?= torch==2.13.0
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install serve test lint verify clean
+.PHONY: help install serve test lint verify campaign clean
 
 help:
-	@sed -n '2,5s/^# *//p' Makefile
+	@sed -n '2,6s/^# *//p' Makefile
 
 # One stamp for running, one for developing, so that `make serve` installs no test tools.
 install: $(VENV)/.installed
@@ -63,10 +66,10 @@ $(VENV)/.nixl: $(VENV)/.developing
 	@touch $@
 
 verify: lint $(VENV)/.nixl $(CLIENTS:%=$(COMPAT)/%/.installed)
-	COMPAT=$(abspath $(COMPAT)) $(BIN)/pytest --numprocesses 3 --dist worksteal --full \
-		--results tests/results/verify.json $(ARGS)
-	STREAMSERVE_PAIRS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile \
-		--results tests/results/verify-on-pairs.json tests/api tests/test_llm.py tests/test_client.py
+	COMPAT=$(abspath $(COMPAT)) $(BIN)/python -m tests.verify $(ARGS)
+
+campaign: $(VENV)/.developing
+	$(BIN)/python -m tests.campaigns $(FAMILY) --minutes $(MINUTES) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

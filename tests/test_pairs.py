@@ -269,6 +269,17 @@ async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: P
         assert 8.0 < refused.value.retry_after < 30.0
 
 
+async def test_what_one_half_refuses_the_other_does_not_keep(checkpoint: Path) -> None:
+    """More choices than the decode worker runs at once: refused, and the blocks of the prompt are free."""
+    limits = {"prefill_max_num_seqs": 2, "decode_max_num_seqs": 1}
+    params = SamplingParams(temperature=0, n=2, max_tokens=8, ignore_eos=True, logprobs=2)
+    async with serving(checkpoint, pairs=1, **limits) as llm:
+        for number in range(3):
+            with pytest.raises(RequestError, match="n is 2, but at most 1"):
+                await answers(llm, [([5 + number] * 40, params)])
+        await empty(llm)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

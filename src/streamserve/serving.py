@@ -16,6 +16,8 @@ import uvloop
 from streamserve import __version__
 from streamserve.api.app import create_app
 from streamserve.api.connection import Timeouts
+from streamserve.api.connections import ConnectionLimits
+from streamserve.api.process_memory import bound_allocator, freeze_started
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.async_llm import AsyncLLM
@@ -51,6 +53,7 @@ def run(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, bound: socket.socket) -> None:
+    bound_allocator()
     llm = AsyncLLM(settings)
     server = settings.server
     api = api_settings(settings, local_only=is_loopback(bound) and not server.api_key)
@@ -67,6 +70,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
                 timeouts=timeouts,
                 grace_seconds=server.drain_timeout,
                 max_message_bytes=server.max_body_bytes,
+                limits=ConnectionLimits(server.max_connections, server.max_connections_per_address),
             )
         )
         loading = asyncio.create_task(llm.until_ready())
@@ -75,6 +79,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await loading  # raises what kept the model from loading
+                freeze_started()
                 with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
                     typer.echo(welcome(llm, settings, bound, time.monotonic() - started))
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,10 +98,12 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
     return ApiSettings(
         default_sampling=recommended_sampling(Path(settings.model.path)),
         max_body_bytes=server.max_body_bytes,
+        max_memory_bytes=server.max_memory_bytes,
         max_prompts=server.max_requests,
         request_timeout=server.request_timeout,
         api_keys=server.api_key,
         admin_keys=server.admin_key,
+        max_requests_per_key=server.max_requests_per_key,
         cors_origins=server.cors_origin,
         tool_parser=server.tool_parser,
         reasoning_parser=server.reasoning_parser,

@@ -15,6 +15,7 @@ import openai
 
 from streamserve.api.app import create_app
 from streamserve.api.connection import Timeouts
+from streamserve.api.connections import ConnectionLimits
 from streamserve.api.generator import Generator, Item
 from streamserve.api.server import bind, serve
 from streamserve.api.settings import ApiSettings
@@ -73,7 +74,10 @@ Start = Callable[[], Awaitable[Generator]]
 
 @contextmanager
 def served(
-    start: Start, settings: ApiSettings | None = None, timeouts: Timeouts | None = None
+    start: Start,
+    settings: ApiSettings | None = None,
+    timeouts: Timeouts | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> Iterator[Served]:
     """Serve what `start` gives, which runs in the server's event loop, until the block ends."""
     bound = bind("127.0.0.1", 0)
@@ -86,7 +90,7 @@ def served(
         ended.set_result(lambda: loop.call_soon_threadsafe(stop.set))
         llm = await start()
         app = create_app(llm, settings)
-        serving = asyncio.create_task(serve(app, bound, timeouts=timeouts, grace_seconds=1))
+        serving = asyncio.create_task(serve(app, bound, timeouts=timeouts, grace_seconds=1, limits=limits))
         ready.set_result(llm)
         await stop.wait()
         serving.cancel()
@@ -247,10 +251,13 @@ class ScriptedGenerator:
 
 @contextmanager
 def scripted(
-    generator: ScriptedGenerator, settings: ApiSettings | None = None, timeouts: Timeouts | None = None
+    generator: ScriptedGenerator,
+    settings: ApiSettings | None = None,
+    timeouts: Timeouts | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> Iterator[Served]:
     async def start() -> Generator:
         return generator
 
-    with served(start, settings, timeouts) as server:
+    with served(start, settings, timeouts, limits) as server:
         yield server

@@ -1,9 +1,11 @@
 """With keys set, nobody comes in without one, but to the two routes that balancers ask."""
 
+import asyncio
 import base64
 import io
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncGenerator, Iterator
 
 import httpx
 import openai
@@ -13,10 +15,13 @@ from starlette.routing import BaseRoute, Route
 
 from streamserve.api.app import create_app
 from streamserve.api.auth import OPEN
+from streamserve.api.generator import Item
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
 from streamserve.protocol.logs import TextFormatter
-from tests.api.serving import ScriptedGenerator, Served, scripted
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.output import Delta, Usage
+from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 KEY, OTHER, ADMIN = "a-key-of-the-test", "another-key", "the-admin-key"
 SETTINGS = ApiSettings(api_keys=(digest(KEY), digest(OTHER)), admin_keys=(digest(ADMIN),))
@@ -152,3 +157,40 @@ def test_keys_are_not_in_the_logs(generator: ScriptedGenerator) -> None:
     assert any("GET /v1/models 200" in line for line in ours)
     assert any("GET /v1/models 401" in line for line in ours)
     assert not any(KEY in line for line in ours)
+
+
+def test_each_key_has_so_many_requests_open(generator: ScriptedGenerator) -> None:
+    """Those of one key do not count for another, nor what balancers ask; and they come back."""
+    release = threading.Event()
+
+    async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+        await asyncio.to_thread(release.wait)
+        yield Delta(0, "x", (72,), finish="stop")
+        yield Usage(len(prompt), 1)
+
+    held = generator.but(script=waits, submitted=[])
+    settings = ApiSettings(api_keys=SETTINGS.api_keys, max_requests_per_key=2)
+    with scripted(held, settings) as server:
+
+        def post(key: str) -> httpx.Response:
+            return httpx.post(
+                f"{server.url}/v1/completions", json={"prompt": "hi"}, headers=bearer(key), timeout=60
+            )
+
+        replies: list[int] = []
+        threads = [
+            threading.Thread(target=lambda key=key: replies.append(post(key).status_code))
+            for key in (KEY, KEY, OTHER)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(held.submitted) == 3)
+        refused = post(KEY)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert "max_requests_per_key" in refused.json()["error"]["message"]
+        assert httpx.get(f"{server.url}/health", headers=bearer(KEY)).status_code == 200
+        release.set()
+        for thread in threads:
+            thread.join()
+        assert replies == [200] * 3
+        assert post(KEY).status_code == 200

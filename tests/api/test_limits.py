@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from streamserve.api.generator import Item
-from streamserve.api.limits import BODIES, MAX_DEPTH, check_depth, check_scores
+from streamserve.api.json_scan import MAX_DEPTH, JsonScan
+from streamserve.api.scores import check_scores
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
@@ -27,9 +28,9 @@ def nested(levels: int) -> object:
 
 
 def test_depth_has_a_limit() -> None:
-    check_depth(nested(MAX_DEPTH))
+    JsonScan().feed(json.dumps(nested(MAX_DEPTH)).encode())
     with pytest.raises(RequestError, match=f"at most {MAX_DEPTH} levels"):
-        check_depth(nested(MAX_DEPTH + 1))
+        JsonScan().feed(json.dumps(nested(MAX_DEPTH + 1)).encode())
 
 
 def test_depth_is_checked_in_every_field(hello: Served) -> None:
@@ -48,14 +49,30 @@ def test_choices_of_all_prompts_together_have_a_limit(hello: Served) -> None:
 
 
 def test_a_whole_reply_holds_so_many_log_probabilities() -> None:
-    many = SamplingParams(n=4, logprobs=64, max_tokens=None)
-    check_scores([many], 8000)
-    check_scores([SamplingParams(n=128, max_tokens=None)] * 8, 1 << 20)
-    with pytest.raises(RequestError, match="2097152 is the limit") as refused:
-        check_scores([many], 8192)
+    many = SamplingParams(n=1, logprobs=64, max_tokens=None)
+    check_scores([many], [100], 8100, whole=True)
+    check_scores([many], [100], 9000, whole=False)
+    check_scores([SamplingParams(n=128, max_tokens=None)] * 8, [1] * 8, 1 << 20, whole=True)
+    with pytest.raises(RequestError, match="524288 is the limit") as refused:
+        check_scores([many], [100], 9000, whole=True)
     assert refused.value.field == "logprobs"
     with pytest.raises(RequestError):
-        check_scores([many, many], 8000)
+        check_scores([many, many], [100, 100], 8100, whole=True)
+
+
+def test_no_output_has_no_log_probabilities() -> None:
+    """A limit of 0 tokens is a limit: it does not count as the whole context."""
+    check_scores([SamplingParams(n=128, logprobs=64, max_tokens=0)] * 8, [10] * 8, 1 << 20, whole=True)
+
+
+def test_log_probabilities_of_prompts_count_too() -> None:
+    """A prompt of 8192 tokens may have all of them."""
+    one = SamplingParams(prompt_logprobs=64, max_tokens=1)
+    check_scores([one], [8192], 8193, whole=True)
+    for params, prompts in (([one] * 16, [2000] * 16), ([msgspec.structs.replace(one, n=4)], [8000])):
+        with pytest.raises(RequestError, match="1048576 is the limit") as refused:
+            check_scores(params, prompts, 8193, whole=False)
+        assert refused.value.field == "prompt_logprobs"
 
 
 def test_a_stream_may_have_as_many_as_it_likes(generator: ScriptedGenerator) -> None:
@@ -66,8 +83,9 @@ def test_a_stream_may_have_as_many_as_it_likes(generator: ScriptedGenerator) -> 
         assert server.post(COMPLETIONS, **body, stream=True).status_code == 200
 
 
-def test_bodies_of_all_requests_together_have_a_limit(generator: ScriptedGenerator) -> None:
-    """Requests hold their bodies while they run; one more than the limit has to wait outside."""
+def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerator) -> None:
+    """Requests hold what they were parsed to while they run. One more than there is memory for has to come
+    later; a small one does not."""
     release = threading.Event()
 
     async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
@@ -75,28 +93,33 @@ def test_bodies_of_all_requests_together_have_a_limit(generator: ScriptedGenerat
         yield Delta(0, "x", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
-    size = 100_000
-    content = json.dumps({"prompt": "hi"}).encode() + b" " * (size - 200)
+    body = {"prompt": "hi", "user": "u" * 2_000_000}
     held = generator.but(script=waits, submitted=[])
-    with scripted(held, ApiSettings(max_body_bytes=size)) as server:
+    with scripted(held, ApiSettings(max_memory_bytes=12_000_000)) as server:
         statuses: list[int] = []
-        threads = [
-            threading.Thread(
-                target=lambda: statuses.append(server.http.post(COMPLETIONS, content=content).status_code)
-            )
-            for _ in range(BODIES)
-        ]
-        for thread in threads:
+
+        def post() -> None:
+            statuses.append(server.post(COMPLETIONS, **body).status_code)
+
+        threads = [threading.Thread(target=post) for _ in range(3)]
+        for number, thread in enumerate(threads, start=1):
             thread.start()
-        until(lambda: len(held.submitted) == BODIES)
-        refused = server.http.post(COMPLETIONS, content=content)
+            until(lambda number=number: len(held.submitted) == number)  # type: ignore[misc]
+        refused = server.post(COMPLETIONS, prompt="hi", user="u" * 4_000_000)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
-        assert f"more than {BODIES * size} bytes" in refused.json()["error"]["message"]
+        assert "max_memory_bytes" in refused.json()["error"]["message"]
+        small = threading.Thread(
+            target=lambda: statuses.append(server.post(COMPLETIONS, prompt="hi").status_code)
+        )
+        small.start()
+        until(lambda: len(held.submitted) == 4)
         release.set()
-        for thread in threads:
+        for thread in (*threads, small):
             thread.join()
-        assert statuses == [200] * BODIES
-        assert server.http.post(COMPLETIONS, content=content).status_code == 200
+        assert statuses == [200] * 4
+        assert server.post(COMPLETIONS, prompt="hi", user="u" * 4_000_000).status_code == 200
+        never = server.post(COMPLETIONS, prompt="hi", user="u" * 8_000_000)
+        assert (never.status_code, never.json()["error"]["type"]) == (413, "invalid_request_error")
 
 
 @pytest.mark.parametrize("stream", [False, True])

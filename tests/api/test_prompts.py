@@ -7,7 +7,9 @@ import msgspec
 import pytest
 
 from streamserve.api.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
-from streamserve.api.prompts import Prompt, encode
+from streamserve.api.memory import MemoryAccount
+from streamserve.api.prompts import Encoder, Prompt
+from streamserve.api.side_thread import SideThread
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer
@@ -24,6 +26,10 @@ class Watched(Tokenizer):
         self.thread = threading.current_thread()
         return super().encode(text, add_special_tokens)
 
+    def encode_apart(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        self.thread = threading.current_thread()
+        return super().encode_apart(texts, add_special_tokens)
+
 
 @pytest.mark.parametrize(
     ("texts", "apart"), [(["short"], False), (["x" * 9000], True), (["x" * 90] * 100, True)]
@@ -34,9 +40,13 @@ async def test_long_texts_are_tokenized_in_a_thread_of_their_own(
     watched = Watched.from_folder(byte_level_folder(tmp_path))
     assert isinstance(watched, Watched)
     model = msgspec.structs.replace(generator.model, max_model_len=10_000)
-    prompts = await encode(generator.but(tokenizer=watched, model=model), texts, True, "prompt")
+    charge = MemoryAccount(10 << 20).charge()
+    encoder = Encoder(generator.but(tokenizer=watched, model=model), SideThread(), charge)
+    prompts = await encoder.encode(texts, True, "prompt")
     assert [prompt.text for prompt in prompts] == texts
     assert (watched.thread is not threading.current_thread()) == apart
+    assert [prompt.ids for prompt in prompts] == [watched.encode(text) for text in texts]
+    assert charge.held > 8 * sum(len(prompt.ids) for prompt in prompts)
 
 
 def places(tokenizer: Tokenizer, prompt: Prompt, skip: bool = True) -> list[int]:

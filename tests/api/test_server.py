@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,6 +130,19 @@ def test_while_it_drains_it_tells_newcomers_and_a_second_signal_ends_it_at_once(
         assert process.wait(timeout=20) == 0
         assert rest.endswith(END_OF_SERVICE)
         assert_clean(process)
+
+
+def test_a_second_signal_with_nothing_open_logs_no_error(folder: Path) -> None:
+    with started(folder, 30) as (process, url):
+        assert httpx.get(f"{url}/ping").is_success
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.03)  # two that are pending at once are one; the server looks every 0.1 s
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read() == "cleaned up\n"
+        assert not process.stderr.read()
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,10 @@ def test_only_what_changed_is_tokenized(tokenizers: dict[str, Tokenizer]) -> Non
             Counting.characters += len(text)
             return super().encode(text, add_special_tokens)
 
+        def encode_apart(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+            Counting.characters += sum(map(len, texts))
+            return super().encode_apart(texts, add_special_tokens)
+
     tokenizer = Counting.from_folder(embedded.path("embedded"))
     retokenizer = Retokenizer(tokenizer)
     text = "one word after the other, " * 1000

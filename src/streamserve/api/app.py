@@ -13,7 +13,8 @@ from streamserve.api.errors import install_error_handlers
 from streamserve.api.generation import Door
 from streamserve.api.generator import Generator
 from streamserve.api.health import health_routes
-from streamserve.api.limits import BODIES, BodyBudget
+from streamserve.api.limits import RequestMemory
+from streamserve.api.memory import MemoryAccount
 from streamserve.api.metrics import Metrics
 from streamserve.api.models import model_routes
 from streamserve.api.openapi import install_description
@@ -33,16 +34,24 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     requests get 503. Raises TypeError if `settings.default_sampling` names a field there is not."""
     settings = settings or ApiSettings()
     SamplingParams(**settings.default_sampling)
-    door = Door(llm, settings, Metrics(llm.served_names[0], llm.report, llm.incidents))
+    metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
+    door = Door(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes))
+    metrics.memory.set_function(lambda: door.memory.held)
     app = FastAPI(
         title="streamserve", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None
     )
     install_description(app)
     app.state.drain = door.drain
+    app.state.memory = door.memory
     install_error_handlers(app)
     # The first added is the innermost: a request meets them from the last to the first.
-    app.add_middleware(BodyBudget, limit=BODIES * settings.max_body_bytes)
-    app.add_middleware(Authentication, keys=settings.api_keys, admin_keys=settings.admin_keys)
+    app.add_middleware(RequestMemory, account=door.memory)
+    app.add_middleware(
+        Authentication,
+        keys=settings.api_keys,
+        admin_keys=settings.admin_keys,
+        max_requests_per_key=settings.max_requests_per_key,
+    )
     app.add_middleware(Origins, origins=settings.cors_origins, local_only=settings.local_only)
     app.add_middleware(RequestIds)
     app.include_router(completion_routes(door))

@@ -7,6 +7,7 @@ One that is answered early may be read while it is open: each change withdraws w
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -27,25 +28,29 @@ from streamserve.api.arriving_schemas import (
     StreamState,
     WithdrawnReply,
 )
+from streamserve.api.conversation import LARGE_REQUEST
 from streamserve.api.generation import Door, Job, new_id
 from streamserve.api.generator import ArrivingPrompt
-from streamserve.api.limits import BODIES
+from streamserve.api.memory import TOKEN_BYTES, Charge
 from streamserve.api.models import served_name
 from streamserve.api.prompts import Prompt
 from streamserve.api.sse import Emit
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.text.arriving import Context
-from streamserve.text.retokenize import NOTHING, Retokenizer, Tokenized, common_prefix
+from streamserve.text.retokenize import APART, NOTHING, Retokenizer, Tokenized, common_prefix
 
-_THREAD_ABOVE = 8192
-"""Characters whose tokens may take a millisecond or more; such texts must not hold up other requests."""
+_MANY_CHUNKS = 256
+"""Chunks, or operations on them, that take a millisecond or more to edit."""
+
+_CHUNK_BYTES = 200
+"""What a chunk takes besides its text."""
 
 _RETRY_AFTER = 5.0
 
 
 class PromptStream:
-    """One stream. Its methods raise RequestError, and then nothing has changed. `room` says how many more
-    characters all streams may hold."""
+    """One stream. Its methods raise RequestError, and then nothing has changed. `charge` has what its request
+    took, and will have the prompt: its text, as chunks and as a whole, and its tokens."""
 
     def __init__(
         self,
@@ -55,9 +60,11 @@ class PromptStream:
         form: Form,
         prompt: ArrivingPrompt,
         retokenizer: Retokenizer,
-        room: Callable[[], int],
+        charge: Charge,
         early: bool,
     ) -> None:
+        self._size = charge.held
+        self._large = self._size > LARGE_REQUEST
         self.name = name
         self.early = early
         self.reading = False
@@ -70,8 +77,8 @@ class PromptStream:
         self._door = door
         self._form = form
         self._retokenizer = retokenizer
-        self._room = room
-        self._behind = behind_context(form)
+        self._charge = charge
+        self._behind = ""
         self._context = Context()
         self._tokenized = NOTHING
         self._one_at_a_time = asyncio.Lock()
@@ -86,20 +93,18 @@ class PromptStream:
         """Counts the edits."""
         return self._context.version
 
-    @property
-    def characters(self) -> int:
-        """Of the whole prompt."""
-        return len(self._tokenized.text)
-
     async def begin(self) -> None:
         """Tell the engine what is known before the first chunk."""
+        self._behind = await self._door.side.run_if(self._large, lambda: behind_context(self._form))
         self._tokenized = await self._tell(self._context)
 
     async def edit(self, wanted: EditRequest) -> EditReply:
         """Apply an edit."""
         async with self._one_at_a_time:
             self._check_open(wanted.version)
-            context, touched = self._context.edited(wanted.operations)
+            large = len(self._context.chunks) > _MANY_CHUNKS or len(wanted.operations) > _MANY_CHUNKS
+            before = self._context
+            context, touched = await self._door.side.run_if(large, lambda: before.edited(wanted.operations))
             self._tokenized = await self._tell(context)
             self._door.metrics.stream_chunks.inc(context.made - self._context.made)
             self._context = context
@@ -160,40 +165,51 @@ class PromptStream:
 
     async def _tell(self, context: Context) -> Tokenized:
         """Tell the engine the prompt with `context`."""
-        text = self._form.text(context.text)
         limit, tokenizer = self._door.llm.model.max_model_len, self._door.llm.tokenizer
-        if len(text) > limit * tokenizer.longest_token:
-            raise RequestError(
-                f"the prompt would have {len(text)} characters, far more than a context of {limit} holds",
-                field="operations",
-            )
-        if len(text) - self.characters > self._room():
-            raise RequestError(
-                "the prompts that are arriving hold as much text as they may, all together",
-                status=429,
-                retry_after=_RETRY_AFTER,
-            )
-        if len(text) > _THREAD_ABOVE:
-            tokenized, tail = await asyncio.to_thread(self._encode, text)
-        else:
-            tokenized, tail = self._encode(text)
-        before, behind = tokenizer.surroundings if self._form.add_special_tokens else ([], [])
-        ids = before + tokenized.ids + behind
-        if len(ids) > limit:
-            raise RequestError(
-                f"the prompt would have {len(ids)} tokens, but the model's context holds {limit}",
-                field="operations",
-            )
-        await self.prompt.edit(ids, tail + len(behind))
+        self._check_length(sum(len(chunk.text) for chunk in context.chunks))
+        held = self._charge.held
+        try:
+            tokenized, tail = await self._tokenize(context)
+            before, behind = tokenizer.surroundings if self._form.add_special_tokens else ([], [])
+            ids = before + tokenized.ids + behind
+            if len(ids) > limit:
+                raise RequestError(
+                    f"the prompt would have {len(ids)} tokens, but the model's context holds {limit}",
+                    field="operations",
+                )
+            await self.prompt.edit(ids, tail + len(behind))
+        except BaseException:
+            self._charge.set(held)
+            raise
         return tokenized
 
-    def _encode(self, text: str) -> tuple[Tokenized, int]:
-        """The text's tokens, and how many of the last ones belong to what comes behind the context."""
+    def _check_length(self, characters: int) -> None:
+        limit = self._door.llm.model.max_model_len
+        if characters > limit * self._door.llm.tokenizer.longest_token:
+            raise RequestError(
+                f"the prompt would have {characters} characters, far more than a context of {limit} holds",
+                field="operations",
+            )
+
+    async def _tokenize(self, context: Context) -> tuple[Tokenized, int]:
+        """The prompt's tokens, charged; and how many of the last ones come after the context."""
+        chunks = len(context.chunks)
+        texts = sum(sys.getsizeof(chunk.text) for chunk in context.chunks)
+        base = self._size + texts + _CHUNK_BYTES * chunks
+        self._charge.set(max(self._charge.held, base + 2 * texts))
+        large = self._large or texts > APART or chunks > _MANY_CHUNKS
+        tokenized, tail = await self._door.side.run_if(large, lambda: self._encode(context))
+        self._charge.set(base + sys.getsizeof(tokenized.text) + 2 * TOKEN_BYTES * len(tokenized.ids))
+        return tokenized, tail
+
+    def _encode(self, context: Context) -> tuple[Tokenized, int]:
+        text = self._form.text(context.text)
+        self._check_length(len(text))
         tokenized = self._retokenizer.encode(text, self._tokenized)
         if not (self._behind and text.endswith(self._behind)):
             return tokenized, 0
-        context = self._retokenizer.encode(text[: -len(self._behind)], tokenized)
-        return tokenized, len(tokenized.ids) - common_prefix(context.ids, tokenized.ids)
+        ahead = self._retokenizer.encode(text[: -len(self._behind)], tokenized)
+        return tokenized, len(tokenized.ids) - common_prefix(ahead.ids, tokenized.ids)
 
 
 class Streams:
@@ -205,16 +221,20 @@ class Streams:
         self._streams: dict[str, PromptStream] = {}
         self._held: dict[str, ExitStack] = {}
 
-    async def create(self, wanted: StreamRequest) -> StreamReply:
-        """A new stream. Raises RequestError if there are too many, or naming the field at fault."""
+    async def create(self, wanted: StreamRequest, size: int) -> StreamReply:
+        """A new stream, whose request takes `size` bytes. Raises RequestError if there are too many, or
+        naming the field at fault."""
         llm = self._door.llm
         model = served_name(llm, wanted.model)
         name = new_id("stream")
         with ExitStack() as held:
             held.enter_context(self._door.drain.request())
             self._take_place(name, held)
+            charge = held.enter_context(self._door.memory.charge())
+            charge.add(size)
             form = form_of(self._door, wanted)
-            _, job = await form.answer(Prompt([0], form.text("")), FinishRequest())  # all that is wrong, now
+            text = await self._door.side.run_if(size > LARGE_REQUEST, lambda: form.text(""))
+            _, job = await form.answer(Prompt([0], text), FinishRequest())  # all that is wrong, now
             prompt = await llm.open(
                 job.params,
                 request_id=name,
@@ -223,7 +243,7 @@ class Streams:
                 answer_early=wanted.answer_early,
             )
             stream = PromptStream(
-                name, model, self._door, form, prompt, self._retokenizer, self._room, wanted.answer_early
+                name, model, self._door, form, prompt, self._retokenizer, charge, wanted.answer_early
             )
             try:
                 await stream.begin()
@@ -248,11 +268,6 @@ class Streams:
         self._door.metrics.streams.inc()
         held.callback(self._door.metrics.streams.dec)
         held.callback(self._held.pop, name, None)
-
-    def _room(self) -> int:
-        """How many more characters all streams together may hold."""
-        limit = BODIES * self._door.settings.max_body_bytes
-        return limit - sum(stream.characters for stream in self._streams.values())
 
     def names(self) -> set[str]:
         """Those there are."""

@@ -76,12 +76,14 @@ class ChatForm:
     def text(self, context: str) -> str:
         """The whole prompt around `context`. Raises RequestError if the model's template cannot write it."""
         request = self._filled(context)
-        return chat_text(self._door.llm, request, chat_tools(self._door, request))
+        with self._door.memory.charge() as charge:
+            return chat_text(self._door.llm, request, charge, chat_tools(self._door, request))
 
     async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, Job]:
         """What answers `prompt`. Raises RequestError naming a field that is at fault."""
         request = _finished(self._request, finish)
-        chat = Chat(self._door, request, await prepared(self._door, request, prompt))
+        with self._door.memory.charge() as charge:
+            chat = Chat(self._door, request, await prepared(self._door, request, charge, prompt))
         return chat, chat.job()
 
     def _filled(self, context: str) -> ChatRequest:

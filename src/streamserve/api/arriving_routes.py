@@ -22,6 +22,7 @@ from streamserve.api.arriving_socket import socket_routes
 from streamserve.api.body import read_request
 from streamserve.api.disconnect import while_connected
 from streamserve.api.generation import Door
+from streamserve.api.limits import charge_of
 from streamserve.api.openapi import described
 from streamserve.api.replays import Replays, caller
 from streamserve.api.replies import ChatReply
@@ -33,8 +34,7 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", description="makes a
 def arriving_routes(door: Door) -> APIRouter:
     """The routes."""
     router, streams, replays = APIRouter(), Streams(door), Replays()
-    limit = door.settings.max_body_bytes
-    router.include_router(socket_routes(streams, replays))
+    router.include_router(socket_routes(door, streams, replays))
 
     @router.post(
         "/v1/streams",
@@ -47,9 +47,9 @@ def arriving_routes(door: Door) -> APIRouter:
         ),
     )
     async def create(request: Request, key: Key = None) -> Response:
-        wanted = await read_request(request, limit, StreamRequest, UNSUPPORTED_IN_STREAMS)
-        what = f"create {caller(request.headers)}"
-        return _json(await replays.once(what, key, wanted, lambda: streams.create(wanted)))
+        wanted = await read_request(request, door, StreamRequest, UNSUPPORTED_IN_STREAMS)
+        what, size = f"create {caller(request.headers)}", charge_of(request).held
+        return _json(await replays.once(what, key, wanted, lambda: streams.create(wanted, size)))
 
     @router.patch(
         "/v1/streams/{name}",
@@ -61,7 +61,7 @@ def arriving_routes(door: Door) -> APIRouter:
         ),
     )
     async def edit(request: Request, name: str, key: Key = None) -> Response:
-        wanted = await read_request(request, limit, EditRequest, {})
+        wanted = await read_request(request, door, EditRequest, {})
         work = partial(_edit, streams, name, wanted)
         return _json(await replays.once(f"edit {name}", key, wanted, work))
 
@@ -76,7 +76,7 @@ def arriving_routes(door: Door) -> APIRouter:
         ),
     )
     async def finish(request: Request, name: str, key: Key = None) -> Response:
-        wanted = await read_request(request, limit, FinishRequest, {})
+        wanted = await read_request(request, door, FinishRequest, {})
         if streams.wants_events(name, wanted):
             return EventStream(await streams.finish_streaming(name, wanted))
         work = replays.once(f"finish {name}", key, wanted, lambda: streams.finish(name, wanted))
@@ -95,7 +95,7 @@ def arriving_routes(door: Door) -> APIRouter:
         ),
     )
     async def answer(request: Request, name: str) -> Response:
-        wanted = await read_request(request, limit, AnswerRequest, {})
+        wanted = await read_request(request, door, AnswerRequest, {})
         return EventStream(await streams.answer_early(name, wanted))
 
     @router.get(

@@ -11,7 +11,7 @@ order; an answer does not hold up what comes after it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, WebSocket
@@ -26,11 +26,15 @@ from streamserve.api.arriving_schemas import (
     FinishRequest,
     StreamRequest,
 )
-from streamserve.api.body import checked, parse
+from streamserve.api.body import checked, read_message
+from streamserve.api.conversation import LARGE_REQUEST
 from streamserve.api.errors import as_request_error, error_body
+from streamserve.api.generation import Door
 from streamserve.api.replays import Replays, caller
 from streamserve.api.sse import Emit
 from streamserve.protocol.errors import RequestError
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_ANSWERS = 64
 """Answers that one socket may wait for at once."""
@@ -49,14 +53,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     body: dict[str, Any] = {}
 
 
-def socket_routes(streams: Streams, replays: Replays) -> APIRouter:
+def socket_routes(door: Door, streams: Streams, replays: Replays) -> APIRouter:
     """The route."""
     router = APIRouter()
 
     @router.websocket("/v1/streams/ws")
     async def socket(websocket: WebSocket) -> None:
         await websocket.accept()
-        await _Conversation(websocket, streams, replays).run()
+        await _Conversation(websocket, door, streams, replays).run()
 
     return router
 
@@ -64,8 +68,9 @@ def socket_routes(streams: Streams, replays: Replays) -> APIRouter:
 class _Conversation:
     """One client's socket."""
 
-    def __init__(self, websocket: WebSocket, streams: Streams, replays: Replays) -> None:
+    def __init__(self, websocket: WebSocket, door: Door, streams: Streams, replays: Replays) -> None:
         self._websocket = websocket
+        self._door = door
         self._streams = streams
         self._replays = replays
         self._created: set[str] = set()
@@ -80,6 +85,7 @@ class _Conversation:
                 if message["type"] == "websocket.disconnect":
                     return
                 await self._take(message.get("bytes") or (message.get("text") or "").encode())
+                await asyncio.sleep(0)  # messages that are here already do not hold up other connections
         except (WebSocketDisconnect, TimeoutError, asyncio.CancelledError):
             return
         finally:
@@ -92,35 +98,43 @@ class _Conversation:
     async def _take(self, data: bytes) -> None:
         call = None
         try:
-            call = checked(parse(data), Call, {})
-            if call.method not in ("answer", "finish"):
-                await self._reply(call, await self._done(call))
-            elif len(self._answers) >= MAX_ANSWERS:
-                raise RequestError(f"{MAX_ANSWERS} answers are on their way, the limit", status=429)
-            else:
-                task = asyncio.create_task(self._answer(call))
-                self._answers.add(task)
-                task.add_done_callback(self._answers.discard)
+            with self._door.memory.charge() as charge:
+                charge.add(len(data))
+                call = await read_message(data, self._door, charge, Call, {})
+                if call.method not in ("answer", "finish"):
+                    await self._reply(call, await self._done(call, charge.held))
+                elif len(self._answers) >= MAX_ANSWERS:
+                    raise RequestError(f"{MAX_ANSWERS} answers are on their way, the limit", status=429)
+                else:
+                    task = asyncio.create_task(self._answer(call))
+                    self._answers.add(task)
+                    task.add_done_callback(self._answers.discard)
         except (WebSocketDisconnect, TimeoutError):
             raise
         except Exception as error:
             await self._refuse(call, error)
 
-    async def _done(self, call: Call) -> msgspec.Struct:
+    async def _done(self, call: Call, size: int) -> msgspec.Struct:
+        """Do what `call` asks for, whose message takes `size` bytes."""
         streams, key = self._streams, call.idempotency_key
         if call.method == "create":
-            wanted = checked(call.body, StreamRequest, UNSUPPORTED_IN_STREAMS)
+            wanted = await self._checked(call.body, StreamRequest, size, UNSUPPORTED_IN_STREAMS)
             what = f"create {caller(self._websocket.headers)}"
-            created = await self._replays.once(what, key, wanted, lambda: streams.create(wanted))
+            created = await self._replays.once(what, key, wanted, lambda: streams.create(wanted, size))
             self._created.add(created.id)
             return created
         if call.method == "edit":
-            edit, stream = checked(call.body, EditRequest, {}), streams.get(call.id)
+            edit, stream = await self._checked(call.body, EditRequest, size), streams.get(call.id)
             return await self._replays.once(f"edit {call.id}", key, edit, lambda: stream.edit(edit))
         if call.method == "get":
             return streams.get(call.id).state()
         await streams.delete(call.id)
         return DeletedReply(id=call.id)
+
+    async def _checked(
+        self, body: dict[str, Any], kind: type[T], size: int, unsupported: Mapping[str, tuple[Any, ...]] = {}
+    ) -> T:
+        return await self._door.side.run_if(size > LARGE_REQUEST, lambda: checked(body, kind, unsupported))
 
     async def _answer(self, call: Call) -> None:
         try:

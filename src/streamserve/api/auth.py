@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
@@ -9,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamserve.api.errors import error_response
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.keys import matches
+from streamserve.protocol.keys import digest, matches
 
 OPEN = frozenset({"/health", "/ping"})
 """Routes that balancers ask: they need no key, and tell nothing of use."""
@@ -26,13 +27,22 @@ class Authentication:
     """Lets a request through to `app` if it shows a key: `Authorization: Bearer KEY`.
 
     `keys` and `admin_keys` are digests (protocol/keys.py). Without `keys` all but the admin routes are open;
-    without `admin_keys` the admin routes are closed.
+    without `admin_keys` the admin routes are closed. At most `max_requests_per_key` requests and WebSockets
+    of one key are open at once.
     """
 
-    def __init__(self, app: ASGIApp, keys: Collection[str], admin_keys: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Collection[str],
+        admin_keys: Collection[str],
+        max_requests_per_key: int | None = None,
+    ) -> None:
         self._app = app
         self._keys = keys
         self._admin_keys = admin_keys
+        self._limit = max_requests_per_key
+        self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -43,7 +53,26 @@ class Authentication:
                     response.headers["WWW-Authenticate"] = "Basic" if scope["path"] in PAGES else "Bearer"
                 await response(scope, receive, send)
                 return
+            path, limit = scope["path"], self._limit
+            if limit is not None and self._keys and path not in OPEN and not path.startswith(ADMIN):
+                await self._counted(scope, receive, send, limit)
+                return
         await self._app(scope, receive, send)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+        """Pass a request on, unless its key has as many open as it may."""
+        key = digest(_shown(Headers(scope=scope), scope["path"]))
+        if self._open[key] >= limit:
+            message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
+            await error_response(RequestError(message, status=429, retry_after=1.0))(scope, receive, send)
+            return
+        self._open[key] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         path = scope["path"]

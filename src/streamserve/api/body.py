@@ -1,6 +1,8 @@
-"""Request bodies: read within a limit, parsed strictly, every complaint naming the field."""
+"""Request bodies: read within limits, parsed strictly, every complaint naming the field.
 
-import asyncio
+What a body will take when it is decoded is known before that (json_scan.py), and charged (memory.py).
+"""
+
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -8,10 +10,16 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
-from streamserve.api.limits import check_depth
+from streamserve.api.generation import Door
+from streamserve.api.json_scan import JsonScan
+from streamserve.api.limits import charge_of
+from streamserve.api.memory import Charge
 from streamserve.protocol.errors import RequestError
 
-_THREAD_ABOVE = 1 << 20
+_LARGE_BYTES = 64 << 10
+_LARGE_VALUES = 4096
+"""What is larger is decoded outside of the event loop."""
+
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -19,21 +27,40 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def read_request(
-    request: Request, limit: int, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+    request: Request, door: Door, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> T:
     """The body of `request` as `kind`.
 
     `unsupported` are fields we know but cannot obey, with those values that ask nothing of us. Raises
-    RequestError if the body is larger than `limit` bytes or no JSON object, or naming the first field that is
-    unknown, unsupported or not of its type.
+    RequestError if the body is larger than a limit or no JSON object, or naming the first field that is
+    unknown, unsupported or not of its type; 429 if there is no memory for it.
     """
-    body = await _read(request, limit)
-    if len(body) <= _THREAD_ABOVE:
-        return checked(parse(body), kind, unsupported)
-    return await asyncio.to_thread(lambda: checked(parse(body), kind, unsupported))
+    charge = charge_of(request)
+    scan = JsonScan(door.max_values)
+    body = await _read(request, door.settings.max_body_bytes, charge, scan)
+    size = len(body)
+    charge.add(scan.decoded_bytes)
+    large = size > _LARGE_BYTES or scan.values > _LARGE_VALUES
+    wanted = await door.side.run_if(large, lambda: checked(parse(body), kind, unsupported))
+    charge.give(size)
+    return wanted
 
 
-async def _read(request: Request, limit: int) -> bytearray:
+async def read_message(
+    data: bytes, door: Door, charge: Charge, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+) -> T:
+    """A WebSocket's message as `kind`. Raises RequestError as `read_request` does."""
+    scan = JsonScan(door.max_values)
+
+    def decoded() -> T:
+        scan.feed(data)
+        charge.add(scan.decoded_bytes)
+        return checked(parse(data), kind, unsupported)
+
+    return await door.side.run_if(len(data) > _LARGE_BYTES, decoded)
+
+
+async def _read(request: Request, limit: int, charge: Charge, scan: JsonScan) -> bytearray:
     too_large = RequestError(
         f"the request is larger than {limit} bytes, which is the limit (max_body_bytes)", status=413
     )
@@ -41,14 +68,16 @@ async def _read(request: Request, limit: int) -> bytearray:
         raise too_large
     body = bytearray()
     async for chunk in request.stream():
+        charge.add(len(chunk))
         body += chunk
         if len(body) > limit:
             raise too_large
+        scan.feed(chunk)
     return body
 
 
 def parse(body: bytes | bytearray) -> dict[str, Any]:
-    """A JSON object. Raises RequestError if it is none, or nested too deeply."""
+    """A JSON object, of a text that JsonScan let pass. Raises RequestError if it is none."""
     try:
         content = msgspec.json.decode(body)
     except RecursionError as error:
@@ -57,7 +86,6 @@ def parse(body: bytes | bytearray) -> dict[str, Any]:
         raise RequestError(f"the request is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise RequestError("the request must be a JSON object")
-    check_depth(content)
     return content
 
 

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: the next message of a conversation."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from streamserve.api.body import read_request
 from streamserve.api.conversation import Conversation, prepared
 from streamserve.api.disconnect import while_connected
 from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
+from streamserve.api.limits import charge_of
 from streamserve.api.logprobs import chat_logprobs, prompt_logprobs
 from streamserve.api.models import served_name
 from streamserve.api.openapi import described
@@ -51,10 +53,9 @@ def chat_routes(door: Door) -> APIRouter:
         ),
     )
     async def chat_completions(request: Request) -> Response:
-        limit = door.settings.max_body_bytes
-        wanted = await read_request(request, limit, ChatRequest, UNSUPPORTED_IN_CHATS)
+        wanted = await read_request(request, door, ChatRequest, UNSUPPORTED_IN_CHATS)
         wanted = with_header_targets(wanted, request.headers)
-        return await Chat(door, wanted, await prepared(door, wanted)).respond(request)
+        return await Chat(door, wanted, await prepared(door, wanted, charge_of(request))).respond(request)
 
     return router
 
@@ -86,8 +87,7 @@ class Chat:
 
     async def whole(self, jobs: list[Job]) -> bytes:
         """Run the job to its end; the reply as JSON."""
-        (output,) = await collect(self._door, jobs)
-        return msgspec.json.encode(self._whole(output))
+        return await collect(self._door, jobs, lambda outputs: self._whole(outputs[0]))
 
     async def stream(self, jobs: list[Job], emit: Emit) -> None:
         """Run the job, an event for each piece that comes."""
@@ -114,7 +114,7 @@ class Chat:
         return msgspec.structs.replace(self._choice(job, number, piece, True), message=message)
 
     def _piece(
-        self, job: Job, number: int, piece: Piece, first: bool, entries: list[PromptLogprob]
+        self, job: Job, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> ChatChoice | None:
         """None if all that is new is held back."""
         part = self._read(number, piece.text, piece.finish is not None)
@@ -145,7 +145,7 @@ class Chat:
         called = number in self._readers and self._readers[number].called
         return ChatChoice(
             index=number,
-            logprobs=chat_logprobs(piece.logprobs, self._wanted.return_tokens_as_token_ids)
+            logprobs=chat_logprobs(piece.logprobs, self._wanted.return_tokens_as_token_ids, packed=True)
             if self._wanted.logprobs
             else None,
             finish_reason="tool_calls" if piece.finish == "stop" and called else piece.finish,

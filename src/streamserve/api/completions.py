@@ -1,5 +1,6 @@
 """POST /v1/completions: text to continue, in OpenAI's older shape, which also scores texts."""
 
+from collections.abc import Iterable
 from functools import partial
 
 import msgspec
@@ -9,10 +10,11 @@ from msgspec import UNSET, UnsetType
 from streamserve.api.body import read_request
 from streamserve.api.disconnect import while_connected
 from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
+from streamserve.api.limits import charge_of
 from streamserve.api.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.models import served_name
 from streamserve.api.openapi import described
-from streamserve.api.prompts import Prompt, completion_prompts, kept_tokens
+from streamserve.api.prompts import Encoder, Prompt, completion_prompts, kept_tokens
 from streamserve.api.replies import (
     CompletionChoice,
     CompletionLogprobs,
@@ -25,7 +27,7 @@ from streamserve.api.schemas import UNSUPPORTED_IN_COMPLETIONS, CompletionReques
 from streamserve.api.slo import header_parameters, with_header_targets
 from streamserve.api.sse import Emit, EventStream
 from streamserve.api.stream import StreamWriter
-from streamserve.api.structured import wanted_grammar
+from streamserve.api.structured import wanted_grammar, wants_form
 from streamserve.protocol.messages import PromptLogprob
 
 
@@ -46,8 +48,7 @@ def completion_routes(door: Door) -> APIRouter:
         ),
     )
     async def completions(request: Request) -> Response:
-        limit = door.settings.max_body_bytes
-        wanted = await read_request(request, limit, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+        wanted = await read_request(request, door, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
         wanted = with_header_targets(wanted, request.headers)
         return await Completion(door, wanted).respond(request)
 
@@ -70,8 +71,9 @@ class Completion:
         llm, wanted = self._door.llm, self._wanted
         await self.check()
         keep = kept_tokens(llm, wanted.truncate_prompt_tokens, self._params.max_tokens)
+        encoder = Encoder(llm, self._door.side, charge_of(request))
         prompts = await completion_prompts(
-            llm, wanted.prompt, wanted.add_special_tokens, self._door.settings.max_prompts, keep
+            encoder, wanted.prompt, wanted.add_special_tokens, self._door.settings.max_prompts, keep
         )
         jobs = [self.job(number, prompt) for number, prompt in enumerate(prompts)]
         if wanted.stream:
@@ -81,7 +83,9 @@ class Completion:
 
     async def check(self) -> None:
         """Raises RequestError if the output cannot have the form that is wanted."""
-        if (form := wanted_grammar(self._wanted)) is not None:
+        wanted = self._wanted
+        form = await self._door.forms.run_if(wants_form(wanted), lambda: wanted_grammar(wanted))
+        if form is not None:
             await self._door.llm.check_grammar(form.grammar, form.field)
             self._params = msgspec.structs.replace(self._params, grammar=form.grammar)
 
@@ -102,7 +106,7 @@ class Completion:
 
     async def whole(self, jobs: list[Job]) -> bytes:
         """Run them to their end; the reply as JSON."""
-        return msgspec.json.encode(self._whole(await collect(self._door, jobs)))
+        return await collect(self._door, jobs, self._whole)
 
     async def stream(self, jobs: list[Job], emit: Emit) -> None:
         """Run them, an event for each piece that comes."""
@@ -130,7 +134,7 @@ class Completion:
         )
 
     def _choice(
-        self, job: Job, number: int, piece: Piece, first: bool, entries: list[PromptLogprob]
+        self, job: Job, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionChoice:
         """A choice of `job`, or what is new of it. The `first` piece carries what is of the prompt."""
         ids = self._wanted.return_token_ids
@@ -147,14 +151,15 @@ class Completion:
         )
 
     def _logprobs(
-        self, job: Job, piece: Piece, first: bool, entries: list[PromptLogprob]
+        self, job: Job, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionLogprobs | None:
         count = self._wanted.logprobs
         if count is None:
             return None
         as_ids = self._wanted.return_tokens_as_token_ids
-        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]), as_ids)
+        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]), as_ids, packed=True)
         if not (first and self._wanted.echo):
             return table
         skip = self._params.skip_special_tokens
-        return joined(echo_logprobs(self._tokenizer, job.prompt, entries, skip, count, as_ids), table)
+        echoed = echo_logprobs(self._tokenizer, job.prompt, entries, skip, count, as_ids, packed=True)
+        return joined(echoed, table)

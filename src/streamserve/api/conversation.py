@@ -6,11 +6,12 @@ import msgspec
 
 from streamserve.api.generation import Door
 from streamserve.api.generator import Generator
+from streamserve.api.memory import Charge
 from streamserve.api.messages import checked_messages
-from streamserve.api.prompts import Prompt, encode, kept_tokens
+from streamserve.api.prompts import Encoder, Prompt, kept_tokens
 from streamserve.api.sampling import chat_sampling
 from streamserve.api.schemas import ChatRequest
-from streamserve.api.structured import Wanted, wanted_grammar
+from streamserve.api.structured import Wanted, wanted_grammar, wants_form
 from streamserve.api.tools import Tools, wanted_tools
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
@@ -18,6 +19,9 @@ from streamserve.text.chat import require
 from streamserve.text.message import MessageReader
 from streamserve.text.reasoning import CLOSING, OPENING, Thinking, ThoughtReader, find_thinking
 from streamserve.text.tokenizer import Tokenizer
+
+LARGE_REQUEST = 256 << 10
+"""Bytes of a parsed request from which on templates, tools and forms are worked out in the side thread."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,16 @@ def chat_tools(door: Door, wanted: ChatRequest) -> Tools | None:
     return wanted_tools(wanted, settings.tool_parser, tokenizer, thinks)
 
 
-def chat_text(llm: Generator, wanted: ChatRequest, tools: Tools | None = None) -> str:
+def chat_text(llm: Generator, wanted: ChatRequest, charge: Charge, tools: Tools | None = None) -> str:
     """The conversation as the model's template writes it. Raises RequestError for what it cannot write."""
+    context = llm.model.max_model_len
+    if len(wanted.messages) > context:
+        raise RequestError(
+            f"messages holds {len(wanted.messages)} messages, more than a context of {context} tokens holds",
+            field="messages",
+        )
     return require(llm.chat_template).render(
-        checked_messages(wanted.messages),
+        checked_messages(wanted.messages, charge),
         tools=tools.shown if tools else None,
         add_generation_prompt=wanted.add_generation_prompt,
         continue_final_message=wanted.continue_final_message,
@@ -59,24 +69,30 @@ def chat_text(llm: Generator, wanted: ChatRequest, tools: Tools | None = None) -
 
 
 async def chat_prompt(
-    llm: Generator, wanted: ChatRequest, max_tokens: int | None, tools: Tools | None = None
+    door: Door, wanted: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
 ) -> Prompt:
     """The conversation's prompt. Raises RequestError for what the template cannot write."""
-    text = chat_text(llm, wanted, tools)
+    llm = door.llm
+    large = charge.held > LARGE_REQUEST
+    text = await door.side.run_if(large, lambda: chat_text(llm, wanted, charge, tools))
     keep = kept_tokens(llm, wanted.truncate_prompt_tokens, max_tokens)
-    prompt = (await encode(llm, [text], wanted.add_special_tokens, "messages", keep))[0]
+    encoder = Encoder(llm, door.side, charge)
+    prompt = (await encoder.encode([text], wanted.add_special_tokens, "messages", keep))[0]
     return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if it was cut
 
 
-async def prepared(door: Door, wanted: ChatRequest, prompt: Prompt | None = None) -> Conversation:
+async def prepared(
+    door: Door, wanted: ChatRequest, charge: Charge, prompt: Prompt | None = None
+) -> Conversation:
     """Everything about `wanted`, checked; its prompt, unless that is known. Raises RequestError naming the
     field at fault."""
     tokenizer = door.llm.tokenizer
     params = chat_sampling(wanted, door.settings.default_sampling, door.llm.model.vocab_size)
-    tools = chat_tools(door, wanted)
-    prompt = prompt or await chat_prompt(door.llm, wanted, params.max_tokens, tools)
+    large = charge.held > LARGE_REQUEST
+    tools = await door.forms.run_if(large, lambda: chat_tools(door, wanted))
+    prompt = prompt or await chat_prompt(door, wanted, params.max_tokens, charge, tools)
     thinking = find_thinking(door.settings.reasoning_parser, tokenizer.chat_template)
-    form = _form(wanted, tools)
+    form = await door.forms.run_if(wants_form(wanted), lambda: _form(wanted, tools))
     if form is not None:
         form = _behind_thought(form, thinking, prompt.text or "", tokenizer)
         await door.llm.check_grammar(form.grammar, form.field)

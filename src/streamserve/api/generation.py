@@ -7,26 +7,44 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 
+import msgspec
+
 from streamserve.api.drain import Drain
 from streamserve.api.generator import ArrivingPrompt, Generator, Item
-from streamserve.api.limits import check_choices, check_scores
+from streamserve.api.json_scan import MAX_VALUES
+from streamserve.api.limits import check_choices
+from streamserve.api.memory import Charge, MemoryAccount
 from streamserve.api.metrics import Metrics
 from streamserve.api.prompts import Prompt
+from streamserve.api.scores import PromptScores, charge_delta, reply_charge
 from streamserve.api.settings import ApiSettings
+from streamserve.api.side_thread import SideThread
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import FinishReason, PromptLogprob, PromptLogprobs
+from streamserve.protocol.messages import FinishReason, PromptLogprobs
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
 @dataclass(frozen=True)
 class Door:
-    """What every route needs."""
+    """What every route needs. `side` does what is large; `forms` converts grammars, each of which may take a
+    second, so that they delay each other only."""
 
     llm: Generator
     settings: ApiSettings
     metrics: Metrics
+    memory: MemoryAccount
     drain: Drain = field(default_factory=Drain)
+    side: SideThread = field(default_factory=SideThread)
+    forms: SideThread = field(default_factory=SideThread)
+
+    @property
+    def max_values(self) -> int:
+        """How many values the JSON of a request may hold: prompts of token ids fill the context."""
+        try:
+            return max(MAX_VALUES, 2 * self.llm.model.max_model_len)
+        except RequestError:  # not loaded yet
+            return MAX_VALUES
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,7 @@ async def _generate_all(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
         async with asyncio.TaskGroup() as group:
             for job in jobs:
                 group.create_task(_generate_one(door, job, sink))
+                await asyncio.sleep(0)  # each takes a while to begin: others come in between
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the others were cancelled because of it
 
@@ -141,29 +160,49 @@ class JobOutput:
 
     job: Job
     choices: list[Piece]
-    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
+    prompt_logprobs: PromptScores = field(default_factory=PromptScores)
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
 
+    def add(self, item: Item) -> None:
+        """Take in what comes next."""
+        if isinstance(item, Usage):
+            self.usage = item
+        elif isinstance(item, PromptLogprobs):
+            self.prompt_logprobs.append(item.entries)
+        else:
+            self.choices[item.choice].add(item)
 
-async def collect(door: Door, jobs: Sequence[Job]) -> list[JobOutput]:
-    """Run all jobs to their end."""
-    check_scores([job.params for job in jobs], door.llm.model.max_model_len)
+
+def charged_reply(door: Door, jobs: Sequence[Job], whole: bool) -> Charge:
+    """The charge for the log-probabilities of a reply to `jobs`; see scores.reply_charge."""
+    return reply_charge(
+        door.memory,
+        [job.params for job in jobs],
+        [len(job.prompt.ids) for job in jobs],
+        door.llm.model.max_model_len,
+        whole,
+    )
+
+
+async def collect(
+    door: Door, jobs: Sequence[Job], write: Callable[[list[JobOutput]], msgspec.Struct]
+) -> bytes:
+    """Run all jobs to their end; the reply that `write` makes of their outputs, as JSON. A reply with many
+    log-probabilities is written outside of the event loop."""
     outputs = [JobOutput(job, [Piece() for _ in range(job.params.n)]) for job in jobs]
+    with charged_reply(door, jobs, whole=True) as charge:
 
-    async def take(job: Job, item: Item) -> None:
-        _add(outputs[job.number], item)
+        async def take(job: Job, item: Item) -> None:
+            if isinstance(item, Delta):
+                charge_delta(charge, item)
+            outputs[job.number].add(item)
 
-    await generate(door, jobs, take)
-    return outputs
+        await generate(door, jobs, take)
+        return await door.side.run_if(charge.held > _LARGE_REPLY, lambda: msgspec.json.encode(write(outputs)))
 
 
-def _add(output: JobOutput, item: Item) -> None:
-    if isinstance(item, Usage):
-        output.usage = item
-    elif isinstance(item, PromptLogprobs):
-        output.prompt_logprobs += item.entries
-    else:
-        output.choices[item.choice].add(item)
+_LARGE_REPLY = 1 << 20
+"""Bytes of log-probabilities that take several milliseconds to write."""
 
 
 @dataclass(frozen=True)

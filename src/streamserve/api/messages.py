@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from streamserve.api.json_scan import JsonScan
+from streamserve.api.memory import Charge
 from streamserve.protocol.errors import RequestError
 
 _FIELDS = {
@@ -19,15 +21,16 @@ _OTHER_FIELDS = ("annotations", "audio", "function_call", "reasoning", "refusal"
 _KNOWN = {name for fields in _FIELDS.values() for name in fields}.union(_OTHER_FIELDS)
 
 
-def checked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list[dict[str, Any]]:
     """`messages` with the fields a template gets. Raises RequestError naming what it can't get.
 
-    Fields that are null or empty are as good as absent: clients send replies back as they came.
+    Fields that are null or empty are as good as absent: clients send replies back as they came. Arguments of
+    calls, which are JSON inside of JSON, are held to the limits of a request, and to what `charge` can hold.
     """
-    return [_checked(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    return [_checked(message, f"messages[{place}]", charge) for place, message in enumerate(messages)]
 
 
-def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, Any]:
     role = message.get("role")
     if role == "function":
         raise RequestError(f"{where}: role function is not supported: use tool", field="messages")
@@ -50,7 +53,7 @@ def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.tool_call_id is required", field="messages")
     checked = {name: message[name] for name in _FIELDS[role] if message.get(name) not in (None, [])}
     if calls:
-        checked["tool_calls"] = _checked_calls(calls, f"{where}.tool_calls")
+        checked["tool_calls"] = _checked_calls(calls, f"{where}.tool_calls", charge)
     return checked
 
 
@@ -59,13 +62,13 @@ def _repeated(message: dict[str, Any], name: str) -> bool:
     return name == "reasoning" and message[name] == message.get("reasoning_content")
 
 
-def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise RequestError(f"{where} must be a list", field="messages")
-    return [_checked_call(call, f"{where}[{place}]") for place, call in enumerate(calls)]
+    return [_checked_call(call, f"{where}[{place}]", charge) for place, call in enumerate(calls)]
 
 
-def _checked_call(call: Any, where: str) -> dict[str, Any]:
+def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
     """A call as templates expect it: its arguments are an object, where the request has its JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
@@ -73,6 +76,10 @@ def _checked_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function.get("name"), str) or not isinstance(call.get("id"), str | None):
         raise RequestError(f"{where} must have an id and a function's name", field="messages")
     arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        scan = JsonScan()
+        scan.feed(arguments.encode("utf-8", "surrogatepass"))
+        charge.add(scan.decoded_bytes)
     try:
         parsed = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (ValueError, RecursionError) as error:

@@ -104,6 +104,7 @@ class Metrics:
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.memory = self._gauge("memory_held_bytes", "What open requests are charged of max_memory_bytes.")
         self.streams = self._gauge("streams", "Prompt streams that are open.")
         self.stream_chunks = self._counter("stream_chunks", "Chunks that prompt streams were given.")
         self._attainment = Counter(

@@ -1,16 +1,20 @@
 """Prompts in the forms OpenAI takes them, as token ids."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streamserve.api.generator import Generator
+from streamserve.api.memory import TOKEN_BYTES, Charge
+from streamserve.api.side_thread import SideThread
 from streamserve.protocol.errors import RequestError
 from streamserve.text.detokenize import detokenizer
 from streamserve.text.tokenizer import Tokenizer
 
 _THREAD_ABOVE = 8192
 """Characters that take about a millisecond to tokenize; longer texts must not hold up other requests."""
+
+_ENCODING_BYTES = 32
+"""What a character takes in the tokenizer's memory while its text is encoded."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +64,50 @@ def kept_tokens(llm: Generator, asked: int | None, max_tokens: int | None) -> in
     return asked
 
 
-async def encode(
-    llm: Generator, texts: list[str], add_special_tokens: bool, field: str, keep: int | None = None
-) -> list[Prompt]:
-    """Tokenize `texts`; of each only the last `keep` tokens stay, if that is said. Raises RequestError if one
-    has more characters than tokens of the model's context can have."""
-    context = llm.model.max_model_len
-    longest = max(map(len, texts))
-    if longest > context * llm.tokenizer.longest_token:
-        raise RequestError(
-            f"{field} has {longest} characters, far more than a context of {context} tokens holds",
-            field=field,
-        )
+@dataclass(frozen=True)
+class Encoder:
+    """Makes prompts of texts for one request, whose `charge` has the tokens; `side` encodes what is large."""
 
-    def encode_all() -> list[Prompt]:
-        return [
-            Prompt(llm.tokenizer.encode(text, add_special_tokens), text).truncated(keep) for text in texts
-        ]
+    llm: Generator
+    side: SideThread
+    charge: Charge
 
-    return encode_all() if sum(map(len, texts)) <= _THREAD_ABOVE else await asyncio.to_thread(encode_all)
+    async def encode(
+        self, texts: list[str], add_special_tokens: bool, field: str, keep: int | None = None
+    ) -> list[Prompt]:
+        """Tokenize `texts`; of each only the last `keep` tokens stay, if that is said. Raises RequestError if
+        one has more characters than tokens of the model's context can have."""
+        context, tokenizer = self.llm.model.max_model_len, self.llm.tokenizer
+        longest = max(map(len, texts))
+        if longest > context * tokenizer.longest_token:
+            raise RequestError(
+                f"{field} has {longest} characters, far more than a context of {context} tokens holds",
+                field=field,
+            )
+        large = sum(map(len, texts)) > _THREAD_ABOVE
+        prompts = []
+        for text in texts:
+            if large:
+                prompt = Prompt(await self._encode_apart(text, add_special_tokens), text)
+            else:
+                prompt = Prompt(tokenizer.encode(text, add_special_tokens), text)
+            prompt = prompt.truncated(keep)
+            self.charge.add(TOKEN_BYTES * len(prompt.ids))
+            prompts.append(prompt)
+        return prompts
+
+    async def _encode_apart(self, text: str, add_special_tokens: bool) -> list[int]:
+        size = _ENCODING_BYTES * len(text)
+        self.charge.add(size)
+        try:
+            encode = self.llm.tokenizer.encode_apart
+            return (await self.side.run(lambda: encode([text], add_special_tokens)))[0]
+        finally:
+            self.charge.give(size)
 
 
 async def completion_prompts(
-    llm: Generator,
+    encoder: Encoder,
     given: str | list[str | int | list[int]],
     add_special_tokens: bool,
     limit: int,
@@ -90,17 +115,17 @@ async def completion_prompts(
 ) -> list[Prompt]:
     """The prompts of a completion request: one, or as many as its list holds."""
     if isinstance(given, str):
-        return await encode(llm, [given], add_special_tokens, "prompt", keep)
+        return await encoder.encode([given], add_special_tokens, "prompt", keep)
     kinds = {type(item) for item in given}
     if kinds == {int}:
-        return [_from_ids(llm, given, keep)]  # type: ignore[arg-type]
+        return [_from_ids(encoder.llm, given, keep)]  # type: ignore[arg-type]
     if len(kinds) != 1:
         raise RequestError("prompt must be all texts, all token ids or all lists of them", field="prompt")
     if len(given) > limit:
         raise RequestError(f"prompt holds {len(given)} prompts; at most {limit} are taken", field="prompt")
     if kinds == {str}:
-        return await encode(llm, given, add_special_tokens, "prompt", keep)  # type: ignore[arg-type]
-    return [_from_ids(llm, ids, keep) for ids in given]  # type: ignore[arg-type]
+        return await encoder.encode(given, add_special_tokens, "prompt", keep)  # type: ignore[arg-type]
+    return [_from_ids(encoder.llm, ids, keep) for ids in given]  # type: ignore[arg-type]
 
 
 def _from_ids(llm: Generator, ids: list[int], keep: int | None) -> Prompt:

@@ -12,7 +12,9 @@ from streamserve.protocol.errors import RequestError
 
 MAX_KEPT = 1024
 MAX_REPLY_BYTES = 64 << 10
-"""Replies that are longer are not kept."""
+"""Replies that are longer, as JSON, are not kept."""
+MAX_KEPT_BYTES = 8 << 20
+"""Of all replies that are kept; the oldest go."""
 MAX_KEY_CHARACTERS = 255
 
 T = TypeVar("T")
@@ -28,6 +30,8 @@ class Replays:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str], tuple[bytes, asyncio.Task[Any]]] = OrderedDict()
+        self._sizes: dict[tuple[str, str], int] = {}
+        self._bytes = 0
 
     async def once(
         self,
@@ -45,19 +49,35 @@ class Replays:
             return await work()
         if not 0 < len(key) <= MAX_KEY_CHARACTERS:
             raise RequestError(f"an Idempotency-Key has 1 to {MAX_KEY_CHARACTERS} characters")
-        name, digest = (what, key), blake2b(repr(body).encode()).digest()
+        name, digest = (what, key), blake2b(msgspec.json.encode(body)).digest()
         if name not in self._kept:
             task = asyncio.get_running_loop().create_task(work())
             self._kept[name] = digest, task
             task.add_done_callback(lambda done: self._done(name, done))
             if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+                self._forget(next(iter(self._kept)))
         known, task = self._kept[name]
         if known != digest:
             raise RequestError("this Idempotency-Key was used for another request", status=409)
         return await asyncio.shield(task)
 
     def _done(self, name: tuple[str, str], task: asyncio.Task[Any]) -> None:
+        if self._kept.get(name, (b"", None))[1] is not task:
+            return
         reply = None if task.cancelled() or task.exception() else task.result()
-        if reply is None or (isinstance(reply, bytes) and len(reply) > MAX_REPLY_BYTES):
-            self._kept.pop(name, None)
+        size = 0 if reply is None else _size(reply)
+        if reply is None or size > MAX_REPLY_BYTES:
+            self._forget(name)
+            return
+        self._sizes[name] = size
+        self._bytes += size
+        while self._bytes > MAX_KEPT_BYTES:
+            self._forget(next(iter(self._sizes)))
+
+    def _forget(self, name: tuple[str, str]) -> None:
+        del self._kept[name]
+        self._bytes -= self._sizes.pop(name, 0)
+
+
+def _size(reply: Any) -> int:
+    return len(reply if isinstance(reply, bytes) else msgspec.json.encode(reply))

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
 from streamserve.api.body import read_request
-from streamserve.api.conversation import Conversation, prepared
+from streamserve.api.conversation import LARGE_REQUEST, Conversation, prepared
 from streamserve.api.disconnect import while_connected
 from streamserve.api.errors import as_request_error
-from streamserve.api.generation import Door, Job, generate, new_id
+from streamserve.api.generation import Door, Job, charged_reply, generate, new_id
 from streamserve.api.generator import Item
-from streamserve.api.limits import check_scores
+from streamserve.api.limits import charge_of
 from streamserve.api.models import served_name
 from streamserve.api.openapi import described
 from streamserve.api.replies import slo_fields
@@ -31,6 +31,7 @@ from streamserve.api.response_schemas import (
     ResponseUsage,
     Status,
 )
+from streamserve.api.scores import charge_delta
 from streamserve.api.slo import header_parameters, with_header_targets
 from streamserve.api.sse import EventStream
 from streamserve.protocol.errors import RequestError
@@ -55,12 +56,13 @@ def response_routes(door: Door) -> APIRouter:
         ),
     )
     async def responses(request: Request) -> Response:
-        limit = door.settings.max_body_bytes
-        wanted = await read_request(request, limit, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
+        wanted = await read_request(request, door, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
         wanted = with_header_targets(wanted, request.headers)
         served_name(door.llm, wanted.model)
         try:
-            conversation = await prepared(door, as_chat(wanted))
+            charge = charge_of(request)
+            chat = await door.side.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(wanted))
+            conversation = await prepared(door, chat, charge)
         except RequestError as error:
             raise renamed(error) from error
         return await _Response(door, wanted, conversation).respond(request)
@@ -110,13 +112,14 @@ class _Response:
             if isinstance(item, Usage):
                 reading.usage = item
             elif isinstance(item, Delta):
+                charge_delta(charge, item)
                 await reading.delta(item)
 
         wanted, conversation = self._wanted, self._conversation
         job = Job(0, self._id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt)
         try:
-            check_scores([job.params], self._door.llm.model.max_model_len)  # the last event has them all
-            await generate(self._door, [job], take)
+            with charged_reply(self._door, [job], whole=True) as charge:  # the last event has them all
+                await generate(self._door, [job], take)
         except RequestError as error:
             raise renamed(error) from error
         early = reading.finish == "length"

@@ -16,14 +16,22 @@ import uvicorn
 from fastapi import FastAPI
 
 from streamserve.api.connection import Connection, Timeouts
+from streamserve.api.connections import ConnectionLimits, Connections, descriptors
 from streamserve.api.drain import Drain
+from streamserve.api.slices import Slices
+from streamserve.api.socket_protocol import SocketProtocol
 from streamserve.protocol.stop_signals import stop_signals
+from streamserve.protocol.throttle import throttled
 
 _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _SENDING_SECONDS = 5.0
+_LAST_SECONDS = 0.2
+"""For connections to be closed at the end, when nothing more is waited for."""
+_CLIENTS_LOGS = ("uvicorn.error", "streamserve.api.connection", "streamserve.api.connections")
+"""Loggers whose lines clients cause."""
 
 
 class BindError(OSError):
@@ -60,19 +68,25 @@ async def serve(
     *,
     timeouts: Timeouts | None = None,
     grace_seconds: float = 30.0,
-    max_message_bytes: int = 32 << 20,
+    max_message_bytes: int = 16 << 20,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this is cancelled.
 
     The first signal drains: new requests get 503, open ones have `grace_seconds` to end. A second one ends
-    them at once. One message of a WebSocket has at most `max_message_bytes`. Returns normally, so that the
-    caller can clean up. The event loop is the caller's.
+    them at once. One message of a WebSocket has at most `max_message_bytes`. There are at most as many
+    connections as `limits` and the process's file descriptors allow. Returns normally, so that the caller can
+    clean up. The event loop is the caller's.
     """
+    timeouts = timeouts or Timeouts()
+    connections = Connections((limits or ConnectionLimits()).within(descriptors()))
+    slices = Slices()
+    socket_protocol = partial(SocketProtocol, app.state.memory, timeouts.read, connections, slices)
     server = _Server(
         uvicorn.Config(
             app,
-            http=partial(Connection, timeouts or Timeouts()),  # type: ignore[arg-type]
-            ws="websockets-sansio",
+            http=partial(Connection, timeouts, connections, slices),  # type: ignore[arg-type]
+            ws=socket_protocol,  # type: ignore[arg-type]
             ws_max_size=max_message_bytes,
             ws_per_message_deflate=False,
             log_config=None,
@@ -88,7 +102,8 @@ async def serve(
     )
     serving = asyncio.ensure_future(server.serve(sockets=[bound]))
     try:
-        await asyncio.shield(serving)
+        with throttled(*_CLIENTS_LOGS):
+            await asyncio.shield(serving)
     except asyncio.CancelledError:
         server.should_exit = True
         await serving
@@ -127,7 +142,7 @@ class _Server(uvicorn.Server):
             self._leaving = asyncio.get_running_loop().create_task(self._leave())
         else:
             _log.info("stopping at once")
-            self._end(0.0)
+            self._end(_LAST_SECONDS)
             for task in self.server_state.tasks:
                 task.cancel()
 
@@ -136,7 +151,7 @@ class _Server(uvicorn.Server):
         try:
             await asyncio.wait_for(self._drain.idle(), self._grace_seconds)
         except TimeoutError:
-            self._end(0.0)
+            self._end(_LAST_SECONDS)
         else:
             self._end(min(self._grace_seconds, _SENDING_SECONDS))
 

@@ -8,7 +8,8 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class ApiSettings:
     """`default_sampling` are sampling values for requests that don't say (fields of SamplingParams), as a
-    checkpoint's generation_config.json may recommend them. Larger requests than the limits are refused.
+    checkpoint's generation_config.json may recommend them. Larger requests than the limits are refused;
+    `max_memory_bytes` is what all of them together may hold (memory.py).
 
     `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
     `request_timeout` is in seconds (None: any). `api_keys` and `admin_keys` are digests. With `local_only` no
@@ -16,11 +17,13 @@ class ApiSettings:
     touches for `stream_ttl` seconds is dropped."""
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 16 << 20
+    max_memory_bytes: int = 256 << 20
     max_prompts: int = 1024
     request_timeout: float | None = None
     api_keys: Collection[str] = ()
     admin_keys: Collection[str] = ()
+    max_requests_per_key: int | None = None
     cors_origins: Collection[str] = ()
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"

@@ -1,15 +1,16 @@
 """A request's items as stream events: which of them say something, and the usage in between or at the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.generation import Door, Job, Piece, generate
+from streamserve.api.generation import Door, Job, Piece, charged_reply, generate
 from streamserve.api.generator import Item
 from streamserve.api.replies import UsageReply, usage_reply
 from streamserve.api.schemas import GenerationRequest, StreamOptions
+from streamserve.api.scores import PromptScores
 from streamserve.api.sse import Emit
 from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
 from streamserve.text.output import Delta, Usage
@@ -17,7 +18,7 @@ from streamserve.text.output import Delta, Usage
 Reply = Callable[[list[Any], UsageReply | UnsetType | None], msgspec.Struct]
 """Makes an event of its choices and the usage."""
 
-MakeChoice = Callable[[Job, int, Piece, bool, list[PromptLogprob]], msgspec.Struct | None]
+MakeChoice = Callable[[Job, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
 """Makes an event's choice of a job's choice number, what is new in it, whether that is the first there is,
 and the prompt's log-probabilities. None if there is nothing to say."""
 
@@ -32,7 +33,7 @@ class StreamWriter:
         self._emit = emit
         self._every_token = wanted.return_token_ids
         self._begun: set[tuple[int, int]] = set()
-        self._prompt_logprobs: dict[int, list[PromptLogprob]] = {}
+        self._prompt_logprobs: dict[int, PromptScores] = {}
         self._usages: list[Usage] = []
         self._prompt_tokens = 0
         self._completion_tokens = 0
@@ -40,7 +41,8 @@ class StreamWriter:
     async def run(self, door: Door, jobs: list[Job]) -> None:
         """Generate, and send all there is."""
         self._prompt_tokens = sum(len(job.prompt.ids) for job in jobs)
-        await generate(door, jobs, self._take)
+        with charged_reply(door, jobs, whole=False):
+            await generate(door, jobs, self._take)
         if self._options.include_usage:
             await self._emit(self._reply([], usage_reply(self._usages)))
 
@@ -48,7 +50,7 @@ class StreamWriter:
         if isinstance(item, Usage):
             self._usages.append(item)
         elif isinstance(item, PromptLogprobs):
-            self._prompt_logprobs.setdefault(job.number, []).extend(item.entries)
+            self._prompt_logprobs.setdefault(job.number, PromptScores()).append(item.entries)
         else:
             await self._delta(job, item)
 
@@ -60,7 +62,7 @@ class StreamWriter:
         if first or delta.text or delta.logprobs or delta.finish or self._every_token:
             piece = Piece()
             piece.add(delta)
-            entries = self._prompt_logprobs.get(job.number, [])
+            entries = self._prompt_logprobs.get(job.number, PromptScores())
             choice = self._choice(job, delta.choice, piece, first, entries)
             if choice is not None:
                 await self._emit(self._reply([choice], self._usage()))

@@ -7,7 +7,7 @@ import msgspec
 
 from streamserve.api.schemas import GenerationRequest
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.grammar import Grammar, GrammarKind
+from streamserve.protocol.grammar import Grammar, GrammarKind, check_size
 from streamserve.text.grammar import as_lark
 
 _KINDS: dict[str, GrammarKind] = {"json": "json", "regex": "regex", "choice": "choice", "grammar": "lark"}
@@ -20,6 +20,12 @@ class Wanted(msgspec.Struct, frozen=True):
 
     grammar: Grammar
     field: str
+
+
+def wants_form(request: GenerationRequest) -> bool:
+    """Whether a request asks for a form, which may take long to work out: that is not for the event loop."""
+    names = ["response_format", "structured_outputs", *(f"guided_{name}" for name in _KINDS)]
+    return any(getattr(request, name) is not None for name in names)
 
 
 def wanted_grammar(request: GenerationRequest) -> Wanted | None:
@@ -44,7 +50,7 @@ def _response_format(form: dict[str, Any]) -> list[Wanted]:
     if kind == "text":
         return []
     if kind == "json_object":
-        return [Wanted(json_grammar(_ANY_OBJECT), name)]
+        return [Wanted(json_grammar(_ANY_OBJECT, name), name)]
     if kind != "json_schema":
         raise RequestError(f"{name}.type must be text, json_object or json_schema, not {kind!r}", field=name)
     given = form.get("json_schema")
@@ -53,7 +59,7 @@ def _response_format(form: dict[str, Any]) -> list[Wanted]:
     for key in given:
         if key not in ("name", "schema", "strict", "description"):
             raise RequestError(f"{name}.json_schema.{key} is not a known field", field=name)
-    return [Wanted(json_grammar(given["schema"]), name)]
+    return [Wanted(json_grammar(given["schema"], name), name)]
 
 
 def _structured(field: str, given: dict[str, Any]) -> Wanted:
@@ -79,12 +85,14 @@ def _structured(field: str, given: dict[str, Any]) -> Wanted:
 
 def _grammar(field: str, kind: GrammarKind, value: Any, options: dict[str, Any]) -> Grammar:
     if kind == "json":
-        return json_grammar(_schema(field, value), options)
+        return json_grammar(_schema(field, value), field, options)
     if kind == "choice":
+        _check_size(value, field)
         return Grammar(kind=kind, text=json.dumps(value))
     if not isinstance(value, str):
         raise RequestError(f"{field} must be a string", field=field)
     if kind == "regex":
+        _check_size(value, field)
         return Grammar(kind=kind, text=value)
     try:
         return Grammar(kind=kind, text=as_lark(value))
@@ -94,6 +102,7 @@ def _grammar(field: str, kind: GrammarKind, value: Any, options: dict[str, Any])
 
 def _schema(field: str, value: Any) -> Any:
     """A schema may come as text."""
+    _check_size(value, field)
     if not isinstance(value, str):
         return value
     try:
@@ -102,8 +111,18 @@ def _schema(field: str, value: Any) -> Any:
         raise RequestError(f"{field} is not JSON: {error}", field=field) from error
 
 
-def json_grammar(schema: Any, options: dict[str, Any] | None = None) -> Grammar:
-    """The texts that are JSON and match `schema`; `options` are about blanks."""
+def _check_size(value: Any, field: str) -> None:
+    """Raises RequestError about `field` for a form that is too large to be looked at."""
+    try:
+        check_size(value)
+    except ValueError as error:
+        raise RequestError(f"{field} {error}", field=field) from error
+
+
+def json_grammar(schema: Any, field: str, options: dict[str, Any] | None = None) -> Grammar:
+    """The texts that are JSON and match `schema`, which stands in `field`; `options` are about blanks. Raises
+    RequestError if it is too large."""
+    _check_size(schema, field)
     blanks: dict[str, Any] = {}
     if options and options.get("disable_any_whitespace"):
         blanks["whitespace_flexible"] = False

@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize: a prompt's token ids without generating, and back, as vLLM has them."""
 
-import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -8,11 +8,13 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from streamserve.api.body import read_request
-from streamserve.api.conversation import chat_prompt, chat_tools
+from streamserve.api.conversation import LARGE_REQUEST, chat_prompt, chat_tools
 from streamserve.api.generation import Door
+from streamserve.api.limits import charge_of
+from streamserve.api.memory import Charge
 from streamserve.api.models import served_name
 from streamserve.api.openapi import described
-from streamserve.api.prompts import Prompt, encode
+from streamserve.api.prompts import Encoder, Prompt
 from streamserve.api.schemas import ChatRequest, Model, about
 from streamserve.protocol.errors import RequestError
 
@@ -74,7 +76,6 @@ _OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_te
 def tokenize_routes(door: Door) -> APIRouter:
     """The routes."""
     router = APIRouter()
-    limit = door.settings.max_body_bytes
 
     @router.post(
         "/tokenize",
@@ -87,19 +88,12 @@ def tokenize_routes(door: Door) -> APIRouter:
         ),
     )
     async def tokenize(request: Request) -> Response:
-        wanted = await read_request(request, limit, TokenizeRequest, _UNSUPPORTED)
+        wanted = await read_request(request, door, TokenizeRequest, _UNSUPPORTED)
         served_name(door.llm, wanted.model)
-        prompt = await _prompt(door, wanted)
-        tokenizer = door.llm.tokenizer
-        reply = TokenizeReply(
-            count=len(prompt.ids),
-            max_model_len=door.llm.model.max_model_len,
-            tokens=prompt.ids,
-            token_strs=[tokenizer.piece(token) for token in prompt.ids]
-            if wanted.return_token_strs
-            else UNSET,
-        )
-        return Response(msgspec.json.encode(reply), media_type="application/json")
+        prompt = await _prompt(door, wanted, charge_of(request))
+        large = len(prompt.ids) > _THREAD_ABOVE
+        reply = await door.side.run_if(large, lambda: _tokens_reply(door, wanted, prompt))
+        return Response(reply, media_type="application/json")
 
     @router.post(
         "/detokenize",
@@ -108,7 +102,7 @@ def tokenize_routes(door: Door) -> APIRouter:
         ),
     )
     async def detokenize(request: Request) -> Response:
-        wanted = await read_request(request, limit, DetokenizeRequest, {})
+        wanted = await read_request(request, door, DetokenizeRequest, {})
         served_name(door.llm, wanted.model)
         reply = DetokenizeReply(prompt=await _text(door, wanted.tokens))
         return Response(msgspec.json.encode(reply), media_type="application/json")
@@ -116,7 +110,7 @@ def tokenize_routes(door: Door) -> APIRouter:
     return router
 
 
-async def _prompt(door: Door, wanted: TokenizeRequest) -> Prompt:
+async def _prompt(door: Door, wanted: TokenizeRequest, charge: Charge) -> Prompt:
     if (wanted.prompt is None) == (wanted.messages is None):
         raise RequestError("give either prompt or messages", field="prompt")
     if wanted.messages is None:
@@ -124,7 +118,8 @@ async def _prompt(door: Door, wanted: TokenizeRequest) -> Prompt:
             if field.name in _OF_CONVERSATIONS and getattr(wanted, field.name) != field.default:
                 raise RequestError(f"{field.name} needs messages", field=field.name)
         text = wanted.prompt or ""
-        return (await encode(door.llm, [text], wanted.add_special_tokens is not False, "prompt"))[0]
+        encoder = Encoder(door.llm, door.side, charge)
+        return (await encoder.encode([text], wanted.add_special_tokens is not False, "prompt"))[0]
     chat = ChatRequest(
         messages=wanted.messages,
         add_generation_prompt=wanted.add_generation_prompt,
@@ -133,7 +128,19 @@ async def _prompt(door: Door, wanted: TokenizeRequest) -> Prompt:
         add_special_tokens=bool(wanted.add_special_tokens),
         tools=wanted.tools or [],
     )
-    return await chat_prompt(door.llm, chat, None, chat_tools(door, chat))
+    tools = await door.side.run_if(charge.held > LARGE_REQUEST, lambda: chat_tools(door, chat))
+    return await chat_prompt(door, chat, None, charge, tools)
+
+
+def _tokens_reply(door: Door, wanted: TokenizeRequest, prompt: Prompt) -> bytes:
+    tokenizer = door.llm.tokenizer
+    reply = TokenizeReply(
+        count=len(prompt.ids),
+        max_model_len=door.llm.model.max_model_len,
+        tokens=prompt.ids,
+        token_strs=[tokenizer.piece(token) for token in prompt.ids] if wanted.return_token_strs else UNSET,
+    )
+    return msgspec.json.encode(reply)
 
 
 async def _text(door: Door, tokens: list[int]) -> str:
@@ -141,6 +148,5 @@ async def _text(door: Door, tokens: list[int]) -> str:
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
         raise RequestError(f"tokens has {wrong}, but the vocabulary has {size} tokens", field="tokens")
-    if len(tokens) <= _THREAD_ABOVE:
-        return door.llm.tokenizer.decode(tokens, skip_special_tokens=False)
-    return await asyncio.to_thread(door.llm.tokenizer.decode, tokens, skip_special_tokens=False)
+    decode = partial(door.llm.tokenizer.decode, tokens, skip_special_tokens=False)
+    return await door.side.run_if(len(tokens) > _THREAD_ABOVE, decode)

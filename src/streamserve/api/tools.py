@@ -7,7 +7,7 @@ from typing import Any
 from streamserve.api.schemas import ChatRequest
 from streamserve.api.structured import json_grammar
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.grammar import Grammar, check_size
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import REQUIRED, Format, find_format
 from streamserve.text.tools.grammar import calls_schema, free_calls
@@ -60,16 +60,26 @@ def wanted_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks
         if not strict:
             return Tools(request.tools, names, form, parallel)
         held = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
+        check_schemas(held)
         grammar = free_calls(form, held, tokenizer.special_id, thinks)
         return Tools(request.tools, names, form, parallel, grammar)
     if choice == "required":
+        check_schemas(schemas)
         call = calls_schema(schemas, "parameters")
         definitions = call.pop("$defs")
         most = MAX_CALLS if parallel else 1
         calls = {"type": "array", "items": call, "minItems": 1, "maxItems": most, "$defs": definitions}
-        grammar = json_grammar(calls)
+        grammar = json_grammar(calls, "tools")
         return Tools(request.tools, names, REQUIRED, parallel, grammar)
-    return Tools(request.tools, names, REQUIRED, False, json_grammar(schemas[choice]), choice)
+    return Tools(request.tools, names, REQUIRED, False, json_grammar(schemas[choice], "tools"), choice)
+
+
+def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
+    """Raises RequestError if the schemas of all functions are too large for one grammar."""
+    try:
+        check_size(schemas)
+    except ValueError as error:
+        raise RequestError(f"tools: the schema of all calls {error}", field="tools") from error
 
 
 def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -268,8 +268,11 @@ class Fleet:
             if last:
                 if request.decode and name not in self.workers[request.decode].decoding:
                     yield Send(request.decode, Cancel(name))  # it ended before its KV had to move
+                refused = any(isinstance(event, Finished) and event.error for event in fresh)
+                if refused:
+                    yield from self._cancel(request)  # by one half of a pair: the other still holds it
                 self._end(request, now)
-                if not any(isinstance(event, Finished) and event.error for event in fresh):
+                if not refused:
                     yield from self.returns.begin(request, self.workers, now)
             if fresh or last:
                 yield Deliver(name, fresh, last)

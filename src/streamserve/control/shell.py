@@ -35,6 +35,7 @@ from streamserve.control.events import (
 )
 from streamserve.control.fleet import Fleet
 from streamserve.control.fleet_config import FleetConfig
+from streamserve.control.mailbox import Mailbox, Undelivered
 from streamserve.control.processes import WorkerProcess, start_worker
 from streamserve.control.supervisor import Supervisor
 from streamserve.control.trace import Recorder
@@ -89,7 +90,8 @@ class FleetShell:
         self._launch = launch
         self._recorder = recorder
         self._settings = settings
-        self._clients: dict[str, asyncio.Queue[Deliver | Refuse]] = {}
+        self._clients: dict[str, Mailbox] = {}
+        self._undelivered = Undelivered()
         self._processes: dict[str, WorkerProcess] = {}
         self._supervisor = Supervisor(self._give_up)
         self._failure: FleetError | None = None
@@ -124,7 +126,7 @@ class FleetShell:
         self._closing = True
         for name in list(self._clients):
             error = RequestError("the server is shutting down", status=503, retry_after=5.0)
-            self._clients[name].put_nowait(Refuse(name, error))
+            self._clients[name].put(Refuse(name, error))
         try:
             for worker in self._processes:
                 await self._send(Send(worker, Stop()))
@@ -187,7 +189,7 @@ class FleetShell:
             raise RequestError(str(self._failure), status=500)
         if request.request in self._clients:
             raise RequestError(f"request id {request.request} is in use", status=409)
-        queue: asyncio.Queue[Deliver | Refuse] = asyncio.Queue()
+        queue = Mailbox(self._undelivered)
         self._clients[request.request] = queue
         done = False
         try:
@@ -197,12 +199,13 @@ class FleetShell:
             while not done:
                 news = await queue.get()
                 if isinstance(news, Refuse):
-                    done = True
+                    done = not queue.overflowed
                     raise news.error
                 done = news.last
                 yield news.events
         finally:
             del self._clients[request.request]
+            queue.clear()
             if not done:
                 await self.cancel(request.request)
 
@@ -250,7 +253,7 @@ class FleetShell:
                     await self._send(command)
                 case Deliver() | Refuse():
                     if command.request in self._clients:
-                        self._clients[command.request].put_nowait(command)
+                        self._clients[command.request].put(command)
                 case Start():
                     self._supervisor.spawn(self._run(command))
                 case Kill():
@@ -338,5 +341,5 @@ class FleetShell:
         self._failure = FleetError(f"the server failed: {type(error).__name__}")
         for name in list(self._clients):
             refusal = RequestError(str(self._failure), status=500)
-            self._clients[name].put_nowait(Refuse(name, refusal))
+            self._clients[name].put(Refuse(name, refusal))
         self._changed.set()

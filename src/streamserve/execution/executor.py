@@ -107,6 +107,11 @@ class TorchExecutor:
     def planes(self) -> int:
         return 1
 
+    @property
+    def grammars(self) -> Grammars | None:
+        """What compiles the grammars of requests."""
+        return self._grammars
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Carry out `plan`. Raises ValueError for spans that contradict themselves, before computing any."""

@@ -8,6 +8,7 @@ token a node, in any order, and what it has committed to moves only by `commit`.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -32,7 +33,21 @@ class Grammars:
     def __init__(self, vocabulary: Callable[[], LLTokenizer], eos_token_ids: Sequence[int]) -> None:
         self._make_vocabulary = vocabulary
         self._eos_token_ids = tuple(eos_token_ids)
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, LLMatcher | GrammarError] = OrderedDict()
+        self._lock = Lock()
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether `begin` need not compile."""
+        with self._lock:
+            return grammar in self._compiled
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compile `grammar`, in any thread; what is wrong with it is told by `begin`."""
+        if not self.knows(grammar):
+            try:
+                self._keep(grammar, self._compile(grammar))
+            except GrammarError as error:
+                self._keep(grammar, error)
 
     def begin(self, grammar: Grammar, outputs: Sequence[int]) -> "Matcher":
         """A matcher that stands behind `outputs`. Raises GrammarError if it cannot be had."""
@@ -51,11 +66,21 @@ class Grammars:
         return self._vocabulary.vocab_size
 
     def _prototype(self, grammar: Grammar) -> LLMatcher:
-        found = self._compiled.pop(grammar, None) or self._compile(grammar)
-        self._compiled[grammar] = found
-        if len(self._compiled) > KEPT:
-            self._compiled.popitem(last=False)
+        with self._lock:
+            found = self._compiled.get(grammar)
+        found = found or self._compile(grammar)
+        self._keep(grammar, found)
+        if isinstance(found, GrammarError):
+            raise found
         return found
+
+    def _keep(self, grammar: Grammar, found: LLMatcher | GrammarError) -> None:
+        """Keep what a grammar came to, as the one used last."""
+        with self._lock:
+            self._compiled[grammar] = found
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         if not self._eos_token_ids:

@@ -173,11 +173,32 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests: Annotated[
         int, Meta(ge=1, description="open requests, running and waiting, before new ones get 429")
     ] = 1024
+    max_requests_per_key: (
+        Annotated[
+            int, Meta(ge=1, description="open requests and WebSockets of one API key; by default any number")
+        ]
+        | None
+    ) = None
     max_waiting_tokens: Annotated[
         int,
         Meta(ge=1, description="prompt tokens of requests that wait, before new ones get 429"),
     ] = 1 << 20
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 32 << 20
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 << 20
+    max_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            description="memory of the server's process that all open requests together may hold: bodies, "
+            "what they are parsed to, log-probabilities; beyond it new ones get 429",
+        ),
+    ] = 256 << 20
+    max_connections: Annotated[
+        int,
+        Meta(ge=1, description="open connections; fewer where the process may open few files (ulimit -n)"),
+    ] = 4096
+    max_connections_per_address: Annotated[
+        int, Meta(ge=1, description="the same from one address; a proxy is one address")
+    ] = 2048
     max_streams: Annotated[
         int, Meta(ge=1, description="prompts that may be arriving at once, before new ones get 429")
     ] = 512

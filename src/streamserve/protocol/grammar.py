@@ -15,6 +15,7 @@ GrammarKind = Literal["json", "regex", "choice", "lark", "lark_json"]
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 128
+MAX_SCHEMA_NODES = 8192
 MAX_GROUPS = 500
 MAX_OPERATORS = 2000
 MAX_CHOICES = 1000
@@ -40,9 +41,27 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     opening: str | int = ""
 
 
+def check_size(form: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
+    """Raise ValueError, naming the limit, for parsed JSON that is larger than `max_bytes` as text. Takes no
+    longer than what is small enough does."""
+    left, parts = max_bytes, [form]
+    while parts:
+        part = parts.pop()
+        left -= 2 + len(part) if isinstance(part, str | list | dict) else 1
+        if left < 0:
+            raise ValueError(f"has more bytes than may be; at most {max_bytes} are taken")
+        if isinstance(part, dict):
+            parts += part.keys()
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+
+
 def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     """Raise ValueError, naming the limit, for a grammar that is too large or too deep to be compiled."""
-    size = len(grammar.text.encode("utf-8", "surrogatepass"))
+    size = len(grammar.text)  # if it is too large, as characters: they are not encoded then
+    if size <= max_bytes:
+        size = len(grammar.text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
         raise ValueError(f"has {size} bytes; at most {max_bytes} are taken")
     if "\0" in grammar.text:
@@ -177,6 +196,8 @@ def _height(node: Any, schema: Any, heights: dict[int, int]) -> int:
         return 0
     if id(node) not in heights:
         heights[id(node)] = 0
+        if len(heights) > MAX_SCHEMA_NODES:
+            raise ValueError(f"holds more than {MAX_SCHEMA_NODES} objects and lists, which is the limit")
         below = list(node.values()) if isinstance(node, dict) else node
         if isinstance(node, dict) and node is not schema and isinstance(node.get("$id"), str):
             raise ValueError("has a $id inside; references are followed within one schema only")

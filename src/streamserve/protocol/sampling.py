@@ -143,9 +143,9 @@ def _check_allowed(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
     allowed = params.allowed_token_ids
     if len(allowed) > MAX_ALLOWED_TOKENS:
         raise ValueError(f"allowed_token_ids may hold at most {MAX_ALLOWED_TOKENS}, got {len(allowed)}")
-    for token in allowed:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"allowed_token_ids names {token}, but the vocabulary has {vocab_size} tokens")
+    if allowed and (min(allowed) < 0 or max(allowed) >= vocab_size):
+        wrong = next(token for token in allowed if not 0 <= token < vocab_size)
+        raise ValueError(f"allowed_token_ids names {wrong}, but the vocabulary has {vocab_size} tokens")
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     if params.min_tokens > 0 and allowed and ends.issuperset(allowed):
         raise ValueError("allowed_token_ids holds only tokens that end the text, which min_tokens forbids")

@@ -1,20 +1,31 @@
 """Grammars at the door: a tokenizer's vocabulary as llguidance needs it, and a trial compilation in time."""
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
+from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES, MAX_GROUPS, Grammar, check_grammar, to_llguidance
 from streamserve.text.tokenizer import Tokenizer
 
 KEPT = 256
 """Grammars whose compilation is remembered to have worked."""
+
+_MAX_CONVERSION = 4 << 20
+
+_LARK = re.compile(r"(?m)^[ \t]*(?:%llguidance\b|start[ \t]*:)")
+"""What only a grammar in Lark has: the name of its first rule."""
+
+_BLANKS = re.compile(
+    r'(\\.|"(?:\\.?|[^"\\])*(?:"|\Z)|\[(?:\\.?|[^\]\\])*(?:\]|\Z))|(?:#[^\r\n]*|[ \t\r\n])+', re.DOTALL
+)
+"""Strings and classes of characters, which are kept; and runs of blanks, comments and line breaks."""
 
 _TRIVIAL = Grammar(kind="regex", text="a")
 
@@ -69,11 +80,37 @@ def vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) ->
 
 
 def as_lark(text: str) -> str:
-    """A grammar in Lark or llama.cpp's GBNF (`root ::= …`), as Lark. Raises ValueError if it is neither."""
+    """A grammar in Lark or llama.cpp's GBNF (`root ::= …`), as Lark. Raises ValueError if it is neither, or
+    too large to be converted.
+
+    The library's conversion is quadratic in blank lines and comments, which are dropped before, and takes up
+    to a pass over the text for each rule, so their product has a limit: about a second.
+    """
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"has {len(text)} characters; at most {MAX_GRAMMAR_BYTES} bytes are taken")
+    if _LARK.search(text):
+        return text
+    rules = text.count("::=")
+    groups = sum(text.count(sign) for sign in "([{")
+    if rules + groups > MAX_GROUPS:
+        raise ValueError(
+            f"has {rules + groups} rules and groups (::= ( [ {{); at most {MAX_GROUPS} are taken"
+        )
+    text = _BLANKS.sub(_one_blank, text)
+    if rules * len(text) > _MAX_CONVERSION:
+        raise ValueError(
+            f"has {rules} rules in {len(text)} characters, too many to convert: their product is at most "
+            f"{_MAX_CONVERSION}; write it in Lark instead"
+        )
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(text)
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"cannot be read: {error}") from error
+
+
+def _one_blank(found: re.Match[str]) -> str:
+    """A run of blanks and comments as one line break, or one space if it is within a line."""
+    return found[1] or ("\n" if any(sign in found[0] for sign in "#\r\n") else " ")
 
 
 class GrammarCheck:
@@ -98,13 +135,12 @@ class GrammarCheck:
         if grammar in self._good:
             self._good.move_to_end(grammar)
             return
-        try:
-            check_grammar(grammar, self._max_bytes)
-        except ValueError as error:
-            raise RequestError(f"{field} {error}", field=field) from error
+        if len(grammar.text) > self._max_bytes:
+            message = f"{field} has {len(grammar.text)} bytes; at most {self._max_bytes} are taken"
+            raise RequestError(message, field=field)
         problem = await self._compiled(grammar, field)
         if problem:
-            raise RequestError(f"{field} cannot be compiled: {problem}", field=field)
+            raise RequestError(f"{field} {problem}", field=field)
         self._good[grammar] = None
         if len(self._good) > KEPT:
             self._good.popitem(last=False)
@@ -113,7 +149,7 @@ class GrammarCheck:
         if not self._warm:  # the vocabulary is made with the first grammar: that is not this one's fault
             await asyncio.wrap_future(self._thread.submit(self._compile, _TRIVIAL))
             self._warm = True
-        compiling = self._thread.submit(self._compile, grammar)
+        compiling = self._thread.submit(self._checked, grammar)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(compiling), self._seconds)
         except TimeoutError:
@@ -123,6 +159,15 @@ class GrammarCheck:
             raise RequestError(
                 "too many grammars are being compiled", field=field, status=503, retry_after=self._seconds
             ) from None
+
+    def _checked(self, grammar: Grammar) -> str:
+        """What is wrong with a grammar; empty if nothing is."""
+        try:
+            check_grammar(grammar, self._max_bytes)
+        except ValueError as error:
+            return str(error)
+        problem = self._compile(grammar)
+        return f"cannot be compiled: {problem}" if problem else ""
 
     def close(self) -> None:
         """Let go of the thread."""

@@ -15,6 +15,9 @@ from streamserve.text.tokenizer import Tokenizer
 PIECE = 1024
 """Characters after which the next boundary ends a piece."""
 
+APART = 8192
+"""Characters that take about a millisecond to tokenize; longer texts belong into a thread."""
+
 SPLITS = frozenset(
     {
         # GPT-2
@@ -142,18 +145,24 @@ class Retokenizer:
         """The tokens of `text`, exactly as of the whole text at once, with the help of an earlier version's.
         Raises ValueError for text that isn't Unicode."""
         if not self._cuts:
-            return Tokenized(text, self._tokenizer.encode(text, add_special_tokens=False), [])
+            return Tokenized(text, self._encode([text])[0], [])
         same = common_prefix(before.text, text)
         kept = [end for end in before.ends if end[0] < same]
         start, count = kept[-1] if kept else (0, 0)
         pieces = _pieces(text, start)
-        new = [self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
+        new = self._encode(pieces)
         lengths = zip(map(len, pieces), map(len, new), strict=True)
         ends = accumulate(
             lengths, lambda one, two: (one[0] + two[0], one[1] + two[1]), initial=(start, count)
         )
         ids = before.ids[:count] + [token for piece in new for token in piece]
         return Tokenized(text, ids, kept[:-1] + list(ends))
+
+    def _encode(self, pieces: list[str]) -> list[list[int]]:
+        """Many characters are encoded so that other threads run meanwhile, which takes longer for few."""
+        if sum(map(len, pieces)) > APART:
+            return self._tokenizer.encode_apart(pieces, add_special_tokens=False)
+        return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
 
 
 def _pieces(text: str, start: int) -> list[str]:

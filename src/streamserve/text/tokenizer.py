@@ -132,6 +132,13 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_apart(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of each text, for threads: others run meanwhile, which `encode` does not let them."""
+        for text in texts:
+            text.encode()
+        encoded = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encoded]
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Ids outside of the vocabulary have none."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)

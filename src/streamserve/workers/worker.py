@@ -54,6 +54,7 @@ from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.crash import write_report
+from streamserve.workers.grammar_gate import GrammarGate
 from streamserve.workers.journal import StepJournal
 from streamserve.workers.pace import Pace
 from streamserve.workers.placing import settle
@@ -66,6 +67,8 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5
 STALLED_MILLISECONDS = 10
 """How long to wait for messages before looking again whether there is memory for who waits for it."""
+COMPILING_MILLISECONDS = 2
+"""How often an idle worker looks whether a grammar is compiled."""
 TRANSFER_MILLISECONDS = 1
 """How often an idle worker looks whether KV has landed."""
 CHECKPOINT_EXIT_STATUS = 2
@@ -115,12 +118,14 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
         _send(socket, _ready(parts, time.monotonic() - started))
         _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
+        gate = GrammarGate(parts.loaded.executor.grammars)
         try:
             upkeep = Upkeep(parts.loaded, parts.profile, users_profiles(), command_of(config.model))
-            _serve(engine, socket, tracer, remote, upkeep)
+            _serve(engine, socket, tracer, remote, upkeep, gate)
         except Exception as error:
             _crash(config, error, journal, engine)
         finally:  # its thread may wait for a step that will never come
+            gate.close()
             if parts.transport:
                 parts.transport.close()
         if remote:
@@ -244,6 +249,7 @@ def _serve(
     tracer: Tracer | None,
     remote: RemoteDrafter | None,
     upkeep: Upkeep,
+    gate: GrammarGate,
 ) -> None:
     """Take messages between steps, step while there is work, report twice a second."""
     reported = time.monotonic()
@@ -253,6 +259,8 @@ def _serve(
         wait = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
         if engine.has_work:
             wait = min(wait, STALLED_MILLISECONDS) if engine.stalled else 0
+        if gate.waiting:
+            wait = min(wait, COMPILING_MILLISECONDS)
         most, wait = wait, upkeep.wait(engine, wait)
         measuring = wait < most
         while socket.poll(wait):
@@ -263,8 +271,11 @@ def _serve(
                 continue
             if isinstance(message, Stop):
                 return
-            events += engine.handle(message)
+            for taken in gate.take(message):
+                events += engine.handle(taken)
             wait = 0
+        for taken in gate.ready():
+            events += engine.handle(taken)
         if engine.has_work:
             events += engine.step()
         news = engine.exchange.news()

@@ -1,0 +1,43 @@
+"""Log lines that clients can cause: at most one a second of each kind, with a count of those left out."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SECONDS = 1.0
+
+
+class Throttle(logging.Filter):
+    """Lets one record of each message through a second. For the loggers whose lines clients cause, whose
+    messages are constants with arguments: they are what tells kinds apart."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log `record`; its message then says how many like it were left out before."""
+        kind, now = (record.name, str(record.msg)), self._clock()
+        last, left_out = self._kinds.get(kind, (-SECONDS, 0))
+        if now - last < SECONDS:
+            self._kinds[kind] = last, left_out + 1
+            return False
+        self._kinds[kind] = now, 0
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out} more like this left out)", ()
+        return True
+
+
+@contextmanager
+def throttled(*loggers: str) -> Iterator[None]:
+    """Throttle the lines of these loggers within the block."""
+    throttle = Throttle()
+    for name in loggers:
+        logging.getLogger(name).addFilter(throttle)
+    try:
+        yield
+    finally:
+        for name in loggers:
+            logging.getLogger(name).removeFilter(throttle)

@@ -1,0 +1,81 @@
+"""The look at JSON text counts what the decoder will make, wherever the text is cut into pieces."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.api.json_scan import MAX_CONTAINERS, MAX_VALUES, JsonScan
+from streamserve.api.memory import VALUE_BYTES
+from streamserve.protocol.errors import RequestError
+
+TEXTS = st.text(st.sampled_from('a"\\[]{},:é😀\n'), max_size=12)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | TEXTS,
+    lambda below: st.lists(below, max_size=5) | st.dictionaries(TEXTS, below, max_size=5),
+    max_leaves=30,
+)
+
+
+def counted(value: Any) -> tuple[int, int, int]:
+    """Values and names, lists and objects, depth."""
+    if isinstance(value, dict):
+        below = [counted(part) for part in value.values()]
+        names = len(value)
+    elif isinstance(value, list):
+        below, names = [counted(part) for part in value], 0
+    else:
+        return 1, 0, 0
+    values, containers, depths = zip(*below, strict=True) if below else ((), (), (0,))
+    return 1 + names + sum(values), 1 + sum(containers), 1 + max(depths)
+
+
+@given(VALUES, st.integers(1, 7), st.booleans())
+def test_counts_are_bounds_however_the_text_is_cut(value: Any, size: int, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+    scan = JsonScan()
+    for start in range(0, len(text), size):
+        scan.feed(text[start : start + size])
+    values, containers, depth = counted(value)
+    assert (scan.containers, scan.depth) == (containers, depth)
+    assert values <= scan.values <= values + containers
+    assert msgspec.json.decode(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b"[" + b"{}," * MAX_CONTAINERS + b"{}]", "lists and objects"),
+        (b"[" + b"1," * MAX_VALUES + b"1]", "values"),
+        (b'["' + b"\\n" * (5 << 20) + b'"]', "backslashes"),
+        (b"[" * 65 + b"]" * 65, "64 levels"),
+    ],
+)
+def test_what_is_too_much_is_refused_by_name(text: bytes, what: str) -> None:
+    with pytest.raises(RequestError, match=what) as refused:
+        JsonScan().feed(text)
+    assert refused.value.status == 400
+
+
+def test_text_is_no_structure() -> None:
+    scan = JsonScan()
+    scan.feed(json.dumps({"prompt": '{[,:]}\\" ' * 100_000}).encode())
+    assert (scan.values, scan.containers, scan.depth) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "wide"),
+    [("a" * 1000, 1), ("a\\u00e9" * 99, 2), ("aé" * 99, 2), ("a\\ud83d\\ude00", 4), ("a😀" * 9, 4)],
+)
+def test_one_wide_character_makes_all_of_its_text_wide(text: str, wide: int) -> None:
+    scan = JsonScan()
+    data = f'"{text}"'.encode()
+    scan.feed(data)
+    assert scan.decoded_bytes == wide * len(data) + VALUE_BYTES
+    cut = JsonScan()
+    for byte in data:
+        cut.feed(bytes([byte]))
+    assert cut.decoded_bytes >= scan.decoded_bytes

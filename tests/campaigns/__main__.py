@@ -1,0 +1,82 @@
+"""The command: see the package."""
+
+import argparse
+import json
+import os
+import sys
+
+import msgspec
+
+from tests.campaigns.drive import attempt, run
+from tests.campaigns.families import FAMILIES, opened
+from tests.campaigns.ledger import read
+from tests.campaigns.outcome import Outcome
+
+WIDTH = 30
+
+
+def main() -> int:
+    """Run the command; returns 1 if a trial failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns", description=__doc__)
+    parser.add_argument("family", nargs="?", choices=sorted(FAMILIES))
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long to run (10)")
+    parser.add_argument("--seed", type=int, help="begin with this seed, not with the first that is not done")
+    parser.add_argument("--only-seed", type=int, help="replay this one; nothing is written down")
+    given = parser.parse_args()
+    if given.family is None:
+        _list()
+        return 0
+    if given.only_seed is not None:
+        return _replay(given.family, given.only_seed)
+    progress = Progress(given.minutes * 60)
+    done = run(given.family, given.minutes * 60, seed=given.seed, show=progress.show)
+    print(file=sys.stderr)
+    for seed, outcome in done.failures:
+        print(f"seed {seed}: {outcome.kind}: {outcome.detail.strip()[-2000:]}")
+    refused = sum(outcome.verdict == "refused" for _, outcome in done.done)
+    print(
+        f"{given.family}: {len(done.done)} trials in {done.seconds:.0f} s, "
+        f"{refused} refused, {len(done.failures)} failed"
+    )
+    if done.figures:
+        print(json.dumps(done.figures))
+    return 1 if done.failures else 0
+
+
+class Progress:
+    """A bar on standard error: the share of the time that has passed, and what came of the trials."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._counts = {"passed": 0, "refused": 0, "failed": 0}
+        # Trials send the process's own standard error elsewhere.
+        self._out = os.fdopen(os.dup(sys.stderr.fileno()), "w")
+
+    def show(self, seed: int, outcome: Outcome, passed: float) -> None:
+        self._counts[outcome.verdict] += 1
+        filled = min(WIDTH, int(WIDTH * passed / self._seconds))
+        counts = ", ".join(f"{count} {name}" for name, count in self._counts.items())
+        line = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {passed:5.0f} s, seed {seed}, {counts}"
+        if outcome.verdict == "failed":
+            print(f"\rseed {seed}: {outcome.kind}: {outcome.detail.strip()[-300:]}", file=self._out)
+        print(f"\r{line}", end="", file=self._out, flush=True)
+
+
+def _list() -> None:
+    for name, family in FAMILIES.items():
+        ledger = read(name)
+        now, earlier = ledger.now, ledger.earlier
+        print(f"{name:16} {family.description}")
+        print(f"{'':16} {now.trials} trials at {ledger.commit[:12] or 'no commit'}, {earlier.trials} before")
+
+
+def _replay(family: str, seed: int) -> int:
+    with opened(FAMILIES[family]) as campaign:
+        outcome = attempt(campaign, seed)
+    print(outcome.detail)
+    print(json.dumps(msgspec.to_builtins(outcome), indent=1))
+    return 1 if outcome.verdict == "failed" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

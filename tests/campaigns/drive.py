@@ -1,0 +1,93 @@
+"""Run the trials of a family for a while, and write down each of them."""
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.families import FAMILIES, opened
+from tests.campaigns.ledger import RESULTS, Ledger, product_commit, read, write
+from tests.campaigns.outcome import ERROR, Campaign, Outcome, TrialFailure
+
+WRITE_SECONDS = 20.0
+"""How often the results file is brought up to date."""
+
+Show = Callable[[int, Outcome, float], None]
+"""Is told of each trial: its seed, its outcome, and the seconds since the first began."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of a family did: seeds and outcomes in order, and its seconds."""
+
+    done: list[tuple[int, Outcome]]
+    seconds: float
+    figures: dict[str, Any]
+
+    @property
+    def failures(self) -> list[tuple[int, Outcome]]:
+        return [(seed, outcome) for seed, outcome in self.done if outcome.verdict == "failed"]
+
+
+def run(
+    family: str,
+    seconds: float,
+    *,
+    seed: int | None = None,
+    trials: int | None = None,
+    folder: Path = RESULTS,
+    show: Show = lambda seed, outcome, passed: None,
+) -> Run:
+    """Run trials for some `seconds`, at least one and at most `trials`, and add them to the family's file.
+
+    They begin with the seeds that failed at an earlier commit, then come those never done; with `seed` they
+    begin there. An interruption (Ctrl-C) ends the run, and what is done is kept."""
+    ledger = read(family, folder)
+    entry = ledger.at(product_commit())
+    done: list[tuple[int, Outcome]] = []
+    began = written = time.monotonic()
+    figures: dict[str, Any] = {}
+    with opened(FAMILIES[family]) as campaign:
+        began = time.monotonic()
+        try:
+            for number in _seeds(ledger, seed):
+                started = time.monotonic()
+                outcome = attempt(campaign, number)
+                ended = time.monotonic()
+                entry.add(number, outcome, ended - started)
+                done.append((number, outcome))
+                show(number, outcome, ended - began)
+                if ended - written > WRITE_SECONDS:
+                    written = ended
+                    write(ledger, folder)
+                if ended - began >= seconds or len(done) == trials:
+                    break
+        except KeyboardInterrupt:
+            print("\ninterrupted: what is done is kept", file=sys.stderr)
+        figures = campaign.figures()
+        entry.figures |= figures
+    if done:
+        write(ledger, folder)
+    return Run(done, time.monotonic() - began, figures)
+
+
+def attempt(campaign: Campaign, seed: int) -> Outcome:
+    """Run one trial; whatever it raises is a failure."""
+    try:
+        return campaign.trial(seed)
+    except TrialFailure as failure:
+        return Outcome(verdict="failed", kind=failure.kind, detail=failure.detail)
+    except Exception:
+        return Outcome(verdict="failed", kind=ERROR, detail=traceback.format_exc())
+
+
+def _seeds(ledger: Ledger, first: int | None) -> Iterator[int]:
+    if first is None:
+        yield from ledger.to_replay()
+        first = ledger.next_seed()
+    while True:
+        yield first
+        first += 1

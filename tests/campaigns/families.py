@@ -1,0 +1,65 @@
+"""The families of campaigns by name."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.campaigns.outcome import Campaign, Outcome
+
+
+@dataclass(frozen=True)
+class Family:
+    """A module with trials. `slice_minutes`: its share of `make verify`."""
+
+    module: str
+    description: str
+    slice_minutes: float = 1.0
+
+
+FAMILIES = {
+    "settings": Family(
+        "tests.campaigns.settings",
+        "random settings and workloads on real workers, against the text of a plain engine",
+        4.0,
+    ),
+    "http": Family("tests.campaigns.http", "hostile bytes and bodies on every HTTP route of a real server"),
+    "websocket": Family("tests.campaigns.websocket", "hostile frames and calls on the prompt-stream socket"),
+    "worker_protocol": Family(
+        "tests.campaigns.worker_protocol", "forged messages between the fleet and a real worker, both ways"
+    ),
+    "draft_protocol": Family("tests.campaigns.draft_protocol", "hostile clients of a real draft service"),
+    "soak": Family(
+        "tests.campaigns.soak",
+        "pairs with drafts, prompt streams and cancels; the slope of each process's memory",
+        2.0,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A family without anything to set up."""
+
+    run: Callable[[int], Outcome]
+
+    def trial(self, seed: int) -> Outcome:
+        return self.run(seed)
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+
+def opened(family: Family) -> AbstractContextManager[Campaign]:
+    """Set up a family: its module's `opened()`, or its `trial` alone."""
+    module = importlib.import_module(family.module)
+    if hasattr(module, "opened"):
+        campaign: AbstractContextManager[Campaign] = module.opened()
+        return campaign
+    return _plain(module.trial)
+
+
+@contextmanager
+def _plain(run: Callable[[int], Outcome]) -> Iterator[Campaign]:
+    yield _Plain(run)

@@ -1,0 +1,165 @@
+"""What campaigns have done: one small JSON file a family, by commit of the product.
+
+Runs of the same commit are merged. When another commit is run, the earlier ones become totals; the seeds that
+failed there are kept, so that they are replayed first.
+"""
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from tests.campaigns.outcome import KINDS, Outcome
+
+REPOSITORY = Path(__file__).parents[2]
+RESULTS = REPOSITORY / "tests" / "results" / "campaigns"
+MAX_FAILURES = 20
+"""Failures of a commit that are kept in full; beyond them only counts."""
+MAX_DETAIL = 600
+PRODUCT = ("src", "pyproject.toml")
+"""What trials are trials of: another commit that changes none of it goes on with the same entry."""
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """A trial that failed: replay it with `--only-seed`."""
+
+    seed: int
+    kind: str
+    detail: str
+    settings: dict[str, Any] = {}
+
+
+class Entry(msgspec.Struct, kw_only=True):
+    """What was done at one commit. `seeds` are ranges, both ends included."""
+
+    machine: str = ""
+    seeds: list[tuple[int, int]] = []
+    trials: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    failed: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    counts: dict[str, int] = {}
+    worst: dict[str, float] = {}
+    figures: dict[str, Any] = {}
+    failures: list[Failure] = []
+
+    def add(self, seed: int, outcome: Outcome, seconds: float) -> None:
+        """Count one trial."""
+        self.seeds = merged([*self.seeds, (seed, seed)])
+        self.trials += 1
+        self.seconds = round(self.seconds + seconds, 2)
+        self.refused += outcome.verdict == "refused"
+        for name, count in outcome.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        for name, value in outcome.worst.items():
+            self.worst[name] = max(self.worst.get(name, value), value)
+        self.failures = [failure for failure in self.failures if failure.seed != seed]
+        if outcome.verdict == "failed":
+            self.failed[outcome.kind] = self.failed.get(outcome.kind, 0) + 1
+            if len(self.failures) < MAX_FAILURES:
+                detail = outcome.detail[-MAX_DETAIL:]
+                failure = Failure(seed=seed, kind=outcome.kind, detail=detail, settings=outcome.settings)
+                self.failures.append(failure)
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """What was done at earlier commits, added up; `failing` seeds failed when they were last run."""
+
+    commits: int = 0
+    trials: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    failed: dict[str, int] = {}
+    last_seed: int = -1
+    failing: list[int] = []
+
+
+class Ledger(msgspec.Struct, kw_only=True):
+    """The file of one family."""
+
+    family: str
+    commit: str = ""
+    now: Entry = msgspec.field(default_factory=Entry)
+    earlier: Totals = msgspec.field(default_factory=Totals)
+
+    def at(self, commit: str) -> Entry:
+        """Return the entry of `commit`; what was done at another becomes part of the totals."""
+        if commit != self.commit:
+            if self.now.trials:
+                self._archive()
+            self.commit, self.now = commit, Entry(machine=machine())
+        return self.now
+
+    def next_seed(self) -> int:
+        """Return the first seed beyond all that were done at any commit."""
+        return max([self.earlier.last_seed, *(last for _, last in self.now.seeds)], default=-1) + 1
+
+    def to_replay(self) -> list[int]:
+        """Return the seeds that failed earlier and were not done at this commit."""
+        return [seed for seed in self.earlier.failing if not contains(self.now.seeds, seed)]
+
+    def _archive(self) -> None:
+        now, earlier = self.now, self.earlier
+        earlier.failing = sorted({failure.seed for failure in now.failures} | {*self.to_replay()})
+        earlier.last_seed = self.next_seed() - 1
+        earlier.commits += 1
+        earlier.trials += now.trials
+        earlier.refused += now.refused
+        earlier.seconds = round(earlier.seconds + now.seconds, 2)
+        for kind, count in now.failed.items():
+            earlier.failed[kind] = earlier.failed.get(kind, 0) + count
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges in order, those that touch or overlap as one."""
+    result: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if result and first <= result[-1][1] + 1:
+            result[-1] = (result[-1][0], max(last, result[-1][1]))
+        else:
+            result.append((first, last))
+    return result
+
+
+def contains(ranges: Iterable[tuple[int, int]], seed: int) -> bool:
+    """Return whether a seed is in one of the ranges."""
+    return any(first <= seed <= last for first, last in ranges)
+
+
+def read(family: str, folder: Path = RESULTS) -> Ledger:
+    """Read a family's file; an empty ledger if there is none."""
+    path = folder / f"{family}.json"
+    return msgspec.json.decode(path.read_bytes(), type=Ledger) if path.exists() else Ledger(family=family)
+
+
+def write(ledger: Ledger, folder: Path = RESULTS) -> None:
+    """Replace a family's file at once, so that an interruption leaves the old or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{ledger.family}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(msgspec.to_builtins(ledger), indent=1) + "\n")
+    part.replace(path)
+
+
+def product_commit(paths: Iterable[str] = PRODUCT) -> str:
+    """Return the last commit that changed the product, with "-dirty" if it was changed since."""
+    commit = git("log", "-1", "--format=%H", "--", *paths)
+    return commit + ("-dirty" if git("status", "--porcelain", "--", *paths) else "")
+
+
+def git(*arguments: str) -> str:
+    """Return what git prints."""
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def machine() -> str:
+    """Return the processor's name and the number of cores."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {psutil.cpu_count()} cores"

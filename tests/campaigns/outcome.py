@@ -1,0 +1,58 @@
+"""What a trial of a campaign came to, and what a family of trials must offer."""
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+Verdict = Literal["passed", "refused", "failed"]
+
+DEATH = "death"
+WRONG_TEXT = "wrong text"
+UNEXPECTED_5XX = "unexpected 5xx"
+HANG = "hang"
+TRACEBACK = "traceback"
+UNCLEAR = "unclear refusal"
+LEFT_BEHIND = "left behind"
+ERROR = "error"
+KINDS = (DEATH, WRONG_TEXT, UNEXPECTED_5XX)
+"""Kinds of failure that every results file counts, even where there are none; there may be others."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one trial.
+
+    A `refused` trial is one whose settings were refused by name, which is right. `kind` and `detail` say what
+    failed, and `settings` with what. `counts` are added up over trials; of `worst` the largest is kept.
+    """
+
+    verdict: Verdict
+    kind: str = ""
+    detail: str = ""
+    settings: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    worst: dict[str, float] = {}
+
+
+class TrialFailure(Exception):
+    """A trial that failed, as a `kind` of failure."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+class Campaign(Protocol):
+    """A family that is set up: the server that its trials share, for example.
+
+    A family's module has a function `opened()` that gives such an object in a context manager, or just a
+    function `trial(seed)`.
+    """
+
+    def trial(self, seed: int) -> Outcome:
+        """Run one trial, which depends on `seed` alone."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """Return what was measured over all trials so far."""
+        ...

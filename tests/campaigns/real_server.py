@@ -1,0 +1,195 @@
+"""A real server process: whether it lives, answers a probe as before, and logs nothing bad."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.campaigns.outcome import DEATH, HANG, TRACEBACK, WRONG_TEXT, TrialFailure
+from tests.campaigns.watching import first_fault
+
+START_SECONDS = 60.0
+PROBE_SECONDS = 60.0
+PROBE = {"prompt": "the quick brown fox", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+WORKER_DEATH = re.compile(r"worker \S+: its process ended.*|.*: killing it.*")
+
+
+class RealServer:
+    """A server and what is known of it. Start it with `start`, end it with `end`."""
+
+    def __init__(
+        self,
+        model: str,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """`prefix` is a command that runs the server's (`prlimit …`); `before` runs in the new process."""
+        self._command = [*prefix, sys.executable, "-m", "streamserve", "serve", model, "--port", "0", *flags]
+        self._environment = {**os.environ, "STREAMSERVE_PROFILE": "false", **(environment or {})}
+        self._before = before
+        self._expected: list[str] = []
+        self._seen = 0
+
+    def start(self, seconds: float = START_SECONDS) -> None:
+        """Start, and wait until it is ready. Raises TrialFailure if it ends or is not ready in time."""
+        handle, path = tempfile.mkstemp(suffix=".log")
+        self._log = Path(path)
+        self._seen = 0
+        self.process = subprocess.Popen(
+            self._command,
+            stdout=handle,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            preexec_fn=self._before,
+        )
+        os.close(handle)
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(r"ready .* at (http://\S+:(\d+))", self.log())):
+            if self.process.poll() is not None:
+                raise TrialFailure(
+                    DEATH, f"the server ended with {self.process.returncode}: {self.log()[-800:]}"
+                )
+            if time.monotonic() > deadline:
+                raise TrialFailure(HANG, f"not ready after {seconds:g} s: {self.log()[-800:]}")
+            time.sleep(0.05)
+        self.url, self.port = found[1], int(found[2])
+        self.worker_deaths = 0
+
+    def end(self) -> int:
+        """End the server and return its exit status; killed if it does not end in time."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            status = self.process.wait(40)
+        except subprocess.TimeoutExpired:
+            for process in self.processes():
+                process.kill()
+            status = self.process.wait(10)
+        self._log.unlink(missing_ok=True)
+        return status
+
+    def log(self) -> str:
+        """Return all that it printed."""
+        return self._log.read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the server's process and its workers'."""
+        try:
+            own = psutil.Process(self.process.pid)
+            return [own, *own.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def probe(self) -> str:
+        """Return the text of a good request. Raises TrialFailure if it is not that of the first time."""
+        end = time.monotonic() + PROBE_SECONDS
+        while True:
+            try:
+                reply = httpx.post(f"{self.url}/v1/completions", json=PROBE, timeout=PROBE_SECONDS)
+            except httpx.TransportError as error:
+                raise TrialFailure(HANG, f"the probe: {error!r}") from error
+            if reply.status_code == 200:
+                break
+            if reply.status_code not in (429, 503) or time.monotonic() > end:
+                raise TrialFailure(HANG, f"the probe: {reply.status_code} {reply.text}")
+            time.sleep(0.1)
+        text: str = reply.json()["choices"][0]["text"]
+        self._expected = self._expected or [text]
+        if text != self._expected[0]:
+            raise TrialFailure(WRONG_TEXT, f"the probe: {text!r} is not {self._expected[0]!r}")
+        return text
+
+    def check(self) -> None:
+        """Raise TrialFailure if the server or a worker died, or if a traceback was logged, since the last
+        check."""
+        if self.process.poll() is not None:
+            raise TrialFailure(DEATH, f"the server ended with {self.process.returncode}: {self.log()[-800:]}")
+        text = self.log()
+        new, self._seen = text[self._seen :], len(text)
+        died = WORKER_DEATH.search(new)
+        if died:
+            raise TrialFailure(DEATH, f"{died[0]}\n{first_fault(new)}")
+        fault = first_fault(new)
+        if fault:
+            raise TrialFailure(TRACEBACK, fault)
+
+    def peak_megabytes(self) -> float:
+        """Return the largest resident size that the API process has had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        return int(found[1]) / 1024 if found else 0.0
+
+    def worst(self, health_seconds: float) -> dict[str, float]:
+        """Return what is noted of a trial: the longest wait for /health, the API process's peak memory."""
+        return {
+            "health_ms": round(health_seconds * 1000, 1),
+            "api_peak_mb": round(self.peak_megabytes(), 1),
+        }
+
+    def connect(self, seconds: float = 10.0) -> socket.socket:
+        """Return a plain socket to it."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=seconds)
+
+
+@contextmanager
+def health_latency(server: RealServer) -> Iterator[Callable[[], float]]:
+    """Ask for /health all the time; gives a function that returns the longest wait in seconds since it was
+    last called."""
+    over, longest = threading.Event(), [0.0]
+
+    def ask() -> None:
+        with httpx.Client(timeout=60) as client:
+            while not over.wait(0.03):
+                started = time.monotonic()
+                try:
+                    client.get(f"{server.url}/health")
+                except httpx.TransportError:
+                    continue
+                longest[0] = max(longest[0], time.monotonic() - started)
+
+    def take() -> float:
+        taken, longest[0] = longest[0], 0.0
+        return taken
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        yield take
+    finally:
+        over.set()
+        thread.join(5)
+
+
+class OnServer:
+    """A campaign whose trials share a server; it is started again after one that failed."""
+
+    def __init__(self, server: RealServer) -> None:
+        self.server = server
+        self._running = False
+
+    def ready(self) -> None:
+        """See to it that there is a server that answers as it should."""
+        if not self._running:
+            self.server.start()
+            self._running = True
+        self.server.probe()
+
+    def failed(self) -> None:
+        """End the server: the next trial gets another."""
+        if self._running:
+            self._running = False
+            self.server.end()
+
+    close = failed

@@ -1,0 +1,158 @@
+"""One trial of settings: real workers, requests by the library and by HTTP, and nothing left at the end."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from random import Random
+
+import httpx
+import psutil
+
+from streamserve.api.app import create_app
+from streamserve.api.connection import Timeouts
+from streamserve.api.server import BindError, bind, serve
+from streamserve.async_llm import AsyncLLM
+from streamserve.protocol.errors import CheckpointError, StartError
+from streamserve.protocol.reports import Report
+from streamserve.serving import api_settings, is_loopback
+from streamserve.settings import Settings, SettingsError
+from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, UNCLEAR, TrialFailure
+from tests.campaigns.settings.asking import Asking
+from tests.campaigns.settings.special import API_KEY
+from tests.campaigns.settings.workload import Asked
+
+START_SECONDS = 90.0
+ANSWER_SECONDS = 120.0
+CLOSE_SECONDS = 40.0
+EMPTY_SECONDS = 20.0
+MAX_MESSAGE = 700
+
+REFUSALS = (SettingsError, CheckpointError, StartError, BindError)
+"""What says that settings cannot be served, as users see it: one line that names what to change."""
+
+
+class Refused(Exception):
+    """Settings that were refused by name."""
+
+
+def clear(error: Exception) -> Refused:
+    """Return a refusal as such. Raises TrialFailure if it does not say in one line what is wrong."""
+    message = str(error)
+    if isinstance(error, StartError) and "exit status" in message:
+        raise TrialFailure(DEATH, message)
+    if not 10 <= len(message) <= MAX_MESSAGE or "\n" in message or "Traceback" in message:
+        raise TrialFailure(UNCLEAR, message)
+    return Refused(f"{type(error).__name__}: {message}")
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[tuple[AsyncLLM, str]]:
+    """Serve in this process, as `streamserve serve` does; gives the model and the URL. Raises Refused for
+    settings that cannot be served, TrialFailure if starting or ending fails otherwise."""
+    try:
+        bound, llm = bind(settings.server.host, settings.server.port), AsyncLLM(settings)
+    except REFUSALS as error:
+        raise clear(error) from error
+    with bound:
+        serving: asyncio.Task[None] | None = None
+        try:
+            await _started(llm)
+            serving = asyncio.create_task(_serve(settings, llm, bound))
+            host, port = bound.getsockname()[:2]
+            yield llm, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        finally:
+            if serving is not None:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+            await _closed(llm)
+
+
+async def _started(llm: AsyncLLM) -> None:
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await llm.start()
+            while not all(worker.ready for worker in llm._shell.fleet.workers.values()):
+                await llm.until_ready()
+                await asyncio.sleep(0.01)
+    except REFUSALS as error:
+        raise clear(error) from error
+    except TimeoutError:
+        raise TrialFailure(HANG, f"not ready after {START_SECONDS:g} s: {llm.health().detail}") from None
+
+
+async def _serve(settings: Settings, llm: AsyncLLM, bound: socket.socket) -> None:
+    server = settings.server
+    app = create_app(llm, api_settings(settings, local_only=is_loopback(bound) and not server.api_key))
+    timeouts = Timeouts(server.read_timeout, server.write_timeout)
+    limit = server.max_body_bytes
+    await serve(app, bound, timeouts=timeouts, grace_seconds=1.0, max_message_bytes=limit)
+
+
+async def _closed(llm: AsyncLLM) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await llm.close()
+    except TimeoutError:
+        raise TrialFailure(HANG, f"not closed after {CLOSE_SECONDS:g} s") from None
+
+
+async def answered(
+    settings: Settings,
+    asking: Callable[[AsyncLLM, httpx.AsyncClient], Asking],
+    asked: list[Asked],
+    patience: float = ANSWER_SECONDS,
+) -> tuple[dict[str, int], Report | None]:
+    """Serve all requests of a trial at once; returns what was counted and the workers' last report. Raises
+    Refused or TrialFailure."""
+    key = {"Authorization": f"Bearer {API_KEY}"}
+    async with running(settings) as (llm, url):
+        workers = [llm.process_id(name) for name in llm._shell.fleet.workers]
+        async with httpx.AsyncClient(base_url=url, headers=key, timeout=ANSWER_SECONDS) as http:
+            trial = asking(llm, http)
+            try:
+                async with asyncio.timeout(patience), asyncio.TaskGroup() as group:
+                    for request in asked:
+                        group.create_task(trial.ask(request))
+            except TimeoutError:
+                deaths(llm)
+                raise TrialFailure(HANG, f"no answer after {patience:g} s") from None
+            except BaseExceptionGroup as errors:
+                deaths(llm)
+                raise errors.exceptions[0] from None
+        deaths(llm)
+        await _empty(llm)
+        deaths(llm)
+        report = llm.report()
+    left = [worker for worker in workers if psutil.pid_exists(worker)]
+    if left:
+        raise TrialFailure(LEFT_BEHIND, f"processes {left}")
+    return trial.counts, report
+
+
+def deaths(llm: AsyncLLM) -> None:
+    """Raise TrialFailure if a worker has died."""
+    workers = llm._shell.fleet.workers.items()
+    died = {name: worker.incarnation for name, worker in workers if worker.incarnation > 1}
+    if died:
+        raise TrialFailure(DEATH, f"workers died: {died}")
+
+
+async def _empty(llm: AsyncLLM) -> None:
+    """Wait until no request, block or ticket is held."""
+    fleet, deadline = llm._shell.fleet, time.monotonic() + EMPTY_SECONDS
+    while True:
+        reports = [worker.report for worker in fleet.workers.values()]
+        held = [report and report.blocks_live for report in reports]
+        if not any(held) and not fleet.requests and not len(fleet.tickets):
+            return
+        if time.monotonic() > deadline:
+            left = f"blocks {held}, requests {list(fleet.requests)}, tickets {len(fleet.tickets)}"
+            raise TrialFailure(LEFT_BEHIND, left)
+        await asyncio.sleep(0.02)
+
+
+def draw_requests(rng: Random, count: int, numbers: int) -> list[int]:
+    """Return the numbers of a trial's requests, none twice: names are made of them."""
+    return rng.sample(range(numbers), min(count, numbers))

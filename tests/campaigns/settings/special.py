@@ -1,0 +1,140 @@
+"""Generators for settings whose type does not say what values mean something, and what belongs together."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from streamserve.control.telemetry import telemetry_installed
+from streamserve.policy.routing import ROUTERS
+from streamserve.policy.speculation import NAMES
+from streamserve.protocol.nixl import nixl_package
+from tests.campaigns.settings.draw import Draw
+
+API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"
+ALWAYS = ("port", "profile", "threads", "grammar_timeout")
+"""Settings that every trial gives: defaults that a loaded machine or another server would not let pass."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Files and services that settings may name. `drafts` are values of `draft` that fit the checkpoint."""
+
+    folder: Path
+    drafts: tuple[str, ...]
+    layers: int
+    positions: int
+
+
+def special(around: Surroundings) -> dict[str, Draw]:
+    """Return the generators by the settings' names."""
+    return {**_engine(around), **_server(around)}
+
+
+def _engine(around: Surroundings) -> dict[str, Draw]:
+    positions = around.positions
+
+    def length(rng: Random) -> int:
+        return rng.choice((positions, 512, 512, 500, 300, 256, 200, 200, 64, rng.choice((1, positions + 1))))
+
+    return {
+        "dtype": weighted(("auto", 4), ("float32", 6), ("bfloat16", 6), ("float16", 1)),
+        "backend": weighted(("auto", 3), ("native", 4), ("reference", 1)),
+        "threads": weighted((1, 10), (0, 2), (2, 4), (3, 1), (16, 1)),
+        "max_model_len": length,
+        "kv_cache_bytes": weighted((1, 0.5), (1 << 50, 0.5), *((1 << n, 1) for n in range(20, 27))),
+        "num_blocks": lambda rng: rng.choice((rng.choice((1, 5)), 12, 22, 32, 40, 100, 400, 1000)),
+        "swap_space": weighted((0.0, 3), (0.0005, 4), (0.01, 8), (0.05, 4), (1e9, 0.2)),
+        "preempt_every": weighted((0, 2), (1, 1), (2, 2), (7, 4), (50, 4)),
+        "profile": weighted((False, 12), (True, 1)),
+        "draft": weighted(
+            ("auto", 4), ("none", 4), ("ngram", 8),
+            (f"self:{around.layers - 1}", 8), (f"self:{around.layers}", 1),
+            (str(around.folder / "missing"), 1), *((draft, 12) for draft in around.drafts),
+        ),
+        "draft_key": weighted((str(around.folder / "missing.key"), 1), (None, 6)),
+        "draft_model": weighted(((), 6), (("0" * 64,), 1)),
+        "speculation_mode": weighted(("coupled", 5), ("rejection", 1)),
+        "speculation_policy": _policy,
+    }  # fmt: skip
+
+
+def _policy(rng: Random) -> str:
+    fixed = f"fixed:{rng.choice((1, 2, 4, 8, 20))}"
+    tree = f"fixed-tree:{rng.choice((1, 2, 3, 20))}x{rng.choice((1, 2, 5, 20))}"
+    return rng.choice((*NAMES, fixed, fixed, fixed, tree, tree, "fixed:21" if rng.random() < 0.3 else fixed))
+
+
+def _server(around: Surroundings) -> dict[str, Draw]:
+    keys = around.folder / "keys"
+    exporting = "http://127.0.0.1:9/v1/traces" if telemetry_installed() else None
+    return {
+        "host": weighted(("127.0.0.1", 8), ("localhost", 3), ("256.0.0.1", 0.2)),
+        "port": weighted((0, 1)),
+        "served_model_name": weighted((("tiny",), 3), (("one", "two"), 1), ((), 1)),
+        "max_requests": weighted((1024, 8), (60, 2), (5, 1), (1, 1)),
+        "max_waiting_tokens": weighted((1 << 20, 4), (4000, 2), (1, 1)),
+        "max_body_bytes": weighted((32 << 20, 4), (1 << 16, 2), (1024, 1)),
+        "max_streams": weighted((512, 3), (4, 1), (1, 1)),
+        "stream_ttl": seconds(20, 600),
+        "grammar_timeout": seconds(20, 60),
+        "request_timeout": seconds(60, 600),
+        "read_timeout": seconds(10, 120),
+        "write_timeout": seconds(10, 120),
+        "drain_timeout": weighted((0.0, 1), (1.0, 1), (30.0, 2)),
+        "stuck_after": seconds(20, 60),
+        "api_key": weighted(((API_KEY,), 4), (("other", API_KEY), 1), (("env:STREAMSERVE_MISSING",), 0.1)),
+        "api_key_file": weighted((str(keys), 4), (str(around.folder / "missing"), 0.1)),
+        "admin_key": weighted(((ADMIN_KEY,), 1)),
+        "admin_key_file": weighted((str(keys), 6), (str(around.folder), 0.1)),
+        "router": _router,
+        "kv_transport": weighted(("shm", 8), ("nixl", 4 if nixl_package() else 0.3)),
+        "kv_bytes_per_second": lambda rng: 10.0 ** rng.uniform(6, 9),
+        "timeline": weighted(
+            (str(around.folder / "timeline.json"), 6), (str(around.folder / "no/where"), 0.2)
+        ),
+        "otlp_traces_endpoint": weighted((exporting, 1)),
+        "cors_origin": weighted((("*",), 1), (("https://app.example",), 1)),
+        **dict.fromkeys(("pairs", "prefill", "decode"), weighted((None, 100), (1, 1))),  # see `consistent`
+    }
+
+
+def _router(rng: Random) -> str:
+    parts = sorted(rng.sample(range(1, 100), 3))
+    weights = [end - start for start, end in zip([0, *parts], [*parts, 100], strict=True)]
+    flowguard = f"flowguard:{','.join(f'{weight / 100:.2f}' for weight in weights)}:{rng.random():.2f}"
+    wrong = rng.choice(("classes:5,1", "flowguard:1,1,1,1", "magic"))
+    return rng.choice((*ROUTERS, "classes:20,50", flowguard, flowguard, rng.choice((wrong, "flowguard"))))
+
+
+def consistent(rng: Random, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the workers that they ask for, and mostly such as fit together: most of what
+    contradicts them is dropped."""
+    workers = rng.choice(
+        ({},) * 9 + ({"pairs": 1},) * 7 + ({"prefill": 1, "decode": 2}, {"prefill": 2, "decode": 1})
+    )
+    given = given | workers
+    if not workers and rng.random() < 0.95:
+        given = {
+            name: value
+            for name, value in given.items()
+            if not name.startswith(("prefill_max", "decode_max")) and name != "kv_transport"
+        }
+    if given.get("router") == "predictive" and rng.random() < 0.9:
+        given["profile"] = True
+    if given.get("eviction") == "swap" and rng.random() < 0.9:
+        given |= {"swap_space": rng.choice((0.001, 0.01, 0.02))}
+    if {"num_blocks", "kv_cache_bytes"} & given.keys() and rng.random() < 0.9:
+        given.pop("max_model_len", None)
+    return given
+
+
+def weighted(*choices: tuple[Any, float]) -> Draw:
+    """Return a generator of one of the values, each as often as its weight says."""
+    values, weights = zip(*choices, strict=True)
+    return lambda rng: rng.choices(values, weights)[0]
+
+
+def seconds(low: float, high: float) -> Draw:
+    """Return a generator of times that a loaded machine keeps."""
+    return lambda rng: round(rng.uniform(low, high), 2)

@@ -1,0 +1,87 @@
+"""The requests of settings trials: numbered, so that the text of each is computed once for a checkpoint."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import msgspec
+
+from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
+
+REQUESTS = 120
+"""How many different requests there are."""
+HEAD = 48
+GRAMMARS = (
+    Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}"),
+    Grammar(kind="choice", text='["yes","no","perhaps not"]'),
+    Grammar(
+        kind="json",
+        text='{"type":"object","properties":{"a":{"type":"integer","minimum":0,"maximum":99},'
+        '"b":{"enum":["x","yy"]}},"required":["a","b"],"additionalProperties":false}',
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. `edits` are what its prompt was before, where it comes as a prompt stream."""
+
+    number: int
+    prompt: list[int]
+    params: SamplingParams
+    edits: tuple[list[int], ...] = ()
+
+
+def request(number: int, vocabulary: int) -> Asked:
+    """Return the request of that number: short and long prompts, some with a common head, some of random
+    tokens, greedy and sampled, one choice or several, free, with stop strings, biased, or with a grammar."""
+    rng = Random(f"request-{number}")
+    head = [5 + (7 * place) % 200 for place in range(HEAD)]
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(4, vocabulary) for _ in range(count)]
+
+    own = tokens(rng.choice((1, 3, 15, 16, 17, 30, 63, 100, rng.randint(1, 150))))
+    if number % 7 == 3:
+        own = (own[:5] * 40)[: len(own)]  # repeats itself: drafts are accepted
+    prompt = head + own if number % 3 == 0 else own
+    grammar = rng.choice(GRAMMARS) if number % 6 == 5 else None
+    params = SamplingParams(
+        temperature=rng.choice((0.0, 0.0, 0.7, 1.0)),
+        top_k=rng.choice((0, 0, 20)),
+        top_p=rng.choice((1.0, 1.0, 0.9)),
+        min_p=rng.choice((0.0, 0.0, 0.02)),
+        frequency_penalty=rng.choice((0.0, 0.0, 0.5)),
+        repetition_penalty=rng.choice((1.0, 1.0, 1.1)),
+        logit_bias=rng.choice(({}, {}, {7: 2.0, 9: -100.0})),
+        seed=number,
+        n=rng.choice((1, 1, 1, 1, 2, 3)),
+        max_tokens=rng.choice((1, 2, 8, 24, 24, 48)),
+        min_tokens=rng.choice((0, 0, 1)),
+        stop=() if number % 5 or grammar else ("e", "th"),
+        ignore_eos=grammar is None and rng.random() < 0.5,
+        logprobs=rng.choice((None, None, 0, 3)),
+        prompt_logprobs=rng.choice((None, None, None, 1)),
+        grammar=grammar,
+    )
+    edits: tuple[list[int], ...] = ()
+    if number % 8 == 1:
+        edits = tuple(prompt[: rng.randrange(len(prompt) + 1)] + tokens(rng.randint(0, 20)) for _ in range(3))
+        params = msgspec.structs.replace(params, prompt_logprobs=None)
+    return Asked(number, prompt, params, edits)
+
+
+def disturbed(asked: Asked, rng: Random) -> Asked:
+    """Return the request with what must not change its text: latency targets, limits of speculation."""
+    params = asked.params
+    if rng.random() < 0.3:
+        slo = Slo(
+            tpot_ms=rng.choice((None, 1.0, 50.0, 1000.0)), ttft_ms=rng.choice((None, 10.0, 1000.0, 1e5))
+        )
+        params = msgspec.structs.replace(params, slo=slo)
+    if rng.random() < 0.3:
+        limits = SpeculationLimits(
+            enabled=rng.random() < 0.7, max_depth=rng.choice((1, 3, 20)), max_nodes=rng.choice((1, 8, 64))
+        )
+        params = msgspec.structs.replace(params, speculation=limits)
+    return replace(asked, params=params)

@@ -1,0 +1,43 @@
+"""How the memory of a process grows: samples, and the slope of a line through them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+WARM_SHARE = 0.3
+"""Share of the samples, the first ones, that count as warming up."""
+
+
+@dataclass
+class Growth:
+    """The resident size of one process over time."""
+
+    minutes: list[float] = field(default_factory=list)
+    megabytes: list[float] = field(default_factory=list)
+
+    def add(self, minute: float, process: psutil.Process) -> None:
+        """Take a sample: anonymous memory where the system tells it, else all that is resident."""
+        with process.oneshot():
+            found = process.memory_info()
+        self.minutes.append(minute)
+        self.megabytes.append((found.rss - found.shared) / 1e6)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the slope after warm-up, in MB a minute, and what it was made of."""
+        warm = int(len(self.minutes) * WARM_SHARE)
+        minutes, megabytes = self.minutes[warm:], self.megabytes[warm:]
+        return {
+            "slope_mb_per_minute": None if len(minutes) < 3 else round(slope(minutes, megabytes), 3),
+            "first_mb": round(megabytes[0], 1) if megabytes else None,
+            "last_mb": round(megabytes[-1], 1) if megabytes else None,
+            "minutes": round(minutes[-1] - minutes[0], 2) if minutes else 0.0,
+            "samples": len(minutes),
+        }
+
+
+def slope(x: list[float], y: list[float]) -> float:
+    """Return the slope of the least-squares line; 0 where all `x` are the same."""
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((value - mean_x) ** 2 for value in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else 0.0

@@ -1,0 +1,198 @@
+"""The campaigns themselves: what they draw, count and keep; and a few trials of each, more with --full."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.settings import options
+from tests.campaigns import drive, ledger
+from tests.campaigns.drive import run
+from tests.campaigns.families import FAMILIES, Family, opened
+from tests.campaigns.ledger import Ledger, contains, merged
+from tests.campaigns.mutate import changed, disturbed_bytes
+from tests.campaigns.outcome import WRONG_TEXT, Outcome, TrialFailure
+from tests.campaigns.settings import Trials, models, random_model
+from tests.campaigns.settings.draw import NoGenerator, drawn, generators
+from tests.campaigns.settings.special import ALWAYS, Surroundings, consistent, special
+from tests.campaigns.slopes import slope
+from tests.campaigns.watching import first_fault
+from tests.conftest import Scale
+
+AROUND = Surroundings(Path("/nothing"), ("a-draft",), 2, 512)
+LIVE = ("http", "websocket", "worker_protocol", "draft_protocol", "soak")
+
+
+def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:
+    table = generators(special(AROUND))
+    assert set(table) == {option.name for option in options()}
+    seen: dict[str, set[str]] = {name: set() for name in table}
+    for seed in range(300):
+        for name, value in drawn(random.Random(seed), table, ALWAYS).items():
+            seen[name].add(repr(value))
+            struct = ModelConfig if name in ModelConfig.__struct_fields__ else ServerConfig
+            (field,) = (field for field in msgspec.structs.fields(struct) if field.name == name)
+            msgspec.convert(value, field.type)
+    optional = {"kv_transport", "draft_model", "otlp_traces_endpoint", "pairs", "prefill", "decode"}
+    assert {name for name, values in seen.items() if not values} <= optional
+
+
+def test_a_new_setting_is_drawn_by_its_type_alone() -> None:
+    class More(msgspec.Struct, kw_only=True):
+        path: str = ""
+        share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+        count: Annotated[int, msgspec.Meta(ge=3)] | None = None
+        mode: Literal["a", "b"] = "a"
+        flag: bool = False
+
+    table = generators({}, [More])
+    values = [{name: draw(random.Random(seed)) for name, draw in table.items()} for seed in range(200)]
+    assert {value["mode"] for value in values} == {"a", "b"}
+    assert {value["flag"] for value in values} == {True, False}
+    assert all(0 <= value["share"] <= 1 for value in values)
+    assert min(value["count"] for value in values) == 3
+    assert max(value["count"] for value in values) > 2**31, "absurd ones, too"
+
+
+def test_a_setting_without_a_generator_is_an_error() -> None:
+    class More(msgspec.Struct, kw_only=True):
+        path: str = ""
+        where: str = ""
+
+    with pytest.raises(NoGenerator, match="where"):
+        generators({}, [More])
+    with pytest.raises(NoGenerator, match="gone"):
+        generators({"gone": lambda rng: 1, "where": lambda rng: ""}, [More])
+
+
+def test_workers_fit_the_settings_of_their_halves_mostly() -> None:
+    table, halves = generators(special(AROUND)), 0
+    for seed in range(500):
+        rng = random.Random(seed)
+        given = consistent(rng, drawn(rng, table, ALWAYS))
+        paired = given.get("pairs") or given.get("prefill")
+        halves += any(name.startswith(("prefill_max", "decode_max")) for name in given) and not paired
+    assert halves < 25
+
+
+def test_mutations_change_and_never_fail() -> None:
+    whole = {"a": [1, {"b": "c"}], "d": None}
+    results = [changed(random.Random(seed), whole) for seed in range(300)]
+    assert whole == {"a": [1, {"b": "c"}], "d": None}, "the original is left alone"
+    assert sum(result != whole for result in results) > 250
+    assert len({disturbed_bytes(random.Random(seed), b"0123456789") for seed in range(50)}) > 40
+
+
+def test_ranges_of_seeds() -> None:
+    assert merged([(5, 5), (0, 1), (2, 2), (4, 4)]) == [(0, 2), (4, 5)]
+    assert contains([(0, 2), (4, 5)], 4)
+    assert not contains([(0, 2), (4, 5)], 3)
+
+
+def test_a_slope_is_that_of_the_line() -> None:
+    assert slope([0.0, 1.0, 2.0], [5.0, 7.0, 9.0]) == pytest.approx(2.0)
+    assert slope([1.0, 1.0], [5.0, 7.0]) == 0.0
+
+
+def test_the_first_fault_of_a_log() -> None:
+    log = (
+        "all well\nTraceback (most recent call last):\n  File x\nValueError: a\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n  File y\nKeyError: b\nnext line\n"
+    )
+    assert first_fault("all well\n") == ""
+    assert first_fault(log).endswith("KeyError: b")
+
+
+class Scripted:
+    """A family whose seed 3 fails while it is `broken`, and whose seed 5 is interrupted."""
+
+    def __init__(self, broken: bool = True, interrupted: bool = False) -> None:
+        self.broken, self.interrupted = broken, interrupted
+        self.ran: list[int] = []
+
+    def trial(self, seed: int) -> Outcome:
+        self.ran.append(seed)
+        if seed == 3 and self.broken:
+            raise TrialFailure(WRONG_TEXT, "not that one")
+        if seed == 5 and self.interrupted:
+            raise KeyboardInterrupt
+        return Outcome(verdict="refused" if seed == 1 else "passed", counts={"requests": 2})
+
+    def figures(self) -> dict[str, Any]:
+        return {"rounds": len(self.ran)}
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs a scripted family at a commit, and gives what is in its file then."""
+
+    def go(family: Scripted, commit: str, trials: int) -> Ledger:
+        @contextmanager
+        def opened(_: Family) -> Iterator[Scripted]:
+            yield family
+
+        monkeypatch.setattr(drive, "opened", opened)
+        monkeypatch.setattr(drive, "product_commit", lambda: commit)
+        run("settings", 60, trials=trials, folder=tmp_path)
+        return ledger.read("settings", tmp_path)
+
+    return go
+
+
+def test_seeds_accumulate_over_runs_and_failed_ones_come_first_at_the_next_commit(scripted: Any) -> None:
+    first = scripted(Scripted(), "one", 3)
+    assert (first.now.seeds, first.now.trials, first.now.refused) == ([(0, 2)], 3, 1)
+    second = scripted(Scripted(), "one", 2)
+    assert (second.now.seeds, second.now.failed[WRONG_TEXT]) == ([(0, 4)], 1)
+    assert [failure.seed for failure in second.now.failures] == [3]
+    mended = Scripted(broken=False)
+    third = scripted(mended, "two", 3)
+    assert mended.ran == [3, 5, 6]
+    assert third.now.seeds == [(3, 3), (5, 6)]
+    assert (third.earlier.commits, third.earlier.trials, third.earlier.failing) == (1, 5, [3])
+    assert third.to_replay() == []
+    fourth = scripted(Scripted(broken=False), "three", 1)
+    assert fourth.earlier.failing == [], "it passed"
+    assert fourth.now.seeds == [(7, 7)]
+
+
+def test_an_interruption_keeps_what_is_done(scripted: Any) -> None:
+    kept = scripted(Scripted(broken=False, interrupted=True), "one", 50)
+    assert kept.now.seeds == [(0, 4)]
+    assert kept.now.counts == {"requests": 10}
+    assert kept.now.figures == {"rounds": 6}
+
+
+def test_settings_are_served_as_a_plain_engine_would(
+    tmp_path_factory: pytest.TempPathFactory, scale: Scale, record: Callable[..., None]
+) -> None:
+    """One trial that is not refused, on one checkpoint; 20 on all of them with --full."""
+    folder = tmp_path_factory.mktemp("campaign")
+    found = models(folder) if scale.full else {"llama": random_model(folder, "llama", "float32")}
+    trials = Trials(found, requests=scale.pick(12, 60), numbers=scale.pick(16, 120))
+    counts: Counter[str] = Counter()
+    for seed in range(scale.seed, scale.seed + 20):
+        outcome = trials.trial(seed)
+        assert outcome.verdict != "failed", (seed, outcome)
+        counts.update(outcome.counts)
+        if not scale.full and counts["compared"] > 10:
+            break
+    assert counts["compared"] > 10
+    record(**counts)
+
+
+@pytest.mark.parametrize("family", LIVE)
+def test_trials_of_the_live_families(family: str, scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full; `make verify` runs slices of each for minutes besides")
+    with opened(FAMILIES[family]) as campaign:
+        for seed in range(scale.seed, scale.seed + 3):
+            outcome = drive.attempt(campaign, seed)
+            assert outcome.verdict == "passed", (seed, outcome)

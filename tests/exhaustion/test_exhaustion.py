@@ -1,0 +1,258 @@
+"""What runs out while a real server runs: it serves, or refuses by name, and is ready again afterwards."""
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.campaigns.outcome import TrialFailure
+from tests.campaigns.real_server import PROBE, RealServer
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+from tests.exhaustion.limits import Clock, can_mount, few_files, fill, memory_limit, small_folder
+
+FLAGS = ("--threads", "1", "--num-blocks", "200")
+FILES = 256
+HOUR = 3600
+AGAIN_SECONDS = 60.0
+MIB = 1 << 20
+
+NEEDS_MOUNT = pytest.mark.skipif(not can_mount(), reason="file systems of its own need more rights")
+NEEDS_COMPILER = pytest.mark.skipif(
+    shutil.which("cc") is None and shutil.which("gcc") is None, reason="the clock needs a C compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_checkpoint(tmp_path_factory.mktemp("exhaustion")))
+
+
+@pytest.fixture
+def full(scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full")
+
+
+@contextmanager
+def serving(checkpoint: str, *flags: str, **how: Any) -> Iterator[RealServer]:
+    """A server that answers its probe; it must end by SIGTERM."""
+    server = RealServer(checkpoint, *FLAGS, *flags, **how)
+    server.start()
+    try:
+        server.probe()
+        yield server
+        assert server.process.poll() is None, server.log()[-2000:]
+    finally:
+        server.end()
+
+
+def until_ready(server: RealServer) -> float:
+    """Wait until the probe is answered as before; returns the seconds it took."""
+    began = time.monotonic()
+    while (failure := _failure(server.probe)) is not None:
+        assert server.process.poll() is None, f"the server ended with {server.process.returncode}"
+        assert time.monotonic() - began < AGAIN_SECONDS, (failure, server.log()[-2000:])
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def served_or_told(server: RealServer) -> bool:
+    """Start a server: it serves, or ends with a status and a line that say so. Returns whether it serves."""
+    try:
+        failure = _failure(server.start) or _failure(server.probe)
+    finally:
+        server.end()
+    if failure is None:
+        return True
+    assert failure.kind == "death", failure
+    assert server.process.returncode in (1, 2), failure
+    assert "Traceback" not in failure.detail, failure
+    return False
+
+
+def _failure(what: Callable[[], object]) -> TrialFailure | None:
+    try:
+        what()
+    except TrialFailure as failure:
+        return failure
+    return None
+
+
+def kill_worker(server: RealServer) -> None:
+    """End a worker as the system would."""
+    worker = next(p for p in server.processes() if "streamserve.workers" in p.cmdline())
+    os.kill(worker.pid, signal.SIGKILL)
+
+
+def connections(server: RealServer, count: int, stack: ExitStack) -> int:
+    """Open so many connections that say nothing; returns how many there are."""
+    opened = 0
+    for _ in range(count):
+        try:
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=1))
+        except OSError:
+            break
+        opened += 1
+    return opened
+
+
+@pytest.mark.usefixtures("full")
+def test_more_connections_than_files(checkpoint: str, record: Callable[..., None]) -> None:
+    with serving(checkpoint, before=few_files(FILES)) as server:
+        with ExitStack() as stack:
+            opened = connections(server, 2 * FILES, stack)
+            answered: dict[int, int] = {}
+            for _ in range(5):
+                try:
+                    reply = httpx.post(f"{server.url}/v1/completions", json=PROBE, timeout=3)
+                    answered[reply.status_code] = answered.get(reply.status_code, 0) + 1
+                    assert reply.status_code in (200, 429, 503), reply.text
+                except httpx.TransportError:
+                    answered[0] = answered.get(0, 0) + 1
+        seconds = until_ready(server)
+        record(connections=opened, statuses=answered, ready_again_seconds=round(seconds, 2))
+        assert len(server.log()) < MIB, "the log is not flooded"
+
+
+@pytest.mark.usefixtures("full")
+def test_a_worker_that_dies_while_there_are_no_files_comes_back(
+    checkpoint: str, record: Callable[..., None]
+) -> None:
+    """Its process cannot be started before some are closed."""
+    with serving(checkpoint, before=few_files(FILES)) as server:
+        with ExitStack() as stack:
+            opened = connections(server, 2 * FILES, stack)
+            time.sleep(0.5)
+            kill_worker(server)
+            time.sleep(3)
+        seconds = until_ready(server)
+        record(connections=opened, ready_again_seconds=round(seconds, 2))
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("files", [24, 40, 64])
+def test_too_few_files_to_start_are_told(checkpoint: str, files: int) -> None:
+    """Or it serves: never a server that waits for ever for a worker that there cannot be."""
+    served_or_told(RealServer(checkpoint, *FLAGS, before=few_files(files)))
+
+
+@pytest.mark.usefixtures("full")
+def test_two_gigabytes_of_memory(checkpoint: str, record: Callable[..., None]) -> None:
+    """Large bodies at once are refused, or answered, within the limit."""
+    body = b'{"prompt": "a", "x": [' + b"{}," * (6 * MIB) + b"{}]}"
+    with memory_limit(2 << 30) as (how, before), serving(checkpoint, before=before) as server:
+        statuses: list[int] = []
+
+        def post() -> None:
+            try:
+                reply = httpx.post(f"{server.url}/v1/completions", content=body, timeout=60)
+                statuses.append(reply.status_code)
+            except httpx.TransportError:
+                statuses.append(0)
+
+        threads = [threading.Thread(target=post) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = until_ready(server)
+        record(
+            limit=how,
+            statuses=sorted(statuses),
+            api_peak_mb=round(server.peak_megabytes()),
+            ready_again_seconds=round(seconds, 2),
+        )
+        assert all(status in (0, 400, 413, 429, 503) for status in statuses), statuses
+
+
+@NEEDS_MOUNT
+@pytest.mark.usefixtures("full")
+def test_a_temporary_folder_that_fills(checkpoint: str, record: Callable[..., None]) -> None:
+    """Requests, also with grammars, are served; a worker that dies comes back, at the latest when there is
+    room again."""
+    with tempfile.TemporaryDirectory() as folder:
+        how = {"prefix": small_folder(folder, 256), "environment": {"TMPDIR": folder}}
+        with serving(checkpoint, "--pairs", "1", **how) as server:
+            filling = fill(server.process.pid, folder)
+            server.probe()
+            guided = {**PROBE, "guided_regex": "[0-9]{3}", "ignore_eos": False}
+            assert httpx.post(f"{server.url}/v1/completions", json=guided, timeout=30).status_code == 200
+            kill_worker(server)
+            time.sleep(2)
+            filling.unlink()
+            record(ready_again_seconds=round(until_ready(server), 2))
+
+
+@NEEDS_MOUNT
+@pytest.mark.usefixtures("full")
+def test_no_room_in_the_temporary_folder_at_start_is_told(checkpoint: str) -> None:
+    """Or another folder is taken, as Python does."""
+    with tempfile.TemporaryDirectory() as folder:
+        mount = 'mount -t tmpfs -o size=4k,nr_inodes=1 tmpfs "$0" && exec "$@"'
+        prefix = ["unshare", "-m", "sh", "-c", mount, folder]
+        server = RealServer(checkpoint, *FLAGS, prefix=prefix, environment={"TMPDIR": folder})
+        served_or_told(server)
+
+
+@NEEDS_MOUNT
+@pytest.mark.usefixtures("full")
+def test_too_little_shared_memory(checkpoint: str) -> None:
+    """KV between workers is in memory without a name, which does not count against /dev/shm."""
+    server = RealServer(checkpoint, *FLAGS, "--pairs", "1", prefix=small_folder("/dev/shm", 64))
+    assert served_or_told(server)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_timeline_that_cannot_be_written_is_told_at_start(checkpoint: str) -> None:
+    assert not served_or_told(RealServer(checkpoint, *FLAGS, "--timeline", "/dev/full"))
+
+
+@NEEDS_MOUNT
+def test_a_disk_that_fills_under_the_timeline_costs_the_timeline_alone(checkpoint: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        timeline = f"{folder}/timeline.json"
+        with serving(checkpoint, "--timeline", timeline, prefix=small_folder(folder, 64)) as server:
+            fill(server.process.pid, folder)
+            for _ in range(3):
+                reply = httpx.post(f"{server.url}/v1/completions", json=PROBE, timeout=10)
+                assert reply.status_code == 200, reply.text
+            assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_wall_clock_that_jumps(checkpoint: str, jump: int, tmp_path: Path) -> None:
+    """No request, prompt stream or worker is lost; and the clock did jump, for replies tell the time."""
+    clock = Clock(tmp_path)
+    flags = ("--stream-ttl", "60", "--request-timeout", "120", "--stuck-after", "10")
+    with serving(checkpoint, *flags, environment=clock.environment) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            body = {**PROBE, "max_tokens": 300, "stream": True}
+            made = client.post("/v1/streams", json={"query": "so?", "max_tokens": 4}).json()
+            before = client.post("/v1/completions", json=PROBE).json()["created"]
+            with client.stream("POST", "/v1/completions", json=body) as reply:
+                lines = reply.iter_lines()
+                next(lines)
+                clock.jump(jump)
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+            after = client.post("/v1/completions", json=PROBE).json()["created"]
+            assert abs(after - before - jump) < HOUR / 2, "the clock jumped"
+            time.sleep(2)
+            assert client.get("/health").status_code == 200
+            assert client.get(f"/v1/streams/{made['id']}").status_code == 200
+            clock.jump(0)
+            assert client.post(f"/v1/streams/{made['id']}/finish", json={}).status_code == 200
+        server.probe()
+        server.check()

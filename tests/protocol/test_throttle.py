@@ -1,0 +1,35 @@
+"""Of lines that clients cause, one a second of each kind is logged, and the rest is counted."""
+
+import logging
+
+from streamserve.protocol.throttle import Throttle, throttled
+
+
+def line(message: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord("x", logging.WARNING, "", 0, message, arguments, None)
+
+
+def test_one_a_second_of_each_kind() -> None:
+    now = [0.0]
+    throttle = Throttle(lambda: now[0])
+    logged: list[str] = []
+    for step in range(30):
+        now[0] = 0.1 * step
+        for record in (line("bad %d", step), line("worse")):
+            if throttle.filter(record):
+                logged.append(record.getMessage())
+    assert logged == [
+        "bad 0",
+        "worse",
+        "bad 10 (9 more like this left out)",
+        "worse (9 more like this left out)",
+        "bad 20 (9 more like this left out)",
+        "worse (9 more like this left out)",
+    ]
+
+
+def test_only_within_the_block() -> None:
+    log = logging.getLogger("a.log.of.this.test")
+    with throttled(log.name):
+        assert len(log.filters) == 1
+    assert not log.filters

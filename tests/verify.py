@@ -1,0 +1,194 @@
+"""`make verify`: all tests with their full counts and a slice of each campaign, in parts that can be resumed.
+
+    python -m tests.verify                 run what has not passed at this commit
+    python -m tests.verify --fresh         run everything again
+    python -m tests.verify --part engine   run these parts only; may be given several times
+
+Each part's result is in tests/results/verify.json as soon as it is known, so an interruption costs one part.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.families import FAMILIES
+from tests.campaigns.ledger import REPOSITORY, machine, product_commit
+
+RESULTS = REPOSITORY / "tests" / "results" / "verify.json"
+CHECKED = ("src", "tests", ":!tests/results", "pyproject.toml", "Makefile", "benchmarks", "examples")
+"""What a result holds for: another commit that changes none of it runs nothing again."""
+LIMIT_MINUTES = 60
+PROCESSES = "3"
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "exact": ("tests/exact",),
+    "execution": ("tests/execution",),
+    "engine": ("tests/engine", "tests/policy", "tests/text", "tests/protocol"),
+    "simulate": ("tests/simulate", "tests/control"),
+    "drafting": ("tests/drafting", "tests/test_draft_service.py"),
+    "api": ("tests/api",),
+    "pairs": ("tests/test_pairs.py", "tests/test_pairs_mixed.py", "tests/test_moments.py", "tests/transfer"),
+    "fuzz": ("tests/fuzz", "tests/exhaustion", "tests/campaigns"),
+    "clients": ("tests/compat", "tests/bench", "tests/benchmarks", "tests/embedded"),
+}
+"""Test files by part; what is in none of them is the part "rest"."""
+ON_PAIRS = ("tests/api", "tests/test_llm.py", "tests/test_client.py")
+COUNTS = ("passed", "failed", "error", "skipped")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command and where its figures are: nowhere, for a campaign, which has a file of its own."""
+
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    report: Path | None = None
+
+
+def parts(arguments: list[str]) -> dict[str, Part]:
+    """Return all parts in the order in which they run; `arguments` are for pytest."""
+    folder = REPOSITORY / "build" / "verify"
+    found = {
+        name: _tests(folder / f"{name}.json", ["--full", *_spread(PROCESSES, "worksteal")], paths, arguments)
+        for name, paths in groups().items()
+    }
+    on_pairs = (("STREAMSERVE_PAIRS", "1"),)
+    spread = _spread("2", "loadfile")
+    found["api-on-pairs"] = _tests(folder / "on-pairs.json", spread, ON_PAIRS, arguments, on_pairs)
+    for name, family in FAMILIES.items():
+        command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
+        found[f"campaign-{name}"] = Part(command)
+    return found
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """Return folders and files by part, so that each test file is in one."""
+    named = [REPOSITORY / path for paths in GROUPS.values() for path in paths]
+    files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    rest = [file for file in files if not any(file.is_relative_to(path) for path in named)]
+    return GROUPS | {"rest": tuple(str(file.relative_to(REPOSITORY)) for file in rest)}
+
+
+def _spread(processes: str, how: str) -> list[str]:
+    return ["--numprocesses", processes, "--dist", how]
+
+
+def _tests(
+    report: Path,
+    flags: list[str],
+    paths: tuple[str, ...],
+    arguments: list[str],
+    environment: tuple[tuple[str, str], ...] = (),
+) -> Part:
+    command = (sys.executable, "-m", "pytest", *flags, "--results", str(report), *paths, *arguments)
+    return Part(command, environment, report)
+
+
+def run(part: Part) -> dict[str, Any]:
+    """Run a part and return its result."""
+    if part.report:
+        part.report.unlink(missing_ok=True)
+    began = time.monotonic()
+    environment = {**os.environ, **dict(part.environment)}
+    status = subprocess.run(part.command, cwd=REPOSITORY, env=environment, check=False).returncode
+    report = json.loads(part.report.read_text()) if part.report and part.report.exists() else {}
+    return {
+        "commit": product_commit(CHECKED),
+        "machine": machine(),
+        "exit_status": status,
+        "seconds": round(time.monotonic() - began, 1),
+        **{name: report[name] for name in ("seed", *COUNTS, "figures") if name in report},
+    }
+
+
+def passed(result: dict[str, Any] | None, commit: str) -> bool:
+    """Return whether a part need not run again: it passed, at this commit, and nothing was changed since."""
+    return (
+        bool(result) and result["exit_status"] == 0 and result["commit"] == commit and "dirty" not in commit
+    )
+
+
+def read(path: Path = RESULTS) -> dict[str, Any]:
+    """Return the results by part."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    results: dict[str, Any] = known.get("parts", {})
+    return results
+
+
+def write(results: dict[str, Any], path: Path = RESULTS) -> None:
+    """Write the results by part, and their sums."""
+    sums = {name: sum(result.get(name, 0) for result in results.values()) for name in COUNTS}
+    seconds = round(sum(result["seconds"] for result in results.values()), 1)
+    commits = sorted({result["commit"] for result in results.values()})
+    report = {"commits": commits, "seconds": seconds, **sums, "parts": results}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def verify(
+    wanted: dict[str, Part],
+    fresh: bool,
+    path: Path = RESULTS,
+    run: Callable[[Part], dict[str, Any]] = run,
+    show: Callable[[str], None] = print,
+) -> bool:
+    """Run those parts that have not passed at this commit; returns whether all have. Ctrl-C ends it, and
+    what is done is kept."""
+    results, commit, known = read(path), product_commit(CHECKED), set(parts([]))
+    results = {name: result for name, result in results.items() if name in known | set(wanted)}
+    for number, (name, part) in enumerate(wanted.items(), 1):
+        if not fresh and passed(results.get(name), commit):
+            show(f"[{number}/{len(wanted)}] {name}: passed at this commit")
+            continue
+        show(f"[{number}/{len(wanted)}] {name}")
+        try:
+            results[name] = run(part)
+        except KeyboardInterrupt:
+            show("interrupted: what is done is kept")
+            break
+        write(results, path)
+    show(table(wanted, results, commit))
+    return all(results.get(name, {}).get("exit_status") == 0 for name in wanted)
+
+
+def table(wanted: dict[str, Part], results: dict[str, Any], commit: str) -> str:
+    """Return the results as lines of text."""
+    lines = [f"{'part':26}{'result':12}{'minutes':>8}" + "".join(f"{name:>9}" for name in COUNTS)]
+    for name in wanted:
+        result = results.get(name)
+        if result is None:
+            lines.append(f"{name:26}not run")
+            continue
+        state = "passed" if result["exit_status"] == 0 else "FAILED"
+        state += "" if result["commit"] == commit else " *"
+        counts = "".join(f"{result.get(count, ''):>9}" for count in COUNTS)
+        lines.append(f"{name:26}{state:12}{result['seconds'] / 60:8.1f}{counts}")
+    minutes = sum(results[name]["seconds"] for name in wanted if name in results) / 60
+    beyond = f", more than {LIMIT_MINUTES}" if minutes > LIMIT_MINUTES else ""
+    return "\n".join([*lines, f"{minutes:.1f} minutes in all{beyond}; *: at another commit"])
+
+
+def main() -> int:
+    """Run the command; returns 1 if a part failed or was not run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.verify", description=__doc__.splitlines()[0])
+    parser.add_argument("--fresh", action="store_true", help="run what has passed at this commit as well")
+    parser.add_argument("--part", action="append", metavar="NAME", help="run this part only")
+    parser.add_argument("arguments", nargs="*", help="arguments for pytest, after --")
+    given = parser.parse_args()
+    known = parts(given.arguments)
+    unknown = set(given.part or ()) - known.keys()
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    wanted = {name: part for name, part in known.items() if not given.part or name in given.part}
+    return 0 if verify(wanted, given.fresh) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
