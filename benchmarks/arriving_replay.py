@@ -11,7 +11,7 @@ import httpx
 from benchmarks.arriving_traces import Query
 from streamserve.client import AsyncPromptStream
 from streamserve.control.events import Deliver, Edit, Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.policy.cost import SwapCost
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Token

@@ -27,7 +27,8 @@ import numpy as np
 from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import a100
 from streamserve.control.events import Close, Deliver, Heard, Open
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import pairs
 from streamserve.policy.routing import (
     PRINTED_WEIGHTS,

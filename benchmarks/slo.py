@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.report import RESULTS, git, table, write
 from benchmarks.slo_costs import PATH, Hardware, a100, h200, here
 from streamserve.control.events import Deliver, Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology
 from streamserve.policy.order import ORDERS, Order
 from streamserve.policy.routing import ByClass

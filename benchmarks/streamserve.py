@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import Hardware, a100, here
 from streamserve.control.events import Command, Deliver, Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, unified
 from streamserve.policy.routing import parse_router
 from streamserve.protocol.config import EngineConfig

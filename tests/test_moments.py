@@ -100,7 +100,6 @@ async def test_a_worker_lost_at_a_moment_costs_time_never_text(
     recovered = []
     go.touch()
     async with serving(checkpoint, pairs=1, **GIVEN) as llm:
-        fleet(llm).crew._max_restarts = 10 * rounds  # all these losses are ours
         await llm.check_grammar(NUMBERS, "grammar")  # so that all can be asked for at once
         for attempt in range(1, 1 + rounds):
             here.unlink(missing_ok=True)

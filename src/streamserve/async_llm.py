@@ -15,7 +15,7 @@ import msgspec
 
 from streamserve.checkpoints import root_name
 from streamserve.control.events import Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.shell import FleetShell
 from streamserve.control.telemetry import Telemetry, exporting
 from streamserve.control.timeline import Timeline
@@ -26,10 +26,11 @@ from streamserve.items import Item, read_items
 from streamserve.open_prompt import OpenPrompt
 from streamserve.policy.routing import parse_router
 from streamserve.protocol.config import ModelConfig, ServerConfig, WorkerConfig
+from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Ready
-from streamserve.protocol.reports import Report
+from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings import Settings, SettingsError, topology
 from streamserve.text.chat import chat_template
@@ -43,10 +44,12 @@ STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
 
 @dataclass(frozen=True)
 class Health:
-    """Whether requests are being served; `detail` says why not."""
+    """Whether requests are being served; `detail` says why not, and `retry_after` in how many seconds they
+    are expected to be."""
 
     ready: bool
     detail: str
+    retry_after: float | None = None
 
 
 class AsyncLLM:
@@ -87,6 +90,10 @@ class AsyncLLM:
         """Wait for the workers. Raises CheckpointError or StartError with the reason if they cannot start."""
         await self._shell.until_ready()
 
+    async def until_failed(self) -> None:
+        """Wait for a failure of the server itself, which it does not outlive. Raises FleetError."""
+        await self._shell.until_failed()
+
     async def close(self) -> None:
         """Stop the workers and free everything; open requests end with an error."""
         if self._grammars is not None:
@@ -100,7 +107,7 @@ class AsyncLLM:
         ready = next((worker.ready for worker in workers if worker.ready), None)
         if ready is None:
             health = self.health()
-            raise RequestError(health.detail, status=503, retry_after=1.0)
+            raise RequestError(health.detail, status=503, retry_after=health.retry_after)
         return ready
 
     @property
@@ -110,7 +117,13 @@ class AsyncLLM:
 
     def health(self) -> Health:
         """Whether requests are being served now."""
-        return Health(*self._shell.fleet.health())
+        fleet = self._shell.fleet
+        ready, detail = fleet.health()
+        return Health(ready, detail, None if ready else fleet.crew.retry_after(time.monotonic()))
+
+    def incidents(self) -> IncidentReport:
+        """What went wrong so far: deaths of workers, requests that were suspected of them."""
+        return self._shell.incidents()
 
     def report(self) -> Report | None:
         """The workers' latest reports, added up."""
@@ -232,6 +245,7 @@ class AsyncLLM:
             memory_share=1 / len(self._shell.fleet.workers),
             kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
+            crash_folder=str(crash_folder(os.environ)),
             trace=bool(self.settings.server.timeline or self.settings.server.otlp_traces_endpoint),
             log_level=self.settings.server.log_level,
             log_format=self.settings.server.log_format,

@@ -19,7 +19,7 @@ from streamserve.checkpoints import locate
 from streamserve.draft_settings import DraftSettings, draft_options, resolve_draft
 from streamserve.protocol.config import LogLevel
 from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
-from streamserve.protocol.errors import CheckpointError, RequestError, StartError
+from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.stop_signals import INTERRUPTED
 from streamserve.settings import Settings, SettingsError, options, resolve, to_toml
@@ -80,7 +80,7 @@ def complaining() -> Iterator[None]:
         yield
     except (SettingsError, CheckpointError) as error:
         raise SystemExit(_complain(error, 2)) from error
-    except (StartError, RequestError, OSError) as error:
+    except (StartError, FleetError, RequestError, OSError) as error:
         raise SystemExit(_complain(error, 1)) from error
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

@@ -142,7 +142,8 @@ class LLM:
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Outputs for texts or lists of token ids, in their order; `params` for all of them or one each, and
-        so `priority` (lower goes first). Raises RequestError for the first prompt that is refused."""
+        so `priority` (lower goes first). Raises RequestError for the first prompt that is refused, or that
+        ends its worker again and again; StartError while no worker can be started."""
         many = _as_list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
         if len(each) != len(many):
@@ -173,6 +174,7 @@ class LLM:
         async def read() -> None:
             try:
                 ids = self._encode(prompt)
+                await self._llm.until_ready()
                 items = self._llm.submit(ids, params or SamplingParams(), request_id=new_request_id())
                 async with aclosing(items) as stream:
                     async for item in stream:
@@ -249,6 +251,7 @@ class LLM:
             outputs=[CompletionOutput(choice) for choice in range(params.n)],
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
+        await self._llm.until_ready()  # a worker that died may be on its way back
         items = self._llm.submit(ids, params, request_id=output.request_id, priority=priority)
         async with aclosing(items) as items:
             async for item in items:

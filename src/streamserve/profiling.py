@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from streamserve.control.shell import WORKER_ENVIRONMENT
+from streamserve.control.processes import WORKER_ENVIRONMENT
 from streamserve.execution.profile import Kept, Profile, users_profiles
 from streamserve.execution.profile_lock import alone
 from streamserve.settings import Settings

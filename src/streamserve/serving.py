@@ -1,6 +1,7 @@
 """`streamserve serve`: the HTTP server over an AsyncLLM, from the bound port to the last request."""
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -42,7 +43,7 @@ RECOMMENDED = {
 
 def run(settings: Settings) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. Raises OSError if the address is taken, CheckpointError or
-    StartError if the model cannot be served."""
+    StartError if the model cannot be served, FleetError if the server failed itself."""
     server = settings.server
     configure_logging(server.log_level, server.log_format, access_log=server.access_log)
     with bind(server.host, server.port) as bound:
@@ -73,17 +74,20 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
             )
         )
         loading = asyncio.create_task(llm.until_ready())
+        failing = asyncio.create_task(llm.until_failed())
         try:
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await loading  # raises what kept the model from loading
                 freeze_started()
-                typer.echo(welcome(llm, settings, bound, time.monotonic() - started))
-                await serving
+                with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+                    typer.echo(welcome(llm, settings, bound, time.monotonic() - started))
+                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+                await (failing if failing.done() else serving)
         finally:
-            for task in (loading, serving):
+            for task in (loading, failing, serving):
                 task.cancel()
-            await asyncio.gather(loading, serving, return_exceptions=True)
+            await asyncio.gather(loading, failing, serving, return_exceptions=True)
     finally:
         await llm.close()
 

@@ -23,7 +23,7 @@ from streamserve.control.view import RouterView
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo
-from streamserve.protocol.reports import Report
+from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate, chat_template
 from streamserve.text.output import Delta, Usage
@@ -116,6 +116,7 @@ def served(
 class ScriptedHealth:
     ready: bool = True
     detail: str = ""
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class ScriptedGenerator:
     script: Script = says_hello
     condition: ScriptedHealth = field(default_factory=ScriptedHealth)
     latest: Report | None = None
+    trouble: IncidentReport = field(default_factory=IncidentReport)
     submitted: list[Submitted] = field(default_factory=list)
     resting: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
@@ -227,6 +229,9 @@ class ScriptedGenerator:
 
     def health(self) -> ScriptedHealth:
         return self.condition
+
+    def incidents(self) -> IncidentReport:
+        return self.trouble
 
     def routing(self) -> RouterView:
         return RouterView("flowguard", [], 0, [])

@@ -11,6 +11,7 @@ import pytest
 
 from streamserve.api.generator import Item
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.reports import IncidentReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.api.serving import ScriptedGenerator, ScriptedHealth, Served, scripted, until
@@ -100,12 +101,22 @@ def test_failures_are_counted(generator: ScriptedGenerator) -> None:
 
 
 def test_health_says_why_not(generator: ScriptedGenerator) -> None:
-    loading = ScriptedHealth(ready=False, detail="loading the model")
+    loading = ScriptedHealth(ready=False, detail="loading the model", retry_after=6.2)
     with scripted(generator.but(condition=loading)) as server:
         response = server.http.get("/health")
-        assert response.status_code == 503
+        assert (response.status_code, response.headers["retry-after"]) == (503, "7")
         assert response.json() == {"status": "not ready", "detail": "loading the model"}
         assert server.http.get("/ping").status_code == 200
+
+
+def test_incidents_are_metrics_while_no_worker_is_there(generator: ScriptedGenerator) -> None:
+    trouble = IncidentReport(deaths=4, suspects=9, convicted=1, quarantined=2)
+    with scripted(generator.but(latest=None, trouble=trouble)) as server:
+        assert server.metric("worker_deaths_total") == 4
+        assert server.metric("requests_suspected_total") == 9
+        assert server.metric("requests_given_up_total") == 1
+        assert server.metric("num_requests_quarantined") == 2
+        assert server.metric("crash_reports_total") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

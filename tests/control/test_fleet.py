@@ -1,8 +1,11 @@
 """The fleet's decisions, one event at a time."""
 
+import dataclasses
+
 import pytest
 
 from streamserve.control.events import (
+    Beat,
     Close,
     Deliver,
     Edit,
@@ -15,7 +18,8 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import unified
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
@@ -34,6 +38,7 @@ from streamserve.protocol.messages import (
     Token,
     Withdrawn,
 )  # fmt: skip
+from streamserve.protocol.reports import IncidentReport
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import model_info
 
@@ -153,33 +158,104 @@ def test_prompt_logprobs_computed_again_are_given_once() -> None:
     assert delivered.events[0].entries == entries[5:]
 
 
-def test_a_request_that_keeps_killing_its_worker_is_given_up() -> None:
-    fleet = started(max_attempts=2, max_restarts=9)
+def test_a_request_that_ends_its_worker_alone_again_and_again_is_given_up() -> None:
+    fleet = started(max_attempts=2)
     fleet.handle(OPEN, 0.0)
     fleet.handle(Lost(W, 1, "killed"), 1.0)
     fleet.handle(Heard(W, 2, READY), 2.0)
-    start, refuse = fleet.handle(Lost(W, 2, "killed"), 3.0)
-    assert start == Start(W, 3, after=0.5)
-    assert "lost 2 times" in str(refuse.error)
+    assert fleet.handle(Lost(W, 2, "killed"), 3.0) == [Start(W, 3)], "its blame delays nothing"
+    fleet.handle(Heard(W, 3, READY), 4.0)
+    start, refuse = fleet.handle(Lost(W, 3, "killed", frozenset((2,)), "run", "1.json"), 5.0)
+    assert start == Start(W, 4)
+    assert refuse.error.status == 500
+    assert str(refuse.error) == (
+        "request r ended its worker 2 times while it ran alone, in phase run: killed; crash report 1.json"
+    )
+    assert not len(fleet.quarantine)
+    assert fleet.incidents() == IncidentReport(deaths=3, suspects=1, convicted=1)
 
 
-def test_a_worker_that_keeps_dying_stays_down() -> None:
-    fleet = started(max_restarts=1)
+def test_a_suspect_runs_without_speculation_and_shares_no_kv() -> None:
+    fleet = started()
+    before = submitted(fleet.handle(OPEN, 0.0))
+    fleet.handle(Lost(W, 1, "killed"), 1.0)
+    again = submitted(fleet.handle(Heard(W, 2, READY), 2.0))
+    assert before.params.speculation.enabled
+    assert not again.params.speculation.enabled
+    assert again.cache_salt != before.cache_salt
+
+
+def test_requests_outside_of_the_lost_step_are_no_suspects() -> None:
+    fleet = started()
+    first, second = (submitted(fleet.handle(opened(name, 3), 0.0)) for name in ("a", "b"))
+    fleet.handle(Lost(W, 1, "killed", frozenset((first.attempt,)), "run"), 1.0)
+    (trial,) = fleet.handle(Heard(W, 2, READY), 2.0)
+    assert (trial.message.request, trial.message.params.speculation.enabled) == ("a", False)
+    assert fleet.requests["b"].worker is None, "it waits until the suspect is cleared"
+    say = [Token("a", trial.message.attempt, 0, index, 7) for index in range(2)]
+    *_, other = fleet.handle(Heard(W, 2, Events(say)), 3.0)
+    assert other.message.request == "b"
+    assert other.message.params == second.params
+    assert fleet.requests["b"].strikes == 0
+
+
+def test_with_other_workers_only_the_place_of_the_trial_is_closed() -> None:
+    fleet = started(topology=unified(2))
+    sent = [send for n in range(4) for send in fleet.handle(opened(f"r{n}", 3), 0.0)]
+    (victim,) = {send.worker for send in sent if send.message.request == "r0"}
+    suspect = frozenset(s.message.attempt for s in sent if s.message.request == "r0")
+    commands = fleet.handle(Lost(victim, 1, "killed", suspect, "run"), 1.0)
+    moved = [c for c in commands if isinstance(c, Send) and isinstance(c.message, Submit)]
+    assert len(moved) == 1, "what was there too goes on elsewhere"
+    assert moved[0].worker != victim
+    (later,) = fleet.handle(opened("later", 3), 1.5)
+    assert later.worker != victim
+    (trial,) = fleet.handle(Heard(victim, 2, READY), 2.0)
+    assert (trial.worker, trial.message.request) == (victim, "r0")
+
+
+def test_a_trial_that_lasts_gives_way_to_the_others() -> None:
+    fleet = started()
+    fleet.handle(OPEN, 0.0)
     fleet.handle(Lost(W, 1, "killed"), 1.0)
     fleet.handle(Heard(W, 2, READY), 2.0)
-    fleet.handle(OPEN, 2.0)
-    (refuse,) = fleet.handle(Lost(W, 2, "killed"), 3.0)
-    assert refuse.error.status == 503
-    assert not fleet.health()[0]
-    (refuse,) = fleet.handle(OPEN, 4.0)
-    assert refuse.error.status == 503
+    assert fleet.handle(opened("other", 3), 3.0) == []
+    assert fleet.handle(Tick({(W, 2): Beat(13.0)}), 11.0) == []
+    cancel, submit = fleet.handle(Tick(), 13.0)
+    assert cancel == Send(W, Cancel("r"))
+    assert submit.message.request == "other"
+    assert fleet.handle(Tick(), 20.0) == []
+    cancel, submit = fleet.handle(Tick(), 25.0)
+    assert (cancel, submit.message.request) == (Send(W, Cancel("other")), "r")
 
 
-def test_losses_long_ago_are_forgiven() -> None:
-    fleet = started(max_restarts=1, restart_window=10.0)
-    for incarnation, now in ((1, 1.0), (2, 20.0), (3, 40.0)):
-        assert fleet.handle(Lost(W, incarnation, "killed"), now) == [Start(W, incarnation + 1)]
-        fleet.handle(Heard(W, incarnation + 1, READY), now)
+def test_losses_outside_of_any_step_make_suspects_in_the_end() -> None:
+    fleet = started()
+    fleet.handle(OPEN, 0.0)
+    for incarnation in range(1, 4):
+        assert not len(fleet.quarantine)
+        fleet.handle(Lost(W, incarnation, "killed", frozenset()), 1.0)
+        fleet.handle(Heard(W, incarnation + 1, READY), 1.0)
+    assert len(fleet.quarantine) == 1
+
+
+def test_requests_wait_for_a_worker_that_cannot_be_started_and_then_are_told_to_come_back() -> None:
+    fleet = started()
+    fleet.handle(OPEN, 0.0)
+    failed = Lost(W, 2, "it could not be started: Too many open files", frozenset())
+    assert fleet.handle(Lost(W, 1, "killed", frozenset()), 10.0) == [Start(W, 2)]
+    for incarnation in range(2, 5):
+        (start,) = fleet.handle(dataclasses.replace(failed, incarnation=incarnation), 10.0)
+        assert start.after > 0
+    start, refuse = fleet.handle(dataclasses.replace(failed, incarnation=5), 10.0)
+    assert start == Start(W, 6, 4.0)
+    assert (refuse.error.status, refuse.error.retry_after) == (503, 4.0)
+    assert "4 starts failed" in str(refuse.error)
+    assert "Too many open files" in str(refuse.error)
+    (refuse,) = fleet.handle(OPEN, 12.0)
+    assert (refuse.error.status, refuse.error.retry_after) == (503, 2.0)
+    fleet.handle(Heard(W, 6, READY), 14.0)
+    submitted(fleet.handle(OPEN, 15.0))
 
 
 def test_a_model_that_cannot_be_loaded_is_not_tried_again() -> None:
@@ -205,7 +281,7 @@ def test_the_other_worker_takes_over() -> None:
     fleet = started(topology=unified(2))
     (send,) = fleet.handle(OPEN, 0.0)
     other = {"unified-0": "unified-1", "unified-1": "unified-0"}[send.worker]
-    start, again = fleet.handle(Lost(send.worker, 1, "killed"), 1.0)
+    start, again = fleet.handle(Lost(send.worker, 1, "killed", frozenset()), 1.0)
     assert start == Start(send.worker, 2)
     assert again.worker == other
 

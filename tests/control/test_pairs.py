@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.control.events import Close, Command, Heard, Lost, Open, Refuse, Send
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import pairs, total
 from streamserve.protocol.messages import (
     Admitted,

@@ -2,7 +2,8 @@
 it."""
 
 from streamserve.control.events import Heard, Open
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.placement import PrefixView
 from streamserve.control.workers import Queued, WorkerState, pairs
 from streamserve.protocol.messages import Cached

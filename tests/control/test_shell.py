@@ -60,7 +60,7 @@ async def test_a_close_that_is_cancelled_leaves_neither_socket_nor_folder(checkp
     assert llm._shell._context.closed
     assert not llm._shell._folder.exists()
     for process in llm._shell._processes.values():
-        await llm._shell._end(process)
+        await process.end()
 
 
 def test_who_forgets_to_close_is_not_held_up(checkpoint: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from streamserve.control.events import Close, Edit, Heard, Lost, Open, Rest
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.telemetry import Telemetry
 from streamserve.control.timeline import Timeline
 from streamserve.control.trace import Recorder, Span

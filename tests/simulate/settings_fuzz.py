@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from streamserve.control.events import Close, Deliver, Edit, Open, Refuse
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import pairs, pools, unified
 from streamserve.engine.plan import Drafter
 from streamserve.policy.order import ORDERS
@@ -62,8 +62,6 @@ FLEET_FIELDS: dict[str, Draw] = {
     "max_requests": lambda rng: rng.choice((8, 1024)),
     "max_waiting_tokens": lambda rng: rng.choice((200, 1 << 20)),
     "stuck_after": lambda rng: 30.0,
-    "max_restarts": lambda rng: 9,
-    "restart_window": lambda rng: 300.0,
     "max_attempts": lambda rng: 9,
     "continue_tokens": lambda rng: rng.choice((0, 64)),
 }

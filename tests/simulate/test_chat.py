@@ -4,7 +4,7 @@ import pytest
 
 from streamserve.control import returns
 from streamserve.control.events import Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.reports import TransferReport

@@ -4,18 +4,18 @@ import random
 
 import pytest
 
-from streamserve.control.events import Deliver, Open, Refuse, Rest
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.events import Open, Refuse, Rest
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools, unified
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
-from tests.engine.drive import expected, model_info
-from tests.simulate.test_simulation import ENGINE, assert_all_answered, texts
+from tests.engine.drive import model_info
+from tests.simulate.test_simulation import ENGINE, assert_all_answered
 
 
 def play(topology: Topology, rests: list[tuple[float, Rest]], kill: tuple[float, str] | None = None):
     """Forty requests over four seconds."""
-    fleet = FleetConfig(topology=topology, max_restarts=0 if kill else 3, max_attempts=9)
+    fleet = FleetConfig(topology=topology, max_attempts=9)
     simulation = Simulation(
         fleet, ENGINE, model_info(96), lambda rows, context: 0.02 + rows * 0.002, wire_seconds=0.01
     )
@@ -51,15 +51,10 @@ def test_a_drained_pair_comes_back() -> None:
     assert any("prefill-0" in place for time, place in _chosen(simulation) if time > 3.0)
 
 
-def test_what_is_open_goes_on_where_it_drains_if_nobody_else_is_left() -> None:
-    _, opened, given = play(pairs(2), [(2.0, Rest("prefill-0", True))], kill=(3.05, "decode-1"))
-    refused = {item.what.request for item in given if isinstance(item.what, Refuse)}
-    late = {f"r{number}" for number in range(40) if 1.1 + number / 10 >= 3.05}
-    assert refused == late, "only what came when there was no place left for new requests"
-    answered = texts([item for item in given if isinstance(item.what, Deliver)])
-    for request in opened:
-        if request.request not in refused:
-            assert answered[request.request, 0] == expected(request.prompt, request.params, 0, 96)
+def test_what_comes_while_the_only_other_pair_is_started_again_waits_for_it() -> None:
+    simulation, opened, given = play(pairs(2), [(2.0, Rest("prefill-0", True))], kill=(3.05, "decode-1"))
+    assert_all_answered(simulation, opened, given)
+    assert simulation.deaths == 1
 
 
 def test_with_all_at_rest_new_requests_are_told_to_come_back() -> None:

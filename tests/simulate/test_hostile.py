@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.control.events import Send
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import pairs
 from streamserve.protocol.tickets import Push, Ticket
 from streamserve.simulate.simulation import Simulation

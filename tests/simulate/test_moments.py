@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamserve.control.events import Edit, Open, Rest
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs
 from streamserve.engine.plan import DraftRequest
 from streamserve.engine.watch import Moment

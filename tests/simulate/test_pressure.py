@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.control.events import Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools
 from streamserve.policy.order import ORDERS, Order
 from streamserve.protocol.config import EngineConfig
@@ -40,7 +40,7 @@ def play(
         max_num_batched_tokens=24, eviction=eviction, swap_blocks=80, order=order, check=True,
     )  # fmt: skip
     simulation = Simulation(
-        FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1), engine,
+        FleetConfig(topology=topology, max_attempts=kills + 1), engine,
         model_info(LONGEST), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire,
     )  # fmt: skip
     rng, ranks = random.Random(seed), random.Random(seed)

@@ -1,7 +1,7 @@
 """A measured curve drives a simulation: its steps take what the curve says."""
 
 from streamserve.control.events import Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.policy.cost import StepCost
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamserve.control.events import Deliver, Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.policy.speculation import NAMES
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from streamserve.control.events import Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import pairs, pools
 from streamserve.policy.order import Order
 from streamserve.protocol.config import EngineConfig

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.control.events import Close, Deliver, Open, Refuse
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
@@ -26,7 +26,7 @@ def simulate(
     rng = random.Random(seed)
     topology = topology or unified(1)
     names = topology.names
-    fleet = FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1)
+    fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
     simulation = Simulation(
         fleet, ENGINE, model_info(96), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire
     )

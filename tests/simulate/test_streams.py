@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamserve.control.events import Deliver, Edit, Open
-from streamserve.control.fleet import FleetConfig
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.workers import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Progress, Token, Withdrawn
@@ -24,7 +24,7 @@ def play(seed: int, kills: int, topology: Topology):
         swap_blocks=60, eviction=rng.choice(("recompute", "swap", "cost")),
         order=rng.choice(("slo", "fcfs", "lcas", "mcps", "arrival")),
     )  # fmt: skip
-    fleet = FleetConfig(topology=topology, max_restarts=kills, max_attempts=kills + 1)
+    fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
     cost = lambda rows, context: 0.01 + rows * 0.002  # noqa: E731
     simulation = Simulation(fleet, engine, model_info(96), cost, wire_seconds=rng.choice((0.0, 0.01)))
     streams = {}

@@ -34,7 +34,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     requests get 503. Raises TypeError if `settings.default_sampling` names a field there is not."""
     settings = settings or ApiSettings()
     SamplingParams(**settings.default_sampling)
-    metrics = Metrics(llm.served_names[0], llm.report)
+    metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
     door = Door(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes))
     metrics.memory.set_function(lambda: door.memory.held)
     app = FastAPI(

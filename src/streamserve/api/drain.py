@@ -23,6 +23,11 @@ class Drain:
         self.draining = True
         self._until = time.monotonic() + seconds
 
+    @property
+    def seconds_left(self) -> float:
+        """After how many seconds a refused client is to come again."""
+        return max(1.0, self._until - time.monotonic())
+
     def end(self) -> None:
         """Take requests again."""
         self.draining = False
@@ -35,9 +40,8 @@ class Drain:
     def request(self) -> Iterator[None]:
         """Count a request as open. Raises RequestError (503) if none are taken any more."""
         if self.draining:
-            left = max(1.0, self._until - time.monotonic())
             raise RequestError(
-                "the server is draining: it takes no new requests", status=503, retry_after=left
+                "the server is draining: it takes no new requests", status=503, retry_after=self.seconds_left
             )
         self.open += 1
         self._idle.clear()

@@ -6,7 +6,7 @@ from typing import Protocol
 from streamserve.control.view import RouterView
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, PromptLogprobs
-from streamserve.protocol.reports import Report
+from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import ChatTemplate
 from streamserve.text.output import Delta, Usage
@@ -16,13 +16,17 @@ Item = Delta | PromptLogprobs | Usage
 
 
 class Health(Protocol):
-    """Whether requests can be served now, and if not, why."""
+    """Whether requests can be served now, and if not, why, and when they will be."""
 
     @property
     def ready(self) -> bool: ...
 
     @property
     def detail(self) -> str: ...
+
+    @property
+    def retry_after(self) -> float | None:
+        """In how many seconds requests are expected to be served."""
 
 
 class ArrivingPrompt(Protocol):
@@ -112,6 +116,9 @@ class Generator(Protocol):
 
     def report(self) -> Report | None:
         """The worker's latest report, if there has been one."""
+
+    def incidents(self) -> IncidentReport:
+        """What went wrong so far: deaths of workers, requests that were suspected of them."""
 
     def routing(self) -> RouterView:
         """The workers now, and why recent requests went where they did."""

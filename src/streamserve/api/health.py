@@ -1,5 +1,6 @@
 """What operators ask: whether the server is well, which version it is, and its metrics."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -44,12 +45,14 @@ def health_routes(door: Door) -> APIRouter:
         ),
     )
     async def health() -> Response:
-        """Whether requests are served: 200, else 503 and why not."""
+        """Whether requests are served: 200, else 503, why not, and when they will be as far as is known."""
         now = door.llm.health()
         ready = now.ready and not door.drain.draining
         detail = "draining" if door.drain.draining else now.detail
         body = msgspec.json.encode(HealthReply("ready" if ready else "not ready", detail))
-        return Response(body, 200 if ready else 503, media_type="application/json")
+        seconds = None if ready else door.drain.seconds_left if door.drain.draining else now.retry_after
+        headers = {} if seconds is None else {"Retry-After": str(math.ceil(seconds))}
+        return Response(body, 200 if ready else 503, headers, "application/json")
 
     @router.get(
         "/ping", openapi_extra=described("An empty answer: the process is there", media="", open_to_all=True)

@@ -17,10 +17,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from streamserve.api.incidents import IncidentMetrics
 from streamserve.api.slo import strictness
 from streamserve.api.worker_metrics import LABEL, OURS, WorkerMetrics
 from streamserve.protocol.errors import PromptChanged, RequestError
-from streamserve.protocol.reports import Report
+from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import NO_SLO, Slo
 from streamserve.text.output import Delta, Usage
 
@@ -85,10 +86,16 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 class Metrics:
     """The metrics of one server, in a registry of their own, labelled with the model's name."""
 
-    def __init__(self, model_name: str, report: Callable[[], Report | None]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        report: Callable[[], Report | None],
+        incidents: Callable[[], IncidentReport] = IncidentReport,
+    ) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
         self._registry.register(WorkerMetrics(model_name, report))
+        self._registry.register(IncidentMetrics(model_name, incidents))
         self._finished = Counter(
             f"{OURS}requests",
             "Choices that ended, by why.",

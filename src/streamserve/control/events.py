@@ -1,6 +1,7 @@
 """What a Fleet is told and what it wants done, as plain data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Event, FromWorker, ToWorker
@@ -65,16 +66,35 @@ class Heard:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker's process ended."""
+    """A worker's process ended, or could not be started. `suspects`: the attempts that were in its last
+    step, in this `phase` of it; None if that is not known. `report`: the name of its crash report, if it
+    left one."""
 
     worker: str
     incarnation: int
     reason: str
+    suspects: frozenset[int] | None = None
+    phase: str = ""
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life that a worker leaves without saying anything, last `at` a time. In a `phase` of a step
+    it last moved on at `moved_at`, and `predicted` seconds are expected of the step in all."""
+
+    at: float
+    phase: str = ""
+    moved_at: float = 0.0
+    predicted: float = 0.0
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed: look whether somebody has gone silent."""
+    """Time passed: look whether a worker has gone silent, or hangs. `beats` are those of the workers, with
+    their incarnation, where there are any."""
+
+    beats: Mapping[tuple[str, int], Beat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

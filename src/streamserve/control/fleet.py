@@ -11,7 +11,6 @@ Of an open prompt it keeps the latest version, so an edit that a client was told
 
 from collections import ChainMap
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from itertools import count
 
 from streamserve.control.admission import Admission
@@ -23,6 +22,7 @@ from streamserve.control.events import (
     Edit,
     FleetEvent,
     Heard,
+    Kill,
     Lost,
     Open,
     Refuse,
@@ -30,12 +30,14 @@ from streamserve.control.events import (
     Send,
     Tick,
 )
+from streamserve.control.fleet_config import FleetConfig
+from streamserve.control.isolation import Isolation, conviction
 from streamserve.control.placement import Placement
+from streamserve.control.quarantine import Quarantine
 from streamserve.control.requests import GapError, OpenRequest
 from streamserve.control.returns import Returns
 from streamserve.control.tickets import TicketBook
-from streamserve.control.workers import Queued, Topology, WorkerState
-from streamserve.policy.routing import FlowGuard, Router
+from streamserve.control.workers import Queued, WorkerState
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
@@ -46,6 +48,7 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     Finished,
+    Progress,
     Ready,
     Reserved,
     Token,
@@ -53,29 +56,7 @@ from streamserve.protocol.messages import (
     Transfers,
     Withdrawn,
 )
-from streamserve.protocol.reports import Report
-
-UNPLACED_RETRY_AFTER = 5.0
-"""Seconds after which a client is told to come again while there is no place for its request."""
-
-
-@dataclass(frozen=True)
-class FleetConfig:
-    """`max_requests`: how many may be open at once, running and waiting. `max_waiting_tokens` bounds the
-    prompts of those that wait; one request may always wait. A worker that says nothing for `stuck_after`
-    seconds counts as stuck. After `max_restarts` losses in `restart_window` seconds it stays down; a request
-    that was there for `max_attempts` losses is not tried again. A decode worker that has all but
-    `continue_tokens` of a prompt, and more than the prefill worker, computes the rest itself."""
-
-    topology: Topology = field(default_factory=Topology)
-    router: Router = field(default_factory=FlowGuard)
-    max_requests: int = 1024
-    max_waiting_tokens: int = 1 << 20
-    stuck_after: float = 30.0
-    max_restarts: int = 3
-    restart_window: float = 300.0
-    max_attempts: int = 3
-    continue_tokens: int = 64
+from streamserve.protocol.reports import IncidentReport, Report
 
 
 class Fleet:
@@ -83,13 +64,18 @@ class Fleet:
 
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
-        self.crew = Crew(config.topology, config.stuck_after, config.max_restarts, config.restart_window)
+        self.crew = Crew(config.topology, config.stuck_after)
+        self.quarantine = Quarantine(config.topology, config.max_attempts)
         self.requests: dict[str, OpenRequest] = {}
         self.tickets = TicketBook()
         self.returns = Returns(config.topology)
         self.placement = Placement(self.crew, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
+        self._isolation = Isolation(
+            self.quarantine, self.crew, self.requests, self._withdraw, self._place_waiting
+        )
         self._attempts = count()
+        self.convicted = 0
 
     @property
     def workers(self) -> dict[str, WorkerState]:
@@ -116,11 +102,25 @@ class Fleet:
             case Lost():
                 return list(self._lost(event, now))
             case Tick():
-                return list(self.crew.tick(now))
+                return list(self._tick(event, now))
 
     def health(self) -> tuple[bool, str]:
         """Whether requests are being served, and if not, why."""
         return self.crew.health()
+
+    def incidents(self) -> IncidentReport:
+        """What went wrong so far, and what is being done about it."""
+        return IncidentReport(
+            deaths=self.crew.deaths,
+            suspects=self.quarantine.suspected,
+            quarantined=len(self.quarantine),
+            convicted=self.convicted,
+        )
+
+    def abandon(self, name: str, error: RequestError) -> list[Command]:
+        """Give up a request, wherever it is."""
+        request = self.requests.get(name)
+        return [] if request is None else [*self._cancel(request), self._refuse(request, error)]
 
     def open_at(self, worker: str) -> int:
         """How many requests hold something at a worker, or at the other half of its pair."""
@@ -138,7 +138,9 @@ class Fleet:
         if event.request in self.requests:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
             return
-        refusal = self._admission.refusal(event, self.requests.values(), now) or self._closed()
+        refusal = self._admission.refusal(event, self.requests.values(), now)
+        if refusal is None and (closed := self.crew.closed()):
+            refusal = self._unserved(closed, now)
         if refusal:
             yield Refuse(event.request, refusal)
             return
@@ -155,38 +157,31 @@ class Fleet:
         if self.edit_refusal(event):
             return
         request = self.requests[event.request]
-        before = request.opened
-        prompt = before.prompt[: event.keep] + event.tokens
-        request.opened = after = replace(
-            before,
-            prompt=prompt,
-            params=event.params or before.params,
-            open=not event.finish,
-            tail=event.tail,
-            version=event.version,
-        )
+        void = request.edit(event)
         if request.worker is not None:
+            params = request.limited(event.params) if event.params else None
             message = messages.Edit(
                 event.request, request.attempt, event.version, event.keep, event.tokens, event.finish,
-                event.params, event.tail, now,
+                params, event.tail, now,
             )  # fmt: skip
             yield Send(request.worker, message)
             yield from self._reserve(request)
-        if before.answer_early and (after.prompt, after.params) != (before.prompt, before.params):
-            request.awaits = event.version if request.worker is not None else None
-            if any(request.outputs.values()):
-                request.outputs = {choice: [] for choice in request.outputs}
-                request.resumed = {choice: [] for choice in request.outputs}
-                request.began.clear()
-                withdrawn = Withdrawn(event.request, request.attempt, event.version)
-                yield Deliver(event.request, [withdrawn], last=False)
+        if void:
+            withdrawn = Withdrawn(event.request, request.attempt, event.version)
+            yield Deliver(event.request, [withdrawn], last=False)
 
     def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Give a request to where the router says; with no place for it now it waits for one."""
-        if not self._served:
-            yield self._refuse(request, self._unserved(self.health()[1]))
+        if not self.crew.served:
+            yield self._refuse(request, self._unserved(self.health()[1], now))
             return
-        place = self.placement.choose(request, now)
+        name, trial = request.name, self.quarantine.trial
+        if self.quarantine.waits(name):
+            return
+        if trial and name in trial.group.members:
+            place = self.placement.choose(request, now, only=trial.place)
+        else:
+            place = self.placement.choose(request, now, without=self.quarantine.reserved(now))
         if place is None:
             return
         front, decode, tokens = place
@@ -222,12 +217,14 @@ class Fleet:
             return
         match event.message:
             case Ready():
-                if self.crew.join(event.worker, event.message):
+                if self.crew.join(event.worker, event.message, now):
+                    yield from self._isolation.advance(now)
                     yield from self._place_waiting(now)
                 else:
+                    yield Kill(event.worker)
                     yield from self._fail_all(now)
             case Failed():
-                worker.failure = event.message
+                self.crew.fail(event.worker, event.message)
                 yield from self._fail_all(now)
             case Report():
                 worker.reported(event.message)
@@ -279,6 +276,7 @@ class Fleet:
                     yield from self.returns.begin(request, self.workers, now)
             if fresh or last:
                 yield Deliver(name, fresh, last)
+        yield from self._isolation.advance(now)
 
     def _noticed(
         self, request: OpenRequest, news: list[Event], fresh: list[Event], now: float
@@ -290,6 +288,10 @@ class Fleet:
             self.workers[request.worker].begun(request.opened.request, now)
             if request.decode is None:
                 self._decodes(request)
+            if not request.handing and request.decoded:
+                self.quarantine.showed(request)
+        if request.opened.open and any(isinstance(event, Progress) for event in fresh):
+            self.quarantine.showed(request)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
             request.planned = True
             yield from self._reserve(request)
@@ -327,23 +329,38 @@ class Fleet:
             self.workers[place].decodes(request.opened.request)
 
     def _lost(self, event: Lost, now: float) -> Iterator[Command]:
-        starts = self.crew.lose(event.worker, event.incarnation, event.reason, now)
-        if starts is None:
+        """Blame the requests of the lost step, and let all that were at the worker go on."""
+        if not self.crew.lives(event.worker, event.incarnation):
             return
-        yield from starts
+        affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
+        blamed, convicted = self.quarantine.lost(event.worker, affected, event.suspects)
+        yield from self.crew.lose(event.worker, event.incarnation, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
         yield from self.tickets.lose(event.worker)
         yield from self.returns.lose(event.worker)
-        for request in list(self.requests.values()):
-            if request.depends_on(event.worker):
-                yield from self._cancel(request, gone=event.worker)
-                yield from self._retry(request, f"the worker died: {event.reason}", now)
+        for request in affected:
+            yield from self._withdraw(request, gone=event.worker)
+        for request in convicted:
+            self.convicted += 1
+            yield self._refuse(request, conviction(request, event))
         yield from self._fail_all(now)
+        yield from self._isolation.advance(now)
+        yield from self._place_waiting(now)
+
+    def _withdraw(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
+        """Take a request from its workers, to go on elsewhere or later, after what its client has."""
+        yield from self._cancel(request, gone)
+        self._leave(request)
+        request.next_attempt(next(self._attempts))
+
+    def _tick(self, event: Tick, now: float) -> Iterator[Command]:
+        yield from self.crew.tick(now, event.beats)
+        yield from self._isolation.tick(now)
 
     def _retry(self, request: OpenRequest, reason: str, now: float) -> Iterator[Command]:
         """Another attempt, behind what the client has."""
-        self._leave(request)
         request.losses += 1
+        self._leave(request)
         request.next_attempt(next(self._attempts))
         if request.losses >= self.config.max_attempts:
             message = f"this request was lost {request.losses} times: {reason}"
@@ -364,29 +381,24 @@ class Fleet:
     def _end(self, request: OpenRequest, now: float) -> None:
         self._admission.finished(now)
         self.placement.ended(request)
+        for worker in request.workers:
+            self.crew.worked(worker)
+        self._forget(request)
+
+    def _forget(self, request: OpenRequest) -> None:
         self._leave(request)
-        del self.requests[request.opened.request]
+        del self.requests[request.name]
+        self.quarantine.left(request.name)
 
-    @property
-    def _served(self) -> bool:
-        """Whether there is a place for requests, or will be when workers have started."""
-        return self.config.topology.complete(self.crew.serving())
-
-    def _closed(self) -> RequestError | None:
-        """Why no new request is taken, while those that are open go on."""
-        why = self.crew.closed()
-        return self._unserved(why) if why else None
-
-    def _unserved(self, why: str) -> RequestError:
-        return RequestError(why, status=503, retry_after=UNPLACED_RETRY_AFTER)
+    def _unserved(self, why: str, now: float) -> RequestError:
+        return RequestError(why, status=503, retry_after=self.crew.retry_after(now))
 
     def _fail_all(self, now: float) -> Iterator[Command]:
         """With no place left, nobody waits in vain."""
-        if not self._served:
+        if not self.crew.served:
             for request in list(self.requests.values()):
                 yield from self._place(request, now)
 
     def _refuse(self, request: OpenRequest, error: RequestError) -> Command:
-        self._leave(request)
-        del self.requests[request.opened.request]
-        return Refuse(request.opened.request, error)
+        self._forget(request)
+        return Refuse(request.name, error)

@@ -6,7 +6,7 @@ OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None,
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamserve.control.crew import Crew
@@ -79,13 +79,20 @@ class Placement:
         self._router = router
         self._turn = 0
 
-    def choose(self, request: OpenRequest, now: float) -> tuple[str, str | None, int] | None:
+    def choose(
+        self,
+        request: OpenRequest,
+        now: float,
+        only: frozenset[str] | None = None,
+        without: frozenset[str] = frozenset(),
+    ) -> tuple[str, str | None, int] | None:
         """The worker that computes the prompt, the one that decodes if it is another, and how many tokens of
-        the prompt are to be computed; None if nobody can take the request now."""
-        candidates = self._candidates()
+        the prompt are to be computed; None if nobody can take the request now. `only` these workers count, if
+        there are any, and none of those it is to do `without`."""
+        candidates = self._candidates(self._crew.open() - without if only is None else only)
         if not all(candidates):
             return None
-        hashes = self._hashes(candidates[0][0][0], request.opened.cache_salt, request.opened.prompt)
+        hashes = self._hashes(candidates[0][0][0], request.cache_salt, request.opened.prompt)
         chosen = [self._route(request, places, hashes, now) for places in candidates]
         self._turn += 1
         front = chosen[0][0]
@@ -103,7 +110,7 @@ class Placement:
         if worker and self._crew.workers[worker].ready:
             for outputs in request.outputs.values():
                 tokens = request.opened.prompt + outputs[:-1]
-                self._learn(worker, self._hashes(worker, request.opened.cache_salt, tokens))
+                self._learn(worker, self._hashes(worker, request.cache_salt, tokens))
 
     def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
         """Whether a decode worker has more of a prompt than its prefill worker, and nearly all: then to
@@ -118,11 +125,11 @@ class Placement:
     def _learn(self, worker: str, hashes: list[bytes]) -> None:
         self.view.learn(worker, hashes, self._crew.workers[worker].blocks)
 
-    def _candidates(self) -> list[list[tuple[str, str]]]:
+    def _candidates(self, allowed: Collection[str]) -> list[list[tuple[str, str]]]:
         """One list of places (prefill worker, decode worker) to choose from; of uneven pools two lists, of
         one half each."""
         topology = self._crew.topology
-        ready = {name for name in self._crew.open() if self._crew.workers[name].ready}
+        ready = {name for name in allowed if self._crew.workers[name].ready}
         if topology.unified:
             return [[(name, name) for name in topology.unified if name in ready]]
         if topology.paired:

@@ -3,7 +3,9 @@
 Exactly the next index of the current attempt is taken; repeats are dropped, a gap is an error.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from streamserve.control.events import Edit, Open
 from streamserve.protocol.errors import RequestError
@@ -18,6 +20,9 @@ from streamserve.protocol.messages import (
     Submit,
     Withdrawn,
 )
+from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
+
+UNSPECULATED = SpeculationLimits(enabled=False)
 
 
 class GapError(Exception):
@@ -48,12 +53,37 @@ class OpenRequest:
     handing: set[int] = field(default_factory=set)
     resumed: dict[int, list[int]] = field(default_factory=dict)
     losses: int = 0
+    strikes: int = 0
+    tries: int = 0
+    cleared: int = 0
+    unexplained: int = 0
+    isolated: bool = False
     outputs: dict[int, list[int]] = field(default_factory=dict)
     began: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
     awaits: int | None = None
     prompt_logprobs: int = 0
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+        return self.opened.request
+
+    @property
+    def cache_salt(self) -> str:
+        """What keeps its KV apart from that of other requests: where it is isolated, from all of them."""
+        salt = self.opened.cache_salt
+        return f"{salt}\0isolated\0{self.name}" if self.isolated else salt
+
+    @property
+    def decoded(self) -> bool:
+        """Whether this attempt has brought each open choice a token beyond the one that ends the prompt."""
+        return all(len(self.outputs[choice]) - len(self.resumed[choice]) > 1 for choice in self.open_choices)
+
+    def limited(self, params: SamplingParams) -> SamplingParams:
+        """Parameters for its next attempt: speculation, which never changes the text, is off in isolation."""
+        return msgspec.structs.replace(params, speculation=UNSPECULATED) if self.isolated else params
 
     @property
     def workers(self) -> set[str]:
@@ -91,6 +121,28 @@ class OpenRequest:
             return RequestError("the number of choices (n) cannot change", status=400)
         return None
 
+    def edit(self, event: Edit) -> bool:
+        """Take an edit of the prompt; returns whether tokens that were given are void."""
+        before = self.opened
+        self.opened = replace(
+            before,
+            prompt=before.prompt[: event.keep] + event.tokens,
+            params=event.params or before.params,
+            open=not event.finish,
+            tail=event.tail,
+            version=event.version,
+        )
+        same = (self.opened.prompt, self.opened.params) == (before.prompt, before.params)
+        if same or not before.answer_early:
+            return False
+        self.awaits = event.version if self.worker is not None else None
+        given = any(self.outputs.values())
+        if given:
+            self.outputs = {choice: [] for choice in self.outputs}
+            self.resumed = {choice: [] for choice in self.outputs}
+            self.began.clear()
+        return given
+
     def submit(self, phase: Phase) -> Submit:
         """The message that gives this attempt to a worker: behind what the client had when it began."""
         opened = self.opened
@@ -98,11 +150,11 @@ class OpenRequest:
             opened.request,
             self.attempt,
             opened.prompt,
-            opened.params,
+            self.limited(opened.params),
             {choice: self.resumed[choice] for choice in sorted(self.open_choices)},
             self.arrival,
             opened.priority,
-            opened.cache_salt,
+            self.cache_salt,
             {choice: self.began[choice] for choice in sorted(self.open_choices) if self.resumed[choice]},
             opened.open,
             opened.answer_early,

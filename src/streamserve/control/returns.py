@@ -38,7 +38,7 @@ class Returns:
         writer = request.decode or request.worker
         owner = request.worker if request.decode else self._back.get(writer or "")
         answers = list(request.outputs.values())
-        if not writer or not owner or len(answers) != 1 or len(self.open) >= MOST:
+        if not writer or not owner or len(answers) != 1 or len(self.open) >= MOST or request.isolated:
             return
         if not (workers[writer].ready and workers[owner].ready) or workers[owner].draining:
             return

@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 import zmq
@@ -34,30 +33,35 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.control.mailbox import Mailbox, Undelivered
+from streamserve.control.processes import WorkerProcess, start_worker
+from streamserve.control.supervisor import Supervisor
 from streamserve.control.trace import Recorder
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.errors import CheckpointError, RequestError, StartError
-from streamserve.protocol.messages import MAX_MESSAGE_BYTES, Event, Stop, Traced, decode_from_worker, encode
+from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
+from streamserve.protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    Cached,
+    Event,
+    Events,
+    Stop,
+    Traced,
+    decode_from_worker,
+    encode,
+)
+from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.runtime_folder import RuntimeFolder, make_runtime_folder
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
-STOP_SECONDS = 10.0
-
-WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Unless told otherwise a worker's idle threads sleep: spinning ones take the cores from whoever they wait
-for, this process included, and made steps ten times slower on a machine that had other things to do."""
-
 WorkerSettings = Callable[[str, int, str], WorkerConfig]
 """What a worker is told: from its name, incarnation and the endpoint to connect to."""
 
-
-def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """A worker is told all on its standard input; the server's settings, keys among them, are not for it."""
-    return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
+Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
+"""Starts a worker. Raises OSError if that is not possible now."""
 
 
 def _free(
@@ -76,15 +80,22 @@ class FleetShell:
     """Runs a Fleet in the current event loop. Use as an async context manager, or `start` and `close`."""
 
     def __init__(
-        self, config: FleetConfig, settings: WorkerSettings, recorder: Recorder | None = None
+        self,
+        config: FleetConfig,
+        settings: WorkerSettings,
+        recorder: Recorder | None = None,
+        launch: Launch = start_worker,
     ) -> None:
         self.fleet = Fleet(config)
+        self._launch = launch
         self._recorder = recorder
         self._settings = settings
         self._clients: dict[str, Mailbox] = {}
         self._undelivered = Undelivered()
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._processes: dict[str, WorkerProcess] = {}
+        self._supervisor = Supervisor(self._give_up)
+        self._failure: FleetError | None = None
+        self._crash_reports = self._observer_failures = 0
         self._changed = asyncio.Event()
         self._closing = False
         self._free: Callable[[], object] = lambda: None
@@ -103,8 +114,8 @@ class FleetShell:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(self._endpoint)
         self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, folder)
-        self._spawn(self._receive())
-        self._spawn(self._tick())
+        self._supervisor.keep(self._receive, "receive")
+        self._supervisor.keep(self._tick, "tick")
         await self._do(self.fleet.start(time.monotonic()))
 
     async def close(self) -> None:
@@ -119,10 +130,8 @@ class FleetShell:
         try:
             for worker in self._processes:
                 await self._send(Send(worker, Stop()))
-            await asyncio.gather(*(self._end(process) for process in self._processes.values()))
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*(process.end() for process in self._processes.values()))
+            await self._supervisor.close()
         finally:
             self._free()
         if self._recorder:
@@ -144,19 +153,40 @@ class FleetShell:
 
     async def until_ready(self) -> None:
         """Wait for the workers. Raises CheckpointError if one cannot serve its model, StartError if one
-        cannot start for another reason."""
+        cannot start for another reason, FleetError if this part of the server failed itself."""
         while not self.fleet.health()[0]:
+            if self._failure:
+                raise self._failure
             for failure in (worker.failure for worker in self.fleet.workers.values()):
                 if failure:
                     raise (CheckpointError if failure.code == 2 else StartError)(failure.error)
+            if not self.fleet.crew.served:
+                raise StartError(self.fleet.health()[1])
             self._changed.clear()
             await self._changed.wait()
+
+    async def until_failed(self) -> None:
+        """Wait for the end that should never come. Raises FleetError."""
+        while self._failure is None:
+            self._changed.clear()
+            await self._changed.wait()
+        raise self._failure
+
+    def incidents(self) -> IncidentReport:
+        """What went wrong so far."""
+        return msgspec.structs.replace(
+            self.fleet.incidents(),
+            crash_reports=self._crash_reports,
+            observer_failures=self._observer_failures + (self._recorder.failures if self._recorder else 0),
+        )
 
     async def submit(self, request: Open) -> AsyncGenerator[list[Event], None]:
         """Events of one request as they come; before them an empty list, once it is taken. Raises
         RequestError if it is refused or lost; leaving early cancels it."""
         if self._closing:
             raise RequestError("the server is shutting down", status=503, retry_after=5.0)
+        if self._failure:
+            raise RequestError(str(self._failure), status=500)
         if request.request in self._clients:
             raise RequestError(f"request id {request.request} is in use", status=409)
         queue = Mailbox(self._undelivered)
@@ -204,8 +234,17 @@ class FleetShell:
         now = time.monotonic()
         commands = self.fleet.handle(event, now)
         if self._recorder:
-            self._recorder.observe(event, commands, now)
+            self._observe(self._recorder, event, commands, now)
         await self._do(commands)
+
+    def _observe(self, recorder: Recorder, event: FleetEvent, commands: list[Command], now: float) -> None:
+        """Write down what happened; a recorder that cannot is done without."""
+        try:
+            recorder.observe(event, commands, now)
+        except Exception:
+            logger.exception("what happens to requests is not written down any more")
+            self._observer_failures += 1
+            self._recorder = None
 
     async def _do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -216,9 +255,11 @@ class FleetShell:
                     if command.request in self._clients:
                         self._clients[command.request].put(command)
                 case Start():
-                    await self._launch(command) if not command.after else self._spawn(self._wait(command))
+                    self._supervisor.spawn(self._run(command))
                 case Kill():
-                    logger.error("worker %s has been silent for too long: killing it", command.worker)
+                    logger.error(
+                        "worker %s has been silent for too long, or does not fit: killing it", command.worker
+                    )
                     self._kill(command.worker)
 
     async def _send(self, command: Send) -> None:
@@ -228,35 +269,27 @@ class FleetShell:
         with contextlib.suppress(zmq.ZMQError):
             await self._socket.send_multipart([identity, encode(command.message)])
 
-    async def _wait(self, command: Start) -> None:
+    async def _run(self, command: Start) -> None:
+        """Start a worker's process and report its end; that it cannot be started is reported as one."""
         await asyncio.sleep(command.after)
-        if not self._closing:
-            await self._launch(command)
-
-    async def _launch(self, command: Start) -> None:
-        config = self._settings(command.worker, command.incarnation, self._endpoint)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "streamserve.workers",
-            stdin=asyncio.subprocess.PIPE,
-            env=WORKER_ENVIRONMENT | _without_settings(os.environ),
-            start_new_session=True,  # Ctrl-C is for us; we tell the workers
-        )
-        assert process.stdin is not None
-        self._processes[command.worker] = process
-        data = msgspec.msgpack.encode(config)
-        process.stdin.write(len(data).to_bytes(4, "little") + data)
-        self._spawn(self._watch(command, process))
-
-    async def _watch(self, command: Start, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
         if self._closing:
             return
-        reason = f"its process ended with exit status {code}"
-        logger.error("worker %s: %s", command.worker, reason)
-        await self._handle(Lost(command.worker, command.incarnation, reason))
+        worker, incarnation = command.worker, command.incarnation
+        try:
+            process = await self._launch(self._settings(worker, incarnation, self._endpoint))
+        except OSError as error:
+            lost = Lost(worker, incarnation, f"it could not be started: {error}", frozenset())
+        else:
+            self._processes[worker] = process
+            if self._closing:
+                await process.end()
+                return
+            lost = await process.lost(worker, incarnation)
+        if self._closing:
+            return
+        self._crash_reports += bool(lost.report)
+        logger.error("worker %s: %s%s", worker, lost.reason, f", in phase {lost.phase}" if lost.phase else "")
+        await self._handle(lost)
         self._changed.set()
 
     async def _receive(self) -> None:
@@ -273,34 +306,40 @@ class FleetShell:
                 if self._recorder:
                     self._recorder.worked(worker, message.work)
                 continue
-            await self._handle(Heard(worker, int(incarnation), message))
+            await self._hear(Heard(worker, int(incarnation), message))
             self._changed.set()
+
+    async def _hear(self, event: Heard) -> None:
+        """Take a worker's message. One that cannot be taken costs its requests, or its worker, no others."""
+        try:
+            await self._handle(event)
+            return
+        except Exception:
+            logger.exception("a message of worker %s could not be taken", event.worker)
+        if isinstance(event.message, Events):
+            error = RequestError("the server failed to handle this request", status=500)
+            for name in {one.request for one in event.message.events}:
+                await self._do(self.fleet.abandon(name, error))
+        elif not isinstance(event.message, Report | Cached):
+            self._kill(event.worker)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            await self._handle(Tick())
+            found = {name: process.beat() for name, process in self._processes.items()}
+            states = self.fleet.workers
+            beats = {(name, states[name].incarnation): beat for name, beat in found.items() if beat}
+            await self._handle(Tick(beats))
 
     def _kill(self, worker: str) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        if worker in self._processes:
             self._processes[worker].kill()
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for a process that was asked to leave; kill it if it does not."""
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception():
-            logger.critical("a task of the fleet failed", exc_info=task.exception())
+    def _give_up(self, error: Exception) -> None:
+        """A failure that cannot be mended: nobody waits in vain, and whoever runs this is told."""
+        logger.critical("the fleet failed", exc_info=error)
+        self._failure = FleetError(f"the server failed: {type(error).__name__}")
+        for name in list(self._clients):
+            refusal = RequestError(str(self._failure), status=500)
+            self._clients[name].put(Refuse(name, refusal))
+        self._changed.set()

@@ -7,12 +7,15 @@ A request's spans: queued (until its first chunk is planned), prompt (until outp
 KV, from when blocks were held for it), decode, and one for each worker that had it, with the moments there.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from streamserve.control.events import Close, Command, Deliver, Edit, FleetEvent, Heard, Open, Refuse, Rest
 from streamserve.protocol.messages import Admitted, Event, Events, Pushed, Reserved, Token, Transfers, Work
+
+logger = logging.getLogger(__name__)
 
 FRONT = "front"
 """The process that the fleet is in."""
@@ -57,10 +60,12 @@ class _Life:
 
 
 class Recorder:
-    """Follows the open requests of one fleet, and gives their spans to all sinks."""
+    """Follows the open requests of one fleet, and gives their spans to all sinks. A sink that fails is left
+    out from then on; no request notices."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = sinks
+        self._sinks = list(sinks)
+        self.failures = 0
         self._lives: dict[str, _Life] = {}
 
     @property
@@ -98,7 +103,10 @@ class Recorder:
     def close(self) -> None:
         """End all sinks."""
         for sink in self._sinks:
-            sink.close()
+            try:
+                sink.close()
+            except Exception as error:
+                self._failed(sink, error)
 
     def _heard(self, event: Heard, now: float) -> None:
         if isinstance(event.message, Events):
@@ -147,5 +155,14 @@ class Recorder:
             self._add(Span(name, process, request, at, at, late=bool(request)))
 
     def _add(self, span: Span) -> None:
-        for sink in self._sinks:
-            sink.add(span)
+        for sink in list(self._sinks):
+            try:
+                sink.add(span)
+            except Exception as error:
+                self._sinks.remove(sink)
+                self._failed(sink, error)
+
+    def _failed(self, sink: Sink, error: Exception) -> None:
+        """What looks on fails for itself alone: it is told once, and nothing more is given to it."""
+        self.failures += 1
+        logger.error("%s failed and takes nothing more: %s", type(sink).__name__, error)

@@ -35,7 +35,13 @@ class Queued:
 class WorkerState:
     """A worker as far as it has been heard of, and the requests that are there: `prefilling` ones wait or
     have their prompt computed, the first of them since `computing_since`; `coming` ones will decode there,
-    `decoding` ones do. A `draining` one is to get no new ones."""
+    `decoding` ones do. A `draining` one is to get no new ones.
+
+    Its process starts, or started, at `starts_at`, and was ready at `ready_at`; the last one to become ready
+    took `took` seconds. `failed_starts` in a row ended before they were ready, `unsteady` ones soon after;
+    `error` is why the last one
+    ended, as it said itself if it had `last_words`. `failure`: it could not serve at all when the fleet was
+    started."""
 
     incarnation: int = 1
     ready: Ready | None = None
@@ -43,7 +49,13 @@ class WorkerState:
     heard_at: float = 0.0
     stuck: bool = False
     draining: bool = False
-    losses: list[float] = field(default_factory=list)
+    starts_at: float = 0.0
+    ready_at: float = 0.0
+    took: float | None = None
+    failed_starts: int = 0
+    unsteady: int = 0
+    error: str = ""
+    last_words: str = ""
     failure: Failed | None = None
     prefilling: dict[str, Queued] = field(default_factory=dict)
     computing_since: float = 0.0
@@ -52,9 +64,11 @@ class WorkerState:
     costs: Costs | None = None
     speedup: float = 1.0
 
-    def join(self, ready: Ready) -> None:
+    def join(self, ready: Ready, now: float) -> None:
         """It has loaded its model."""
         self.ready = ready
+        self.ready_at, self.took = now, max(0.0, now - self.starts_at)
+        self.failed_starts, self.error = 0, ""
         self.costs = costs_of(ready.cost, ready.block_size) if ready.cost else None
         self.speedup = 1.0
 
@@ -206,6 +220,18 @@ class Topology:
         """The worker, and in stream pairs its other half."""
         pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
         return next((set(pair) for pair in pairs if worker in pair), {worker})
+
+    def places(self) -> list[frozenset[str]]:
+        """The sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
+        if self.unified:
+            return [frozenset((name,)) for name in self.unified]
+        if self.paired:
+            return [frozenset(pair) for pair in zip(self.prefill, self.decode, strict=True)]
+        return [frozenset((front, back)) for front in self.prefill for back in self.decode]
+
+    def place_of(self, worker: str) -> frozenset[str]:
+        """The first place that a worker belongs to."""
+        return next(place for place in self.places() if worker in place)
 
     @property
     def paired(self) -> bool:

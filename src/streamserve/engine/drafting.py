@@ -1,14 +1,14 @@
 """Guesses for a step: who is asked for, what the drafter answers in time, and what of it is worth
 verifying."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from streamserve.engine.agenda import Pace
 from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation
-from streamserve.engine.watch import Watch
+from streamserve.engine.watch import Journal, Watch
 from streamserve.policy.outlook import Candidate
 from streamserve.policy.shape import PLAIN, Shape, fit
 from streamserve.policy.tree import TokenTree
@@ -29,6 +29,7 @@ class Drafting:
         wait: float,
         watch: Watch,
         pace: Pace,
+        journal: Journal,
     ) -> None:
         self._drafter = drafter
         self.speculation = speculation
@@ -38,6 +39,7 @@ class Drafting:
         self._wait = wait
         self._watch = watch
         self._pace = pace
+        self._journal = journal
 
     def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
         """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
@@ -73,6 +75,7 @@ class Drafting:
         }
         if not asked:
             return {}
+        self._enter(asked)
         started = self._clock()
         self._drafter.begin(list(asked.values()))
         self._watch.moment("mid-draft")
@@ -120,6 +123,7 @@ class Drafting:
 
     def _read(self, asked: list[DraftRequest]) -> None:
         assert self._drafter is not None
+        self._enter([request.id for request in asked], sum(len(request.new_tokens) for request in asked))
         started = self._clock()
         self._drafter.begin(asked)
         found = self._drafter.collect(started + self._wait)
@@ -127,6 +131,12 @@ class Drafting:
         for request in asked:
             if request.id in found:
                 self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
+
+    def _enter(self, ids: Iterable[int], rows: int = 0) -> None:
+        """The drafter is about to work for these sequences; to read so many tokens takes it no longer than it
+        would take the target."""
+        members = [self._scheduler.sequences[id] for id in ids]
+        self._journal.enter("draft", members, self.speculation.step_cost(rows, 0) if rows else 0.0)
 
     @property
     def _reads(self) -> bool:

@@ -14,7 +14,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.engine.streams import Streams
 from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.engine.watch import OfClients, Unwatched, Watch
+from streamserve.engine.watch import Journal, OfClients, StepPhase, Unwatched, Unwritten, Watch
 from streamserve.policy.cost import SwapCost
 from streamserve.policy.eviction import GUESSED_SWAP, Costs
 from streamserve.policy.prefix import namespace
@@ -46,7 +46,8 @@ class Engine:
     What is handled while a step runs is taken when that step is committed.
 
     With a `transport` it can hand the KV of prompts over to other workers; with `cache`, the address of its
-    own pool, others can hand theirs over to it. `watch` is told of the moments of requests' lives.
+    own pool, others can hand theirs over to it. `watch` is told of the moments of requests' lives, `journal`
+    what is about to be done.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Engine:
         cache: CacheAddress | None = None,
         name: str = "",
         watch: Watch | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.config = config
         self.model = model
@@ -75,10 +77,12 @@ class Engine:
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
         self._watch = OfClients(watch) if watch else Unwatched()
+        self._journal = journal or Unwritten()
         self.pace = Pace()
         self._drafting = Drafting(
-            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch, self.pace
-        )
+            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch, self.pace,
+            self._journal,
+        )  # fmt: skip
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
@@ -120,6 +124,12 @@ class Engine:
         if self._stepping:
             self._later.append(message)
             return []
+        self._journal.take(message)
+        events = self._take(message)
+        self._journal.leave(self.exchange.moving())
+        return events
+
+    def _take(self, message: ToEngine) -> list[Event]:
         match message:
             case Submit():
                 return self._submit(message)
@@ -138,6 +148,7 @@ class Engine:
             events = self._step()
         finally:
             self._stepping = False
+        self._journal.leave(self.exchange.moving())
         later, self._later = self._later, []
         for message in later:
             events += self.handle(message)
@@ -145,6 +156,7 @@ class Engine:
 
     def _step(self) -> list[Event]:
         started, elsewhere = self.clock(), self._computing_seconds
+        self._journal.enter("plan", None)
         able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
         for sequence in able:
             sequence.tick(started)
@@ -282,12 +294,14 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
+        members = self._enter(plan)
         started = self.clock()
         if plan.swap_out or plan.swap_in:
             self._watch.moment("swap")
         result = self.executor.run(plan)
         spent = self.clock() - started if result.seconds is None else result.seconds
         self._watch.moment("verified-before-commit")
+        self._journal.enter("commit", members, plan=plan)
         live = self.scheduler.sequences
         self._watch.ran([(live[span.sequence].request, span.rows) for span in plan.spans], spent)
         self._target_seconds += spent
@@ -308,6 +322,19 @@ class Engine:
                     sampled = not self.scheduler.sequences[span.sequence].params.greedy
                     self.speculation.verified(span.sequence, span.tree, chosen, sampled)
         return result
+
+    def _enter(self, plan: StepPlan) -> list[Sequence]:
+        """Note what is about to be computed, copied or sent, and for how long; returns for whom."""
+        live = self.scheduler.sequences
+        swapped = self.scheduler.swap.moved & live.keys()
+        members = [live[id] for id in dict.fromkeys([*(span.sequence for span in plan.spans), *swapped])]
+        members += self.exchange.moving()
+        rows, kv_tokens = sum(span.rows for span in plan.spans), sum(span.start for span in plan.spans)
+        phase: StepPhase = "swap" if plan.swap_out or plan.swap_in else "run"
+        if phase == "run" and any(span.tree is not None and len(span.tree) > 1 for span in plan.spans):
+            phase = "verify"
+        self._journal.enter(phase, members, self.speculation.step_cost(rows, kv_tokens), plan)
+        return members
 
     def _admissions(self, proposals: list[Proposal], now: float) -> list[Event]:
         return [

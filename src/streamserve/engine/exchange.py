@@ -36,6 +36,12 @@ class Exchange:
         """Whether KV is on its way to other workers: `news` tells when it has landed."""
         return bool(self._told) or (self._outgoing is not None and self._outgoing.busy)
 
+    def moving(self) -> list[Sequence]:
+        """The sequences whose KV may be on its way to other workers."""
+        if self._outgoing is None:
+            return []
+        return [s for s in self._scheduler.sequences.values() if s.handoff and s.granted]
+
     def serves(self, phase: Phase) -> bool:
         """Whether requests in this phase can be taken."""
         if phase == "both":

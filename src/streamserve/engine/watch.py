@@ -7,7 +7,9 @@ submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ l
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from streamserve.protocol.messages import RETURN
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Sequence as Running
+from streamserve.protocol.messages import RETURN, ToEngine
 
 Moment = Literal[
     "submitted",
@@ -24,6 +26,52 @@ Moment = Literal[
 ]
 """`mid-layer push`: KV is on its way. `mid-draft`: the drafter is at work. `verified-before-commit`: the
 target's step is done, and nothing of it is kept yet."""
+
+
+StepPhase = Literal["plan", "draft", "run", "verify", "swap", "commit"]
+"""What a step is at: `run` computes without draft tokens, `verify` with some, `swap` beside swap copies."""
+
+
+class Journal(Protocol):
+    """Is told what an engine is about to do, so that what is known of it survives the process."""
+
+    def take(self, message: ToEngine) -> None:
+        """A message is about to be handled."""
+        ...
+
+    def enter(
+        self,
+        phase: StepPhase,
+        members: Sequence[Running] | None,
+        predicted: float = 0.0,
+        plan: StepPlan | None = None,
+    ) -> None:
+        """A phase of a step begins over these sequences, all there are if None. `predicted` seconds are
+        expected of it; `plan` is what is carried out."""
+        ...
+
+    def leave(self, moving: Sequence[Running]) -> None:
+        """The step, or the message, is over; what goes on is the transfer of these sequences' KV."""
+        ...
+
+
+class Unwritten:
+    """A journal that is not kept."""
+
+    def take(self, message: ToEngine) -> None:
+        """Nothing."""
+
+    def enter(
+        self,
+        phase: StepPhase,
+        members: Sequence[Running] | None,
+        predicted: float = 0.0,
+        plan: StepPlan | None = None,
+    ) -> None:
+        """Nothing."""
+
+    def leave(self, moving: Sequence[Running]) -> None:
+        """Nothing."""
 
 
 class Watch(Protocol):

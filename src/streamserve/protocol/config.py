@@ -365,7 +365,8 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker process reads from its standard input, as msgpack. `worker` is its name, with the
     number of times it was started; `memory_share` of the free memory is for it. With `trace` it tells what it
-    does and when."""
+    does and when. `journal`: the descriptor of the memory for its journal, which it inherits; -1: none.
+    `crash_folder` takes its crash report; without it there is none."""
 
     worker: str
     role: Role
@@ -375,6 +376,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_transport: KVTransport = "shm"
     kv_bytes_per_second: float | None = None
     trace: bool = False
+    journal: int = -1
+    crash_folder: str = ""
     drafting: DraftingConfig | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -32,5 +32,9 @@ class CheckpointError(Exception):
         super().__init__(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} …")
 
 
+class FleetError(Exception):
+    """The part that manages requests and workers failed for good: this process cannot serve any more."""
+
+
 class StartError(Exception):
     """A worker process that ended before it could serve."""

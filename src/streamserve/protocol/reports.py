@@ -115,3 +115,16 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     transfer: TransferReport | None = None
     remote: RemoteReport | None = None
     corrupted_requests: int = 0
+
+
+class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong in a fleet so far. `deaths` of worker processes, failed starts too; `suspects`:
+    requests that were in a lost step and so ran isolated from then on; `convicted` of them ended their worker
+    alone again and again, and were given up; `quarantined` ones wait for their trial, or are on it, now."""
+
+    deaths: int = 0
+    suspects: int = 0
+    quarantined: int = 0
+    convicted: int = 0
+    crash_reports: int = 0
+    observer_failures: int = 0

@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 
 from streamserve.control.events import (
+    Beat,
     Close,
     Command,
     Deliver,
@@ -28,7 +29,8 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
-from streamserve.control.fleet import Fleet, FleetConfig
+from streamserve.control.fleet import Fleet
+from streamserve.control.fleet_config import FleetConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.speculation import Speculation
@@ -51,6 +53,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.tickets import CacheAddress
 from streamserve.simulate.executor import Cost, CostExecutor
+from streamserve.simulate.journal import Fallen, Poison, PoisonPhase, SimulatedJournal
 from streamserve.simulate.transport import SimulatedTransport
 
 REPORT_SECONDS = 0.5
@@ -74,8 +77,10 @@ class _Worker:
     engine: Engine
     executor: CostExecutor
     incarnation: int
+    journal: SimulatedJournal
     inbox: list[ToEngine] = field(default_factory=list)
     busy: bool = False
+    since: float = 0.0
     until: float = 0.0
     stopped: bool = False
 
@@ -91,12 +96,8 @@ class Fate:
     stop: bool = False
 
 
-class _Fallen(Exception):
-    """A worker has met its fate in the midst of what it did."""
-
-
 class _Fates(Unwatched):
-    """Counts one worker's moments, and raises _Fallen where it is not to go on."""
+    """Counts one worker's moments, and raises Fallen where it is not to go on."""
 
     def __init__(self, simulation: "Simulation", worker: str) -> None:
         self._simulation = simulation
@@ -153,6 +154,8 @@ class Simulation:
         self._numbers = itertools.count()
         self._given: list[Given] = []
         self._fates: list[Fate] = []
+        self._poisons: list[Poison] = []
+        self.deaths = 0
         self.met: list[Moment] = []
         """The moments at which workers were destined to fall, and did."""
         self._do(self.fleet.start(0.0))
@@ -169,6 +172,27 @@ class Simulation:
         """Let workers die or fall silent at a named moment."""
         self._fates.append(fate)
 
+    def poison(self, poison: Poison) -> None:
+        """Let a request end every worker that comes to some phase with it."""
+        self._poisons.append(poison)
+
+    def poisoned(self, worker: str, request: str, phase: PoisonPhase) -> None:
+        """A worker computes something of a request, which may end it."""
+        here = self.workers[worker]
+        others = any(s.request != request for s in here.engine.scheduler.sequences.values())
+        for poison in self._poisons:
+            if (poison.request, poison.phase) == (request, phase) and (others or not poison.company):
+                here.stopped = True
+                self._push(self.clock.now, partial(self._die, worker, here))
+                raise Fallen
+
+    def ticks(self) -> None:
+        """Let the fleet look at its workers twice a second, as a server does, while anything happens."""
+        self._hear_reports()
+        self._handle(Tick(self._beats()))
+        if self._heap:
+            self._push(self.clock.now + TICK_SECONDS, self.ticks)
+
     def meet(self, worker: str, moment: Moment) -> None:
         """A worker has come to a moment, which may be some workers' last."""
         for fate in [fate for fate in self._fates if fate.moment == moment]:
@@ -183,7 +207,7 @@ class Simulation:
                     self._push(self.clock.now, partial(fall, victim, self.workers[victim]))
             if worker in fate.victims:
                 self.workers[worker].stopped = True
-                raise _Fallen
+                raise Fallen
 
     def run(self, until: float = inf) -> list[Given]:
         """Play everything to its end, or up to a moment."""
@@ -204,9 +228,22 @@ class Simulation:
         """What workers would have told meanwhile: they report at least every half second."""
         for name, worker in self.workers.items():
             known = self.fleet.workers[name]
-            alive = worker.incarnation >= 0 and not worker.stopped
+            alive = worker.incarnation >= 0 and not worker.stopped and not worker.busy
             if known.ready and alive and self.clock.now - known.heard_at >= REPORT_SECONDS:
                 self._do(self.fleet.handle(self._report(name, worker), self.clock.now))
+
+    def _beats(self) -> dict[tuple[str, int], Beat]:
+        """The signs of life that workers leave in their journals, while they are in a step too."""
+        return {
+            (name, worker.incarnation): Beat(
+                self.clock.now,
+                worker.journal.step[0] if worker.busy else worker.journal.phase,
+                worker.since,
+                worker.journal.predicted if worker.busy else 0.0,
+            )
+            for name, worker in self.workers.items()
+            if not worker.stopped
+        }
 
     def _report(self, name: str, worker: _Worker) -> Heard:
         return Heard(name, worker.incarnation, worker.engine.report())
@@ -232,6 +269,7 @@ class Simulation:
         name = command.worker
         half = name not in self.fleet.config.topology.unified
         here = f"{name}/{command.incarnation}"
+        journal = SimulatedJournal(partial(self.poisoned, name))
         engine = Engine(
             config,
             self._model,
@@ -244,8 +282,9 @@ class Simulation:
             name=here,
             swap_cost=self._swap_cost,
             watch=_Fates(self, name),
+            journal=journal,
         )
-        self.workers[name] = _Worker(engine, executor, command.incarnation)
+        self.workers[name] = _Worker(engine, executor, command.incarnation, journal)
         ready = Ready(
             version=PROTOCOL_VERSION,
             model=self._model,
@@ -304,7 +343,7 @@ class Simulation:
     def _step(self, name: str, worker: _Worker) -> None:
         """Start a step if the worker is idle and there is something to do."""
         if not worker.busy and not worker.stopped and self.workers[name] is worker:
-            with suppress(_Fallen):
+            with suppress(Fallen):
                 self._step_now(name, worker)
 
     def _step_now(self, name: str, worker: _Worker) -> None:
@@ -318,7 +357,7 @@ class Simulation:
             events += worker.engine.step()
         seconds = worker.executor.seconds
         if events or seconds:
-            worker.busy, worker.until = True, self.clock.now + seconds
+            worker.busy, worker.since, worker.until = True, self.clock.now, self.clock.now + seconds
             self._push(self.clock.now + seconds, lambda: self._step_done(name, worker, events))
         else:
             self._tell_transfers(name, worker)
@@ -333,7 +372,7 @@ class Simulation:
         worker.busy = False
         if self.workers[name] is worker and not worker.stopped:
             self._handle(Heard(name, worker.incarnation, Events(events)))
-            with suppress(_Fallen):
+            with suppress(Fallen):
                 self._tell_transfers(name, worker)
             if not worker.stopped:
                 self._handle(self._report(name, worker))
@@ -343,14 +382,19 @@ class Simulation:
         """A dead worker's engine is dropped with all that was on its way from it; no other than `worker`."""
         if worker not in (None, self.workers[name]):
             return
-        incarnation = self.workers[name].incarnation
-        self.workers[name].incarnation = -1
-        self._handle(Lost(name, incarnation, "it was killed"))
+        worker = self.workers[name]
+        incarnation, worker.incarnation = worker.incarnation, -1
+        if incarnation < 0:
+            return
+        self.deaths += 1
+        journal = worker.journal
+        phase, suspects = journal.step if worker.busy else (journal.phase, journal.suspects)
+        self._handle(Lost(name, incarnation, "it was killed", suspects, phase))
 
     def _stop(self, name: str, worker: _Worker) -> None:
         """A stopped worker does nothing more, and nobody is told; time passes until that is noticed."""
         worker.stopped = True
         if self.workers[name] is worker and worker.incarnation >= 0:
             self._hear_reports()
-            self._handle(Tick())
+            self._handle(Tick(self._beats()))
             self._push(self.clock.now + TICK_SECONDS, partial(self._stop, name, worker))

@@ -1,5 +1,6 @@
 """Entry of a worker process: read the configuration, keep an eye on the parent, run the role."""
 
+import faulthandler
 import os
 import select
 import signal
@@ -53,14 +54,18 @@ def main() -> int:
     configure_logging(config.log_level, config.log_format, config.worker)
     leash = (sys.stdin.fileno(), parent, folder_of(config.endpoint))
     threading.Thread(target=leave_with_parent, args=leash, daemon=True).start()
-    # These import torch, which takes a while.
-    if config.role == "draft":
+    faulthandler.enable()  # a fault in native code leaves a traceback in the log
+    if config.role == "draft":  # imports torch, which takes a while
         from streamserve.workers.draft import run as run_draft
 
         return run_draft(config)
-    from streamserve.workers.worker import run
+    from streamserve.workers.journal import open_journal
 
-    return run(config)
+    journal = open_journal(config.journal)
+    journal.keep_beating()
+    from streamserve.workers.worker import run  # imports torch, which takes a while
+
+    return run(config, journal)
 
 
 if __name__ == "__main__":

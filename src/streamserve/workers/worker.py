@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -51,7 +53,9 @@ from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
+from streamserve.workers.crash import write_report
 from streamserve.workers.grammar_gate import GrammarGate
+from streamserve.workers.journal import StepJournal
 from streamserve.workers.pace import Pace
 from streamserve.workers.placing import settle
 from streamserve.workers.remote import RemoteDrafter, remote_drafter
@@ -68,6 +72,7 @@ COMPILING_MILLISECONDS = 2
 TRANSFER_MILLISECONDS = 1
 """How often an idle worker looks whether KV has landed."""
 CHECKPOINT_EXIT_STATUS = 2
+CRASH_EXIT_STATUS = 70
 Memory = SharedMemory | NixlMemory
 Transport = SharedMemoryTransport | NixlTransport
 TRANSPORTS: dict[KVTransport, tuple[type[Memory], type[Transport]]] = {
@@ -89,8 +94,9 @@ class _Parts:
     profile: Profile | None
 
 
-def run(config: WorkerConfig) -> int:
-    """Load the model and serve until told to stop; returns the exit status."""
+def run(config: WorkerConfig, journal: StepJournal) -> int:
+    """Load the model and serve until told to stop; returns the exit status. What raises while it serves ends
+    the process, with a crash report."""
     with zmq.Context() as context, _connect(context, config) as socket:
         started = time.monotonic()
         try:
@@ -106,7 +112,9 @@ def run(config: WorkerConfig) -> int:
         if remote:
             remote.attend()
         tracer = Tracer(time.monotonic) if config.trace else None
-        engine = _engine(config, parts, drafter, tracer)
+        engine = _engine(config, parts, drafter, tracer, journal)
+        written = parts.loaded.cache.written
+        journal.progress = lambda: int(written[0])
         _send(socket, _ready(parts, time.monotonic() - started))
         _send(socket, _report(engine, remote))
         gc.freeze()  # what was loaded stays: collections need not look at it
@@ -114,6 +122,8 @@ def run(config: WorkerConfig) -> int:
         try:
             upkeep = Upkeep(parts.loaded, parts.profile, users_profiles(), command_of(config.model))
             _serve(engine, socket, tracer, remote, upkeep, gate)
+        except Exception as error:
+            _crash(config, error, journal, engine)
         finally:  # its thread may wait for a step that will never come
             gate.close()
             if parts.transport:
@@ -147,7 +157,27 @@ def _load(config: WorkerConfig) -> _Parts:
     return _Parts(loaded, memory, transport, cache, profile)
 
 
-def _engine(config: WorkerConfig, parts: _Parts, drafter: Drafter | None, tracer: Tracer | None) -> Engine:
+def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
+    """Say why, and end at once: nothing in this process can be relied on, neither threads nor locks."""
+    words = f"{type(error).__name__} in phase {journal.phase or 'none'}"
+    folder = Path(config.crash_folder)
+    name = ""
+    if config.crash_folder:
+        name = write_report(folder, config.worker, error, journal.phase, journal.plan, engine)
+    journal.say(words, name)
+    where = f"; crash report: {folder / name}" if name else ""
+    logger.critical("%s ends this worker%s", words, where, exc_info=error)
+    logging.shutdown()
+    os._exit(CRASH_EXIT_STATUS)
+
+
+def _engine(
+    config: WorkerConfig,
+    parts: _Parts,
+    drafter: Drafter | None,
+    tracer: Tracer | None,
+    journal: StepJournal,
+) -> Engine:
     loaded, profile = parts.loaded, parts.profile
     cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
     return Engine(
@@ -165,6 +195,7 @@ def _engine(config: WorkerConfig, parts: _Parts, drafter: Drafter | None, tracer
         cache=parts.cache,
         name=config.worker,
         watch=tracer,
+        journal=journal,
     )
 
 

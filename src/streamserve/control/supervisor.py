@@ -1,0 +1,63 @@
+"""The tasks of the fleet's runtime: none ends unnoticed.
+
+keep    a loop: what it raises is logged, and it begins anew; too often in a row is fatal
+spawn   done once: what it raises is fatal
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.1
+MAX_FAILURES = 20
+"""Failures of a loop within FAILURE_WINDOW seconds after which it is given up."""
+FAILURE_WINDOW = 30.0
+
+Work = Coroutine[object, object, None]
+
+
+class Supervisor:
+    """Runs tasks in the current event loop, and calls `fatal` with what cannot be mended."""
+
+    def __init__(self, fatal: Callable[[Exception], None]) -> None:
+        self._fatal = fatal
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Work) -> None:
+        """Do something once."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def keep(self, make: Callable[[], Work], name: str) -> None:
+        """Run a loop, again and again should it fail."""
+        self.spawn(self._keep(make, name))
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for their ends."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, make: Callable[[], Work], name: str) -> None:
+        failures: deque[float] = deque(maxlen=MAX_FAILURES)
+        while True:
+            try:
+                await make()
+            except Exception:
+                now = time.monotonic()
+                if len(failures) == MAX_FAILURES and now - failures[0] < FAILURE_WINDOW:
+                    raise
+                failures.append(now)
+                logger.exception("the fleet's task %r failed; it begins anew", name)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fatal(error)

@@ -1,0 +1,16 @@
+"""Where crash reports of workers are kept, and how many."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_REPORTS = 20
+"""Reports that are kept; a new one takes the place of the oldest."""
+
+MAX_REPORT_BYTES = 256 << 10
+
+
+def crash_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of crash reports: $XDG_STATE_HOME/streamserve/crashes, by default in ~/.local/state."""
+    state = environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "streamserve" / "crashes"

@@ -1,0 +1,101 @@
+"""What a worker is doing, in memory that it shares with the server: readable however the worker ended.
+
+    64 B  beat        when the worker last showed that it lives, and when the step last moved on
+    2 x   slot        number, phase, when the phase began, predicted seconds, attempts, checksum
+    512 B last words  why the worker gives up, and the name of its crash report
+
+An entry goes into the slot that the one before it is not in, so a worker that dies while it writes leaves the
+entry before. To write one takes some microseconds. Times are of the clock that all processes of a machine
+share (time.monotonic).
+"""
+
+import mmap
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+MAX_ATTEMPTS = 4096
+"""Attempts that an entry can name; of more it says "all"."""
+
+_BEAT = struct.Struct("<dd")
+_HEAD = struct.Struct("<QIidd")
+_CHECK = struct.Struct("<I")
+_HEADER_BYTES = 64
+_SLOT_BYTES = _HEAD.size + _CHECK.size + 8 * MAX_ATTEMPTS
+_WORDS_BYTES = 512
+_WORDS_AT = _HEADER_BYTES + 2 * _SLOT_BYTES
+JOURNAL_BYTES = _WORDS_AT + _WORDS_BYTES
+
+PHASES = ("", "message", "plan", "draft", "run", "verify", "swap", "commit", "transfer")
+"""What a worker may be at; nothing, while it waits."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a worker was at: a phase since `began`, over these attempts, all there are if None. `beat_at` and
+    `moved_at`: its last signs of life and of progress. `words`: its last ones; `report`: its crash report."""
+
+    phase: str = ""
+    attempts: frozenset[int] | None = frozenset()
+    began: float = 0.0
+    predicted: float = 0.0
+    beat_at: float = 0.0
+    moved_at: float = 0.0
+    words: str = ""
+    report: str = ""
+
+
+class JournalWriter:
+    """Writes one worker's journal into `memory` of JOURNAL_BYTES."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._number = 0
+
+    def write(self, phase: str, attempts: Sequence[int] | None, now: float, predicted: float = 0.0) -> None:
+        """The worker is at `phase` over these attempts, all there are if None, from `now` on."""
+        self._number += 1
+        named = b"" if attempts is None else array("q", attempts).tobytes()
+        count = -1 if attempts is None or len(attempts) > MAX_ATTEMPTS else len(attempts)
+        named = b"" if count < 0 else named
+        head = _HEAD.pack(self._number, PHASES.index(phase), count, now, predicted)
+        at = _HEADER_BYTES + self._number % 2 * _SLOT_BYTES
+        entry = head + _CHECK.pack(crc32(named, crc32(head))) + named
+        self._memory[at : at + len(entry)] = entry
+
+    def beat(self, now: float, moved_at: float) -> None:
+        """The worker lives, and its step moved on last at `moved_at`."""
+        _BEAT.pack_into(self._memory, 0, now, moved_at)
+
+    def say(self, words: str, report: str) -> None:
+        """Leave last words and the name of a crash report."""
+        text = f"{report}\n{words}".encode()[:_WORDS_BYTES]
+        self._memory[_WORDS_AT : _WORDS_AT + len(text)] = text
+
+
+def read_journal(memory: mmap.mmap) -> Entry:
+    """The latest whole entry of a journal."""
+    beat_at, moved_at = _BEAT.unpack_from(memory, 0)
+    slots = [slot for slot in (_slot(memory, 0), _slot(memory, 1)) if slot]
+    text = memory[_WORDS_AT : _WORDS_AT + _WORDS_BYTES].rstrip(b"\0").decode(errors="replace")
+    report, _, words = text.partition("\n")
+    if not slots:
+        return Entry(beat_at=beat_at, moved_at=moved_at, words=words, report=report)
+    _, phase, attempts, began, predicted = max(slots, key=lambda slot: slot[0])
+    return Entry(phase, attempts, began, predicted, beat_at, max(began, moved_at), words=words, report=report)
+
+
+def _slot(memory: mmap.mmap, number: int) -> tuple[int, str, frozenset[int] | None, float, float] | None:
+    """What a slot holds; None where it was not, or not all of it, written."""
+    at = _HEADER_BYTES + number * _SLOT_BYTES
+    written, code, count, began, predicted = _HEAD.unpack_from(memory, at)
+    if not written or count > MAX_ATTEMPTS or code >= len(PHASES):
+        return None
+    start = at + _HEAD.size + _CHECK.size
+    named = memory[start : start + 8 * max(count, 0)]
+    (check,) = _CHECK.unpack_from(memory, at + _HEAD.size)
+    if check != crc32(named, crc32(memory[at : at + _HEAD.size])):
+        return None
+    return written, PHASES[code], None if count < 0 else frozenset(array("q", named)), began, predicted

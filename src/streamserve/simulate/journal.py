@@ -1,0 +1,86 @@
+"""The journal of a simulated worker, and requests that end it wherever it comes to some phase with them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Sequence as Running
+from streamserve.engine.watch import StepPhase
+from streamserve.protocol.messages import ToEngine
+
+PoisonPhase = Literal["prefill", "decode", "draft", "verify", "swap", "transfer"]
+"""Where a poison works: in a chunk of the prompt, in a step for the next token, while it is drafted for,
+where draft tokens are verified, while its KV is swapped, and while it is sent to another worker."""
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A request that ends every worker which comes to `phase` of a step with it; with `company`, only where
+    other requests are at that worker."""
+
+    request: str
+    phase: PoisonPhase
+    company: bool = False
+
+
+class Fallen(Exception):
+    """A worker ended in the midst of what it did."""
+
+
+class SimulatedJournal:
+    """What one worker is doing, as its journal in memory would say. `met` is told which request comes to
+    what, and raises Fallen where that ends the worker."""
+
+    def __init__(self, met: Callable[[str, PoisonPhase], None]) -> None:
+        self._met = met
+        self.phase = ""
+        self.suspects: frozenset[int] | None = frozenset()
+        self.step: tuple[str, frozenset[int] | None] = ("", frozenset())
+        """The latest step's phase and members: until its time is over, it is being computed."""
+        self.predicted = 0.0
+
+    def take(self, message: ToEngine) -> None:
+        attempt = getattr(message, "attempt", None)
+        self._note("message", frozenset(() if attempt is None else (attempt,)))
+
+    def enter(
+        self,
+        phase: StepPhase,
+        members: Sequence[Running] | None,
+        predicted: float = 0.0,
+        plan: StepPlan | None = None,
+    ) -> None:
+        self._note(phase, None if members is None else frozenset(s.attempt for s in members))
+        if phase in ("run", "verify", "swap"):
+            self.step, self.predicted = (phase, self.suspects), predicted
+        for request, at in _poisonous(phase, members or (), plan):
+            self._met(request, at)
+
+    def leave(self, moving: Sequence[Running]) -> None:
+        self._note("transfer" if moving else "", frozenset(s.attempt for s in moving))
+        for sequence in moving:
+            self._met(sequence.request, "transfer")
+
+    def _note(self, phase: str, suspects: frozenset[int] | None) -> None:
+        self.phase, self.suspects = phase, suspects
+
+
+def _poisonous(
+    phase: StepPhase, members: Sequence[Running], plan: StepPlan | None
+) -> Iterator[tuple[str, PoisonPhase]]:
+    """Which requests are at what, in the terms of a Poison."""
+    if phase == "draft":
+        yield from ((sequence.request, "draft") for sequence in members)
+    if plan is None or phase == "commit":
+        return
+    spans = {span.sequence: span for span in plan.spans}
+    for sequence in members:
+        span = spans.get(sequence.id)
+        if span is None:
+            if phase == "swap":
+                yield sequence.request, "swap"
+            continue
+        yield sequence.request, "decode" if sequence.decoding else "prefill"
+        if span.tree is not None and len(span.tree) > 1:
+            yield sequence.request, "verify"

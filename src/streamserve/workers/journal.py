@@ -1,0 +1,87 @@
+"""A worker's journal (protocol/journal.py) as its engine writes it, and a thread that shows that it lives."""
+
+import logging
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Sequence as Running
+from streamserve.engine.watch import StepPhase
+from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
+from streamserve.protocol.messages import Cancel, ToEngine
+from streamserve.protocol.tickets import Push, Release
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.25
+
+
+class StepJournal:
+    """Tells `memory` what the engine is about to do (engine.watch.Journal). `plan` is what it carries out."""
+
+    def __init__(self, memory: mmap.mmap, clock: Callable[[], float] = time.monotonic) -> None:
+        self.plan: StepPlan | None = None
+        self.phase = ""
+        self.progress: Callable[[], int] = lambda: 0
+        """A number that grows while a step moves on."""
+        self._writer = JournalWriter(memory)
+        self._clock = clock
+
+    def take(self, message: ToEngine) -> None:
+        """A message is about to be handled; one of a request's attempt names it."""
+        if isinstance(message, Cancel | Release):
+            attempts = []
+        else:
+            attempts = [message.ticket.attempt if isinstance(message, Push) else message.attempt]
+        self._write("message", attempts)
+
+    def enter(
+        self,
+        phase: StepPhase,
+        members: Sequence[Running] | None,
+        predicted: float = 0.0,
+        plan: StepPlan | None = None,
+    ) -> None:
+        """A phase of a step begins."""
+        self.plan = plan
+        self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
+
+    def leave(self, moving: Sequence[Running]) -> None:
+        """A step, or a message, is over."""
+        self.plan = None
+        self._write("transfer" if moving else "", [sequence.attempt for sequence in moving])
+
+    def say(self, words: str, report: str) -> None:
+        """Leave last words."""
+        self._writer.say(words, report)
+
+    def keep_beating(self) -> None:
+        """Show twice in half a second that this process lives, whatever it is at, as long as it does."""
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        known, moved_at = -1, 0.0
+        while True:
+            now, progress = self._clock(), self.progress()
+            if progress != known:
+                known, moved_at = progress, now
+            self._writer.beat(now, moved_at)
+            time.sleep(BEAT_SECONDS)
+
+    def _write(self, phase: str, attempts: list[int] | None, predicted: float = 0.0) -> None:
+        self.phase = phase
+        self._writer.write(phase, attempts, self._clock(), predicted)
+
+
+def open_journal(descriptor: int) -> StepJournal:
+    """The journal behind a file descriptor that was inherited; one that nobody reads if it cannot be used."""
+    try:
+        memory = mmap.mmap(descriptor, JOURNAL_BYTES)
+        os.close(descriptor)
+    except (OSError, ValueError) as error:
+        logger.warning("there is no journal that would survive this worker: %s", error)
+        memory = mmap.mmap(-1, JOURNAL_BYTES)
+    return StepJournal(memory)

@@ -1,0 +1,160 @@
+"""Requests that end every worker they come to, in virtual time: one error each, the text of all others."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamserve.control.events import Deliver, Open, Refuse
+from streamserve.control.fleet_config import FleetConfig
+from streamserve.control.workers import Topology, pairs, pools, unified
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Token
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.journal import Poison, PoisonPhase
+from streamserve.simulate.simulation import Given, Simulation
+from tests.conftest import Scale
+from tests.engine.drive import assert_engine_empty, expected, model_info
+from tests.simulate.test_moments import Guesser
+
+TRIES = 3
+ENGINE = EngineConfig(
+    num_blocks=90, block_size=4, max_model_len=96, max_num_seqs=64, max_num_batched_tokens=48, max_chunk=12,
+    eviction="swap", swap_blocks=200,
+)  # fmt: skip
+PHASES: tuple[PoisonPhase, ...] = get_args(PoisonPhase)
+TOPOLOGIES = {
+    "one": unified(1),
+    "three": unified(3),
+    "pair": pairs(1),
+    "pairs": pairs(2),
+    "pools": pools(1, 2),
+}
+
+
+def serve(
+    topology: Topology, requests: int, poisons: tuple[Poison, ...], seed: int = 0, kills: int = 0
+) -> tuple[Simulation, list[Open], list[Given]]:
+    """Requests in a burst on a fleet that speculates and swaps; the poisons are among them."""
+    rng = random.Random(seed)
+    simulation = Simulation(
+        FleetConfig(topology=topology, max_attempts=TRIES), ENGINE, model_info(96),
+        lambda rows, context: 0.01 + rows * 0.001, wire_seconds=0.004, policy="fixed:2", drafter=Guesser,
+    )  # fmt: skip
+    opened = []
+    for number in range(requests):
+        prompt = [rng.randrange(90) for _ in range(rng.randint(2, 40))]
+        params = SamplingParams(n=rng.choice((1, 1, 2)), seed=number, max_tokens=rng.randint(4, 40))
+        opened.append(Open(f"r{number}", prompt, params))
+        simulation.at(1.1 + rng.uniform(0, 0.3), opened[-1])
+    for poison in poisons:
+        simulation.poison(poison)
+    for _ in range(kills):
+        simulation.kill(rng.uniform(1.2, 6), rng.choice(topology.names))
+    simulation.ticks()
+    return simulation, opened, simulation.run()
+
+
+def check(simulation: Simulation, opened: list[Open], given: list[Given]) -> set[str]:
+    """Each request has its own text or exactly one error with its id, nothing is left, all workers serve;
+    returns those with an error."""
+    tokens: dict[tuple[str, int], list[int]] = {}
+    refused: dict[str, Refuse] = {}
+    for item in given:
+        if isinstance(item.what, Deliver):
+            assert item.what.request not in refused
+            for event in item.what.events:
+                if isinstance(event, Token):
+                    tokens.setdefault((event.request, event.choice), []).append(event.token)
+        else:
+            assert item.what.request not in refused, "one error"
+            refused[item.what.request] = item.what
+            assert item.what.error.status == 500
+            assert item.what.request in item.what.error.message
+    for one in opened:
+        for choice in range(one.params.n):
+            right, found = expected(one.prompt, one.params, choice, 96), tokens.get((one.request, choice), [])
+            assert found == (right[: len(found)] if one.request in refused else right)
+    fleet = simulation.fleet
+    assert not fleet.requests
+    assert not len(fleet.tickets)
+    assert not len(fleet.quarantine)
+    assert not fleet.quarantine.reserved(simulation.clock.now)
+    assert fleet.health() == (True, "ready")
+    for worker in simulation.workers.values():
+        assert_engine_empty(worker.engine)
+    for state in fleet.workers.values():
+        assert not any((state.prefilling, state.coming, state.decoding))
+    return set(refused)
+
+
+def bound(requests: int, poisons: int) -> int:
+    """Deaths that are enough to find so many poisons among the requests and to try each alone."""
+    return poisons * (2 * math.ceil(math.log2(requests)) + TRIES + 2)
+
+
+@pytest.mark.parametrize("company", [False, True], ids=["alone too", "not alone"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_poison_gets_one_error_and_the_others_their_text(
+    topology: str, phase: PoisonPhase, company: bool, scale: Scale, record: Callable[..., None]
+) -> None:
+    if not scale.full and topology not in ("one", "pairs"):
+        pytest.skip("with --full; the property below draws from all topologies")
+    requests = scale.pick(16, 64)
+    simulation, opened, given = serve(TOPOLOGIES[topology], requests, (Poison("r12", phase, company),))
+    refused = check(simulation, opened, given)
+    assert refused <= {"r12"}
+    if company:
+        assert not refused, "without company its fault disappears"
+    if phase in ("prefill", "decode") and not company:
+        assert refused == {"r12"}
+    assert simulation.deaths <= bound(requests, 1)
+    if simulation.deaths:
+        assert simulation.fleet.incidents().suspects
+    record(deaths=simulation.deaths, refused=len(refused), virtual_seconds=round(given[-1].time, 2))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_is_met(phase: PoisonPhase) -> None:
+    """What the test above is about happens."""
+    topology = pairs(1) if phase == "transfer" else unified(1)
+    assert serve(topology, 16, tuple(Poison(f"r{n}", phase) for n in range(4, 16)))[0].deaths
+
+
+poisons = st.lists(
+    st.builds(
+        Poison, st.integers(0, 15).map("r{}".format), st.sampled_from(PHASES), st.booleans()
+    ), max_size=3,
+).map(tuple)  # fmt: skip
+
+
+@settings(max_examples=settings.default.max_examples * 2 // 3)
+@given(
+    seed=st.integers(0, 2**32), topology=st.sampled_from(list(TOPOLOGIES.values())), poisons=poisons,
+    requests=st.integers(1, 16),
+)  # fmt: skip
+def test_whatever_is_poisonous_the_innocent_have_their_text(
+    seed: int, topology: Topology, poisons: tuple[Poison, ...], requests: int
+) -> None:
+    simulation, opened, given = serve(topology, requests, poisons, seed)
+    assert check(simulation, opened, given) <= {poison.request for poison in poisons}
+    assert simulation.deaths <= bound(max(requests, 2), max(len(poisons), 1))
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(seed=st.integers(0, 2**32), topology=st.sampled_from(list(TOPOLOGIES.values())))
+def test_workers_killed_from_outside_in_the_middle_of_trials(seed: int, topology: Topology) -> None:
+    """An innocent request may be on trial when its worker is killed, but hardly three times alone."""
+    simulation, opened, given = serve(topology, 12, (Poison("r3", "prefill"),), seed, kills=2)
+    assert check(simulation, opened, given) == {"r3"}
+
+
+def test_a_single_lost_step_costs_no_request_a_try(scale: Scale) -> None:
+    simulation, opened, given = serve(unified(1), 16, (), scale.seed, kills=1)
+    assert check(simulation, opened, given) == set()
+    assert simulation.deaths == 1

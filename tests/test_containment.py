@@ -1,0 +1,271 @@
+"""Real workers that one request ends wherever it comes to a phase of a step: it gets one error, the others
+their text. tests/simulate/test_poison.py has the same in virtual time, in greater numbers."""
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from streamserve import LLM
+from streamserve.async_llm import AsyncLLM
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings import resolve
+from streamserve.text.output import Delta
+from tests.api.serving import served
+from tests.api.serving import until as until_true
+from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
+from tests.drafting.network import drafting
+from tests.test_pairs import empty, fleet, serving, until
+
+PHASES = ("prefill", "decode", "draft", "verify", "swap", "transfer")
+READY_SECONDS = 10.0
+"""From the last death of a worker until the server is ready again."""
+TRIES = 3
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("containment"))
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str) -> None:
+    """Let the workers that are started from now on have a fault, and leave their crash reports here."""
+    here = str(Path(__file__).parent / "poison")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("TEST_FAULT", fault)
+    monkeypatch.setenv("TEST_FAULT_DONE", str(folder / "done"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(5, 200) for _ in range(rng.randint(8, 40))] for _ in range(count)]
+
+
+async def answer(llm: AsyncLLM, name: str, prompt: list[int], tokens: int = 16) -> list[int]:
+    params = SamplingParams(temperature=1.0, seed=len(prompt), max_tokens=tokens, ignore_eos=True)
+    found: list[int] = []
+    async with aclosing(llm.submit(prompt, params, request_id=name)) as items:
+        async for item in items:
+            found += item.tokens if isinstance(item, Delta) else ()
+    return found
+
+
+async def survive(llm: AsyncLLM, marked: str, count: int, tries: int = TRIES) -> dict[str, object]:
+    """Ask for the same with and without a poison among it; returns what that came to."""
+    asked = prompts(count)
+    calm = time.monotonic()
+    expected = await asyncio.gather(*(answer(llm, f"r{n}", prompt) for n, prompt in enumerate(asked)))
+    calm = time.monotonic() - calm
+    fleet(llm).quarantine.max_tries = tries
+    names = [marked if n == count // 3 else f"s{n}" for n in range(count)]
+    waits: list[float] = []
+
+    async def one(name: str, prompt: list[int]) -> list[int]:
+        started = time.monotonic()
+        found = await answer(llm, name, prompt)
+        waits.append(time.monotonic() - started)
+        return found
+
+    deaths: list[float] = []
+    watching = asyncio.create_task(note_deaths(llm, deaths))
+    asking = (one(name, prompt) for name, prompt in zip(names, asked, strict=True))
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    await until(lambda: llm.health().ready)
+    recovered = time.monotonic()
+    watching.cancel()
+    await empty(llm)
+    assert not len(fleet(llm).quarantine)
+    refused = []
+    for name, found, right in zip(names, answers, expected, strict=True):
+        if isinstance(found, BaseException):
+            assert isinstance(found, RequestError), repr(found)
+            assert (name, found.status) == (marked, 500)
+            assert marked in found.message
+            refused.append(found.message)
+        else:
+            assert found == right
+    return {
+        "streams": count,
+        "deaths": len(deaths),
+        "refused": refused,
+        "ready_seconds_after_the_last_death": round(recovered - deaths[-1], 2) if deaths else 0.0,
+        "calm_seconds": round(calm, 2),
+        "longest_wait_of_the_innocent": round(max(waits, default=0.0), 2),
+    }
+
+
+async def note_deaths(llm: AsyncLLM, deaths: list[float]) -> None:
+    """When workers died."""
+    known = fleet(llm).crew.deaths
+    while True:
+        now = fleet(llm).crew.deaths
+        deaths += [time.monotonic()] * (now - known)
+        known = now
+        await asyncio.sleep(0.01)
+
+
+async def test_a_step_that_raises_costs_one_request_and_leaves_a_report(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Callable[..., None]
+) -> None:
+    inject(monkeypatch, tmp_path, "raise decode")
+    async with serving(checkpoint) as llm:
+        figures = await survive(llm, "poison", 2, tries=1)
+        assert 1 < figures["deaths"] <= 3
+        (message,) = figures["refused"]
+        assert "ended its worker 1 times while it ran alone, in phase run" in message
+        assert "IndexError" in message
+        reports = sorted((tmp_path / "streamserve" / "crashes").iterdir())
+        assert len(reports) == figures["deaths"] == llm.incidents().crash_reports
+        assert reports[-1].name in message
+        report = json.loads(reports[-1].read_text())
+        assert report["exception"] == "IndexError"
+        assert report["plan"]["spans"][0]["tokens"] == 1
+        assert [one["request"] for one in report["sequences"]] == ["poison"]
+        assert any(frame["function"] == "step" for frame in report["traceback"])
+        text = json.dumps(report).replace(" ", "")
+        for prompt in prompts(2):
+            assert ",".join(map(str, prompt[:3])) not in text
+        assert (reports[-1].stat().st_mode & 0o777) == 0o600
+    record(**figures)
+
+
+@pytest.mark.parametrize("company", ["", " company"], ids=["alone too", "not alone"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("place", ["one", "pair", "service"])
+async def test_a_poison_among_64_streams(
+    place: str,
+    phase: str,
+    company: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scale: Scale,
+    record: Callable[..., None],
+) -> None:
+    """One worker, a pair, and a worker with a draft service; 64 right texts where the fault disappears when
+    the request is alone, else 63 and one error."""
+    if not scale.full:
+        pytest.skip("with --full; one fault is tested above, all of them in virtual time")
+    if (place != "pair" and phase == "transfer") or (place == "service" and phase == "swap"):
+        pytest.skip("there is no such phase")
+    kind = random.Random(f"{place}{phase}{company}").choice(("kill", "exit", "raise"))
+    given: dict[str, object] = {"draft": "self:1", "speculation_policy": "fixed:2"}
+    if phase == "swap":
+        given |= {"num_blocks": 40, "max_model_len": 128, "eviction": "swap", "swap_space": 0.05}
+    if place == "pair":
+        given["pairs"] = 1
+    inject(monkeypatch, tmp_path, f"{kind} {phase}{company}")
+    async with contextlib.AsyncExitStack() as stack:
+        if place == "service":
+            given["draft"] = stack.enter_context(drafting(str(checkpoint))).address
+        llm = await stack.enter_async_context(serving(checkpoint, **given))
+        figures = await survive(llm, "poison", 64)
+    if company or phase in ("draft", "verify"):
+        assert not figures["refused"]
+    elif phase in ("prefill", "decode"):
+        assert len(figures["refused"]) == 1
+    assert figures["deaths"] <= 2 * math.log2(64) + TRIES + 2
+    assert figures["ready_seconds_after_the_last_death"] <= READY_SECONDS
+    record(kind=kind, **figures)
+
+
+async def test_a_worker_that_cannot_be_started_comes_back_when_it_can(
+    checkpoint: Path, scale: Scale, record: Callable[..., None]
+) -> None:
+    """No descriptor is left for its pipe; what is open waits, and goes on with the same text."""
+    if not scale.full:
+        pytest.skip("with --full; tests/control/test_runtime.py has it without processes")
+    async with serving(checkpoint) as llm:
+        (prompt,) = prompts(1)
+        expected = await answer(llm, "before", prompt, 100)
+        asking = asyncio.create_task(answer(llm, "open", prompt, 100))
+        await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays so
+        try:
+            os.kill(llm.process_id(), 9)
+            await until(lambda: "could not be started" in llm.health().detail)
+            assert llm.health().retry_after
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        freed = time.monotonic()
+        assert await asking == expected
+        record(seconds_until_it_was_served=round(time.monotonic() - freed, 2))
+
+
+@pytest.mark.parametrize("kind", ["slow", "hang"])
+async def test_a_long_step_is_let_be_and_a_hung_one_ended(
+    kind: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
+) -> None:
+    """Both last longer than four times `stuck_after`; one of them was predicted to."""
+    if not scale.full:
+        pytest.skip("with --full; tests/control/test_crew.py has it without processes")
+    inject(monkeypatch, tmp_path, f"{kind} decode")
+    async with serving(checkpoint, stuck_after=1.0) as llm:
+        (prompt,) = prompts(1)
+        expected = await answer(llm, "calm", prompt)
+        assert await answer(llm, "poison", prompt) == expected
+        assert (tmp_path / "done").exists()
+        assert fleet(llm).workers["unified-0"].incarnation == (1 if kind == "slow" else 2)
+
+
+def test_over_http_a_poison_is_one_500_or_one_error_event(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
+) -> None:
+    """The first token is delivered before its worker dies."""
+    if not scale.full:
+        pytest.skip("with --full; the errors of requests are tested in tests/api")
+    inject(monkeypatch, tmp_path, "kill decode")
+
+    async def start() -> AsyncLLM:
+        llm = AsyncLLM(resolve(str(checkpoint), {"threads": 1, "profile": False, "num_blocks": 400}))
+        await llm.start()
+        return llm
+
+    with served(start) as server:
+        body = {"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0}
+        calm = server.post("/v1/completions", **body).json()["choices"][0]["text"]
+        response = server.post("/v1/completions", **body, seed=1313)
+        assert response.status_code == 500
+        assert "ended its worker 3 times while it ran alone" in response.json()["error"]["message"]
+        assert response.headers["x-request-id"]
+        waiting = server.http.get("/health")
+        assert waiting.status_code == 503
+        assert 1 <= int(waiting.headers["retry-after"]) <= 120
+        until_true(lambda: server.http.get("/health").status_code == 200, 60)
+        stream = server.post("/v1/completions", **body, seed=1313, stream=True)
+        *_, last, rest = stream.text.split("\n\n")
+        assert (stream.status_code, rest) == (200, "")
+        assert stream.text.count('"error"') == 1
+        assert "ended its worker" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        until_true(lambda: server.http.get("/health").status_code == 200, 60)
+        again = server.post("/v1/completions", **body)
+        assert again.json()["choices"][0]["text"] == calm
+        assert server.metric("requests_given_up_total") == 2
+        assert server.metric("worker_deaths_total") == 8
+        assert server.metric("num_requests_quarantined") == 0
+
+
+def test_a_script_waits_for_a_worker_that_comes_back(checkpoint: Path, scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full; tests/control/test_runtime.py has it without processes")
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with LLM(str(checkpoint), threads=1, profile=False) as llm:
+        (before,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        os.kill(llm._llm.process_id(), signal.SIGKILL)
+        until_true(lambda: not llm._llm.health().ready)
+        (after,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids
