@@ -24,6 +24,10 @@ FAMILIES = {
         "random settings and workloads on real workers, against the text of a plain engine",
         4.0,
     ),
+    "simulated_settings": Family(
+        "tests.campaigns.simulated_settings",
+        "random settings and workloads in virtual time, with every count checked after each step",
+    ),
     "http": Family("tests.campaigns.http", "hostile bytes and bodies on every HTTP route of a real server"),
     "websocket": Family("tests.campaigns.websocket", "hostile frames and calls on the prompt-stream socket"),
     "worker_protocol": Family(
