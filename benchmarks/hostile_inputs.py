@@ -85,8 +85,8 @@ def same(count: int, target: Target, route: str, body: Any) -> Statuses:
 
 
 def objects(target: Target) -> Statuses:
-    """8 bodies of 15 MB of empty objects, and one of 29 MB."""
-    bodies = [b'{"messages": [' + b"{}," * (size * MB // 3) + b"{}]}" for size in (15, 29)]
+    """8 bodies of 7 MB of empty objects, and one of 29 MB."""
+    bodies = [b'{"messages": [' + b"{}," * (size * MB // 3) + b"{}]}" for size in (7, 29)]
     return same(8, target, CHATS, bodies[0]) + same(1, target, CHATS, bodies[1])
 
 
@@ -97,8 +97,8 @@ def objects_at_the_limit(target: Target) -> Statuses:
 
 
 def text(target: Target) -> Statuses:
-    """8 bodies of 15 MB of text, one character of which takes four bytes."""
-    return same(8, target, COMPLETIONS, {"prompt": "a" * (15 * MB) + "😀"})
+    """8 bodies of 7 MB of text, one character of which takes four bytes."""
+    return same(8, target, COMPLETIONS, {"prompt": "a" * (7 * MB) + "😀"})
 
 
 def escapes(target: Target) -> Statuses:

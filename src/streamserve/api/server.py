@@ -68,7 +68,7 @@ async def serve(
     *,
     timeouts: Timeouts | None = None,
     grace_seconds: float = 30.0,
-    max_message_bytes: int = 16 << 20,
+    max_message_bytes: int = 8 << 20,
     limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this is cancelled.

@@ -17,7 +17,7 @@ class ApiSettings:
     touches for `stream_ttl` seconds is dropped."""
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 8 << 20
     max_memory_bytes: int = 256 << 20
     max_prompts: int = 1024
     request_timeout: float | None = None

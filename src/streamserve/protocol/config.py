@@ -183,7 +183,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         Meta(ge=1, description="prompt tokens of requests that wait, before new ones get 429"),
     ] = 1 << 20
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 << 20
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 8 << 20
     max_memory_bytes: Annotated[
         int,
         Meta(
