@@ -189,7 +189,7 @@ def tools(target: Target) -> Statuses:
 
 def arguments(target: Target) -> Statuses:
     """Calls whose arguments, JSON inside of JSON, hold millions of objects."""
-    call = {"type": "function", "function": {"name": "f", "arguments": '{"a":[' + "{}," * 4 * MB + "{}]}"}}
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a":[' + "{}," * 2 * MB + "{}]}"}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
     return same(4, target, CHATS, {"messages": chat})
 
@@ -297,14 +297,14 @@ def _sent(target: Target, pieces: Iterator[bytes]) -> str:
 
 
 def unfinished(target: Target) -> Statuses:
-    """60 WebSockets with 14 of 15 MB of a message, which does not end."""
-    data = frame(b"a" * (14 * MB), length=15 * MB)
+    """60 WebSockets with 6 of 7 MB of a message, which does not end."""
+    data = frame(b"a" * (6 * MB), length=7 * MB)
     return at_once([lambda: _sent(target, iter([data]))] * 60)
 
 
 def large_message(target: Target) -> Statuses:
-    """15 MB of empty objects in one message, on four WebSockets."""
-    data = frame(b'{"method": "create", "body": {"a": [' + b"{}," * (5 * MB) + b"{}]}}")
+    """7 MB of empty objects in one message, on four WebSockets."""
+    data = frame(b'{"method": "create", "body": {"a": [' + b"{}," * (7 * MB // 3) + b"{}]}}")
     return at_once([lambda: _sent(target, iter([data]))] * 4)
 
 
