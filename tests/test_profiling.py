@@ -14,6 +14,7 @@ from streamserve.execution.profile import Profile, users_profiles
 from streamserve.profiling import plot
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
 from tests.execution.test_profile import profile_of
 from tests.serving import serving
 
@@ -75,7 +76,11 @@ def test_a_server_measures_its_model_once_and_then_tells_its_share(tmp_path: Pat
         assert kept_in(folder) == [right]
 
 
-def test_an_unstable_profile_is_measured_anew_beside_serving(tmp_path: Path, folder: Path) -> None:
+def test_an_unstable_profile_is_measured_anew_beside_serving(
+    tmp_path: Path, folder: Path, scale: Scale
+) -> None:
+    if not scale.full:
+        pytest.skip("with --full; tests/workers/test_upkeep.py has it without processes")
     model = str(make_checkpoint(tmp_path / "model"))
     with serving(model, "--profile", *SMALL):
         (profile,) = kept_in(folder)

@@ -30,11 +30,11 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
 @pytest.mark.parametrize(
     ("route", "body", "message"),
     [
-        (CHATS, b'{"messages": [' + b"{}," * (4 * MB) + b"{}]}", "65536 lists and objects"),
+        (CHATS, b'{"messages": [' + b"{}," * (2 * MB) + b"{}]}", "65536 lists and objects"),
         (COMPLETIONS, b'{"prompt": [' + b"1," * MB + b"1]}", "524288 values"),
-        (CHATS, {"messages": [MESSAGE] * 200_000}, "65536 lists and objects"),
+        (CHATS, {"messages": [MESSAGE] * 150_000}, "65536 lists and objects"),
         (CHATS, {"messages": [MESSAGE] * 65}, "65 messages, more than a context of 64 tokens holds"),
-        (CHATS, {"messages": [MESSAGE], "tools": [TOOL] * 200_000}, "65536 lists and objects"),
+        (CHATS, {"messages": [MESSAGE], "tools": [TOOL] * 120_000}, "65536 lists and objects"),
         (CHATS, {"messages": [MESSAGE], "tools": [TOOL] * 1000}, "tools has 1000 tools; at most 128"),
         (CHATS, {"messages": [MESSAGE, {"role": "assistant", "tool_calls": [CALL]}]}, "lists and objects"),
         (
@@ -50,7 +50,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
         (COMPLETIONS, {"prompt": "a", "guided_json": '{"items":' * 5_000}, "guided_json is not JSON"),
         (COMPLETIONS, {"prompt": "a", "guided_json": {"anyOf": [{}] * 60_000}}, "at most 65536 are taken"),
         (COMPLETIONS, {"prompt": [[5] * 60] * 320, "prompt_logprobs": 64}, "1048576 is the limit"),
-        (COMPLETIONS, {"prompt": "a" * (12 * MB)}, "far more than a context"),
+        (COMPLETIONS, {"prompt": "a" * (7 * MB)}, "far more than a context"),
     ],
 )
 def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: Any, message: str) -> None:

@@ -36,7 +36,7 @@ def test_whatever_the_description_allows_and_forbids(
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 10
     weights = [10 if operation.body else 1 for operation in operations]
-    unit = scale.pick(15, 600) / sum(weights)
+    unit = scale.pick(8, 600) / sum(weights)
     plain: Counter[int] = Counter()
     bodies: Counter[int] = Counter()
     with nothing_left(server):
