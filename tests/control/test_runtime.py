@@ -116,6 +116,26 @@ async def until(condition) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize(
+    "identity", [b"nobody/1", b"unified-0/99", b"unified-0/x", b"unified-0", b"\xff", b"/"]
+)
+async def test_a_stranger_on_the_endpoint_costs_no_worker(identity: bytes) -> None:
+    async with running(Launcher()) as shell:
+        stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        stranger.setsockopt(zmq.IDENTITY, identity)
+        stranger.connect(shell._endpoint)
+        for parts in ([b"\x01\x02"], [b"a", b"b", b"c"], [encode(Events([]))]):
+            await stranger.send_multipart(parts)
+        try:
+            for name in "abc":
+                assert await ask(shell, name) == [0, 1, 2]
+                await asyncio.sleep(0.05)
+            assert shell.fleet.workers[W].incarnation == 1
+            assert shell.fleet.health() == (True, "ready")
+        finally:
+            stranger.close(linger=0)
+
+
 async def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
     launcher = Launcher()
     async with running(launcher) as shell:

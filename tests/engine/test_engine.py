@@ -263,6 +263,14 @@ def test_what_can_never_run_is_refused(prompt, n, words):
     assert_engine_empty(engine)
 
 
+@pytest.mark.parametrize("outputs", [{}, {3: []}, {-1: [1]}, {0: [VOCAB]}])
+def test_a_request_with_foreign_choices_or_tokens_is_not_begun(outputs):
+    engine = make_engine(CONFIG)
+    events = engine.handle(submit("r", [1, 2], SamplingParams(seed=1), outputs=outputs))
+    assert [event.reason for event in events] == ["error"] * len(outputs)
+    assert_engine_empty(engine)
+
+
 class Oracle:
     """A drafter that knows the model, and now and then guesses wrong on purpose."""
 

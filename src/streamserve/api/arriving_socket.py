@@ -11,6 +11,7 @@ order; an answer does not hold up what comes after it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -137,12 +138,14 @@ class _Conversation:
         return await self._door.side.run_if(size > LARGE_REQUEST, lambda: checked(body, kind, unsupported))
 
     async def _answer(self, call: Call) -> None:
-        try:
-            await (self._early(call) if call.method == "answer" else self._finish(call))
-        except (WebSocketDisconnect, TimeoutError):
-            return
-        except Exception as error:
-            await self._refuse(call, error)
+        """A task that nothing waits for: where the client has left, it just ends."""
+        with suppress(WebSocketDisconnect, TimeoutError):
+            try:
+                await (self._early(call) if call.method == "answer" else self._finish(call))
+            except (WebSocketDisconnect, TimeoutError):
+                return
+            except Exception as error:
+                await self._refuse(call, error)
 
     async def _early(self, call: Call) -> None:
         await self._events(

@@ -294,10 +294,14 @@ class FleetShell:
 
     async def _receive(self) -> None:
         while True:
-            identity, data = await self._socket.recv_multipart()
-            worker, _, incarnation = identity.decode().rpartition("/")
+            parts = await self._socket.recv_multipart()
+            sender = self._sender(parts)
+            if sender is None:
+                logger.warning("a message of %r is ignored: it is no worker that runs now", parts[0][:64])
+                continue
+            worker, incarnation = sender
             try:
-                message = decode_from_worker(data)
+                message = decode_from_worker(parts[1])
             except msgspec.DecodeError:
                 logger.exception("worker %s sent what cannot be read: killing it", worker)
                 self._kill(worker)
@@ -306,8 +310,18 @@ class FleetShell:
                 if self._recorder:
                     self._recorder.worked(worker, message.work)
                 continue
-            await self._hear(Heard(worker, int(incarnation), message))
+            await self._hear(Heard(worker, incarnation, message))
             self._changed.set()
+
+    def _sender(self, parts: list[bytes]) -> tuple[str, int] | None:
+        """The worker that a message of these parts is from, and its incarnation; None for a stranger, whose
+        bytes must not cost a worker."""
+        name = parts[0].decode(errors="replace")
+        worker, _, incarnation = name.rpartition("/")
+        state = self.fleet.workers.get(worker)
+        if len(parts) != 2 or state is None or incarnation != str(state.incarnation):
+            return None
+        return worker, state.incarnation
 
     async def _hear(self, event: Heard) -> None:
         """Take a worker's message. One that cannot be taken costs its requests, or its worker, no others."""

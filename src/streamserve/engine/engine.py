@@ -236,7 +236,8 @@ class Engine:
         return self.speculation.counters.draft_seconds + self._target_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
-        if refused := self._refused(message):
+        refused = self._refused(message)
+        if refused is not None:
             return refused
         self._watch.moment("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
@@ -255,17 +256,16 @@ class Engine:
             self._prompt_tokens += len(message.prompt)
         return []
 
-    def _refused(self, message: Submit) -> list[Event]:
-        """The ends of a request that cannot run here, at all or in time."""
+    def _refused(self, message: Submit) -> list[Event] | None:
+        """The ends of a request that cannot run here, at all or in time; None of one that can."""
         error = refusal(message, self.config, self.model, self.exchange.serves(message.phase))
         if error:
             return ends(message, error)
         if self.config.slo_admission and may_be_hopeless(message) and self.speculation.step_cost.observed:
             sequences = list(self.scheduler.sequences.values())
-            return hopeless_ends(
-                message, workload(sequences, self.config, message, self.speculation, self.pace)
-            )
-        return []
+            load = workload(sequences, self.config, message, self.speculation, self.pace)
+            return hopeless_ends(message, load) or None
+        return None
 
     def _edit(self, message: Edit) -> list[Event]:
         self._watch.moment("edit", message.request)
