@@ -1,6 +1,7 @@
 """The library: one call from prompts to outputs in vLLM's shape."""
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import pytest
 
 from streamserve import LLM, SamplingParams
 from streamserve.protocol.errors import CheckpointError, RequestError
+from streamserve.protocol.reports import Report
 from streamserve.settings import SettingsError
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
@@ -52,7 +54,35 @@ def test_a_single_prompt_needs_no_list(llm: LLM) -> None:
 def test_token_ids_may_be_integers_of_any_kind(llm: LLM) -> None:
     ids = llm.tokenizer.encode("hello")
     plain, wide = llm.generate([ids, np.array(ids)], GREEDY, use_tqdm=False)
-    assert plain.outputs[0].token_ids == wide.outputs[0].token_ids
+    (alone,) = llm.generate(np.array(ids), GREEDY, use_tqdm=False)
+    (listed,) = llm.generate([np.int64(token) for token in ids], GREEDY, use_tqdm=False)
+    for other in (wide, alone, listed):
+        assert other.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
+    def interrupt() -> None:
+        until(lambda: report().running > 0)
+        signal.raise_signal(signal.SIGINT)
+
+    def report() -> Report:
+        found = llm.report()
+        assert found
+        return found
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=8000, ignore_eos=True), use_tqdm=False)
+    thread.join()
+    until(lambda: (report().running, report().waiting, report().blocks_live) == (0, 0, 0))
+
+
+def test_a_closed_llm_says_so(tmp_path: Path) -> None:
+    llm = LLM(str(make_checkpoint(tmp_path)), threads=1, log_level="warning")
+    llm.close()
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        llm.generate("a", GREEDY)
 
 
 @pytest.mark.parametrize("prompt", [{"prompt_token_ids": [1]}, ["1", "2"], [1.5], [None]])

@@ -126,9 +126,13 @@ def _watch(
                 return f"cannot start: {error}"
             case DraftReport() as report:
                 shown.report(report)
-    socket.send_multipart([peer, encode(Stop())])
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_SECONDS)
+    if peer:  # one that has said nothing yet ends with its standard input
+        socket.send_multipart([peer, encode(Stop())])
+        until = time.monotonic() + STOP_SECONDS
+        while process.poll() is None and time.monotonic() < until and len(stopping) < 2:
+            time.sleep(0.05)
+    if len(stopping) > 1:
+        process.kill()
     return "was told to end"
 
 

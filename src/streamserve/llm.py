@@ -8,9 +8,11 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, TypeVar
 
 from streamserve.async_llm import AsyncLLM, new_request_id
+from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import ModelInfo, PromptLogprobs
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
@@ -114,6 +116,7 @@ class LLM:
         thread = threading.Thread(target=_run_and_close, args=(self._loop,), name="streamserve", daemon=True)
         thread.start()
         try:
+            self._thread = thread
             self._run(self._llm.start()).result()
         except BaseException:
             _end(self._llm, self._loop, thread)
@@ -151,7 +154,12 @@ class LLM:
         urgency = [priority] * len(many) if isinstance(priority, int) else list(priority)
         if len(urgency) != len(many):
             raise ValueError(f"{len(many)} prompts, but {len(urgency)} priorities")
-        return self._run(self._generate(many, each, urgency, use_tqdm)).result()
+        running = self._run(self._generate(many, each, urgency, use_tqdm))
+        try:
+            return running.result()
+        except BaseException:  # Ctrl-C: nothing goes on for a call that is over
+            running.cancel()
+            raise
 
     def chat(
         self,
@@ -207,12 +215,19 @@ class LLM:
         self.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start it in the loop's thread. Raises RuntimeError if there is none: closed, or in a fork."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("this LLM is closed, or belongs to the process that this one was forked from")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, or as given: integers of any kind. Raises TypeError for anything else."""
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            try:
+                return self.tokenizer.encode(prompt)
+            except UnicodeEncodeError:
+                raise RequestError("the prompt holds a lone surrogate", field="prompt") from None
         try:
             return [operator.index(token) for token in prompt]
         except TypeError:
@@ -282,6 +297,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    """One prompt, or several, as a list. Token ids are whatever counts as integers, as in arrays."""
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

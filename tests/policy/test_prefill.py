@@ -121,3 +121,10 @@ def test_with_one_that_was_streamed_prompts_come_in_turn_as_fast_as_targets_allo
     strict = company(*[Need(0.02, 1.0, 50)] * 8, budget=256)
     given = chunks([long._replace(streamed=True)], strict, 16.0)
     assert seconds(8 + given[0].tokens) <= 0.02
+
+
+def test_a_prompt_moves_where_a_step_without_query_tokens_takes_no_time() -> None:
+    """As measured curves say: nothing costs nothing. Nor does a share of 0 keep the first prompt waiting."""
+    there = Company((), lambda rows: 0.01 if rows else 0.0, 512, 512)
+    (only,) = chunks([Prompt(100, 100, 0.0, None)], there, 64.0, share=0.0)
+    assert only.tokens > 0

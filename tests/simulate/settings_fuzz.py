@@ -132,7 +132,7 @@ def _drafter(rng: random.Random) -> tuple[Callable[[CostExecutor], Drafter] | No
 
 def _cost(rng: random.Random) -> Callable[[int, int], float]:
     start, row, kv = rng.choice((0.01, 0.05)), rng.choice((0.0, 0.0005, 0.003)), rng.choice((0.0, 1e-6))
-    return lambda rows, context: start + rows * row + context * kv
+    return lambda rows, context: start + rows * row + context * kv if rows else 0.0
 
 
 def _request(

@@ -109,7 +109,7 @@ def due_tokens(prompts: Sequence[Prompt], company: Company) -> list[int]:
             times.append(inf)
     due = [0] * len(prompts)
     for _ in range(ROUNDS):
-        now = seconds(rows + sum(due))
+        now = seconds(max(rows + sum(due), 1))  # no step at all would take no time, and bring nothing
         left = max(company.budget - rows, 0)
         again = []
         for prompt, time in zip(prompts, times, strict=True):
