@@ -57,6 +57,8 @@ from streamserve.simulate.journal import Fallen, Poison, PoisonPhase, SimulatedJ
 from streamserve.simulate.transport import SimulatedTransport
 
 REPORT_SECONDS = 0.5
+STALLED_SECONDS = 0.01
+"""After which a worker that found nothing it could do looks again."""
 TICK_SECONDS = 0.5
 
 
@@ -361,6 +363,8 @@ class Simulation:
             self._push(self.clock.now + seconds, lambda: self._step_done(name, worker, events))
         else:
             self._tell_transfers(name, worker)
+            if worker.engine.has_work:  # there is no memory for it now, or it was just evicted
+                self._push(self.clock.now + STALLED_SECONDS, lambda: self._step(name, worker))
 
     def _tell_transfers(self, name: str, worker: _Worker) -> None:
         if cached := worker.engine.cache_news():
