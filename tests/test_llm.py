@@ -63,7 +63,7 @@ def test_token_ids_may_be_integers_of_any_kind(llm: LLM) -> None:
 def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
     def interrupt() -> None:
         until(lambda: report().running > 0)
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def report() -> Report:
         found = llm.report()
