@@ -25,7 +25,7 @@ FADE = 100.0
 longer. Else a single hiccup would keep a number of tokens from ever being tried again."""
 
 FAMILIAR = 20.0
-"""Weight from which a bin needs no correction at once."""
+"""Weight from which a bin's figure is taken as it is; those of the others follow within `STALE` steps."""
 
 NEIGHBOURS = 0.25
 """Weight of what the next known bins say in the figure of a bin, beside its own observations."""
@@ -43,9 +43,8 @@ LONG = 300
 KNOWN = 0.5
 """Weight from which a bin's figure bounds those of others."""
 
-AGREES = 0.02
-"""Change of a bin's logarithm below which corrections are not worked out anew, for at most `STALE` steps."""
 STALE = 16
+"""Steps after which the factors of all bins are worked out anew at the latest."""
 
 KV_CHANGE = 1.5
 """Factor by which the KV of a step must differ before bins are compared at it anew."""
@@ -151,9 +150,10 @@ class RefinedCost:
         if rows != self._rows[place]:
             self._rows[place], self._figures[place] = rows, self._prior(rows, max(self._kv, 0))
         self._log[place], self._count[place], self._seen[place] = after, weight, self._steps
-        known_well = weight > FAMILIAR and abs(after - math.log(self._factors[place])) < AGREES
-        if not known_well or self._steps - self._worked_out >= STALE:
-            self._work_out(kv_tokens)
+        if weight <= FAMILIAR or self._steps - self._worked_out >= STALE:
+            self._work_out(kv_tokens)  # 0.1 ms: not after every step of a small model
+        else:
+            self._factors[place] = math.exp(after)
 
     def _work_out(self, kv_tokens: int) -> None:
         """The factors of all bins from what was seen of each."""
