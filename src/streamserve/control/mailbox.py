@@ -1,7 +1,8 @@
 """Events on their way to a client that reads slowly: held up to a budget of all clients together."""
 
 import asyncio
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.control.events import Deliver, Refuse
@@ -24,13 +25,15 @@ class Undelivered:
 
 
 class Mailbox:
-    """What a client has not taken yet. Beyond the budget it is thrown away for an error, and `overflowed`."""
+    """What a client has not taken yet. Beyond the budget it is thrown away for an error, and `overflowed`.
+    One task at a time takes from it."""
 
     def __init__(self, budget: Undelivered) -> None:
         self.overflowed = False
         self._budget = budget
         self._held = 0
-        self._queue: asyncio.Queue[tuple[Deliver | Refuse, int]] = asyncio.Queue()
+        self._waiting: deque[tuple[Deliver | Refuse, int]] = deque()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, news: Deliver | Refuse) -> None:
         """Add what comes next."""
@@ -43,22 +46,26 @@ class Mailbox:
             error = RequestError("the reply was left unread for too long", status=503, retry_after=1.0)
             news, size = Refuse(news.request, error), 0
         self._count(size)
-        self._queue.put_nowait((news, size))
+        self._waiting.append((news, size))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> Deliver | Refuse:
         """What comes next, once it is there."""
-        news, size = await self._queue.get()
+        while not self._waiting:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        news, size = self._waiting.popleft()
         self._count(-size)
         return news
 
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return self._queue.empty()
+        return not self._waiting
 
     def clear(self) -> None:
         """Throw away what waits."""
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        self._waiting.clear()
         self._count(-self._held)
 
     def _count(self, size: int) -> None:
@@ -66,13 +73,11 @@ class Mailbox:
         self._budget.held += size
 
 
-def _size(events: Iterable[Event]) -> int:
+def _size(events: Sequence[Event]) -> int:
     scores = 0
-    count = 0
     for event in events:
-        count += 1
         if isinstance(event, Token):
-            scores += len(event.top or ())
+            scores += len(event.top) if event.top else 0
         elif isinstance(event, PromptLogprobs):
             scores += sum(1 + len(entry.top) for entry in event.entries)
-    return count * EVENT_BYTES + scores * SCORE_BYTES
+    return len(events) * EVENT_BYTES + scores * SCORE_BYTES

@@ -294,7 +294,9 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Carry the plan out, and learn what its steps cost and which guesses were right."""
-        members = self._enter(plan)
+        rows = sum(span.rows for span in plan.spans)
+        kv_tokens = sum(span.start for span in plan.spans)
+        members = self._enter(plan, rows, kv_tokens)
         started = self.clock()
         if plan.swap_out or plan.swap_in:
             self._watch.moment("swap")
@@ -307,8 +309,6 @@ class Engine:
         self._target_seconds += spent
         self.scheduler.room.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0:
-            rows = sum(span.rows for span in plan.spans)
-            kv_tokens = sum(span.start for span in plan.spans)
             brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
             decoding = [outcome for outcome in result.spans if outcome.outputs]
             prompts = sum(len(span.tokens) for span in plan.spans) - len(decoding)
@@ -323,15 +323,16 @@ class Engine:
                     self.speculation.verified(span.sequence, span.tree, chosen, sampled)
         return result
 
-    def _enter(self, plan: StepPlan) -> list[Sequence]:
+    def _enter(self, plan: StepPlan, rows: int, kv_tokens: int) -> list[Sequence]:
         """Note what is about to be computed, copied or sent, and for how long; returns for whom."""
         live = self.scheduler.sequences
-        swapped = self.scheduler.swap.moved & live.keys()
-        members = [live[id] for id in dict.fromkeys([*(span.sequence for span in plan.spans), *swapped])]
+        members = [live[span.sequence] for span in plan.spans]
+        members += [live[id] for id in self.scheduler.swap.moved if id in live]
         members += self.exchange.moving()
-        rows, kv_tokens = sum(span.rows for span in plan.spans), sum(span.start for span in plan.spans)
-        phase: StepPhase = "swap" if plan.swap_out or plan.swap_in else "run"
-        if phase == "run" and any(span.tree is not None and len(span.tree) > 1 for span in plan.spans):
+        phase: StepPhase = "run"
+        if plan.swap_out or plan.swap_in:
+            phase = "swap"
+        elif any(span.tree is not None and len(span.tree.tokens) > 1 for span in plan.spans):
             phase = "verify"
         self._journal.enter(phase, members, self.speculation.step_cost(rows, kv_tokens), plan)
         return members

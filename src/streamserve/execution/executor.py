@@ -132,22 +132,31 @@ class TorchExecutor:
             raise ValueError("this executor has one KV plane, the target's")
         layout = lay_out(plan.spans, self._cache.block_size)
         hidden = self._forward(layout)
-        finite = finite_rows(hidden)
         outputs = self._outputs(layout, hidden)
+        finite = self._finite(layout, hidden)
         return [
-            self._result(part, sampled, hidden, bool(finite[part.offset : part.root + 1].all()))
-            for part, sampled in zip(layout.parts, outputs, strict=True)
+            self._result(part, sampled, hidden, whole)
+            for part, sampled, whole in zip(layout.parts, outputs, finite, strict=True)
         ]
+
+    def _finite(self, layout: Layout, hidden: Tensor) -> list[bool]:
+        """Of each span, whether the hidden states of its committed tokens are finite, as far as no logits are
+        made of them: where these are looked at, what they are made of need not be."""
+        if all(part.root == part.offset and part.span.tree for part in layout.parts):
+            return [True] * len(layout.parts)
+        finite = finite_rows(hidden)
+        return [bool(finite[part.offset : part.root + 1].all()) for part in layout.parts]
 
     def _result(
         self, part: SpanRows, sampled: list[list[Sampled]] | None, hidden: Tensor, finite: bool
     ) -> SpanResult:
         """What one span came to. `finite`: whether the hidden states of its committed tokens are, and so
         their KV; `sampled` is None where logits are not."""
-        logprobs = self._prompt_logprobs(part, hidden) if finite else []
-        if sampled is None or not finite or not all(math.isfinite(entry.logprob) for entry in logprobs):
-            return SpanResult(part.span.sequence, [], not_finite=True)
-        return SpanResult(part.span.sequence, sampled, logprobs, self._error(part))
+        if finite and sampled is not None:
+            logprobs = self._prompt_logprobs(part, hidden)
+            if not logprobs or all(math.isfinite(entry.logprob) for entry in logprobs):
+                return SpanResult(part.span.sequence, sampled, logprobs, self._error(part))
+        return SpanResult(part.span.sequence, [], not_finite=True)
 
     def close(self) -> None:
         """Forget all sequences and let go of weights and caches."""

@@ -76,9 +76,9 @@ class RefinedCost:
     def __init__(self, prior: Callable[[int, int], float]) -> None:
         self._prior = prior
         self._steps = 0
-        self._log = np.zeros(len(EDGES))
-        self._count = np.zeros(len(EDGES))
-        self._seen = np.zeros(len(EDGES))
+        self._log = [0.0] * len(EDGES)
+        self._count = [0.0] * len(EDGES)
+        self._seen = [0] * len(EDGES)
         self._factors = [1.0] * len(EDGES)
         self._since = 0
         self._doubt = 0.0
@@ -109,7 +109,7 @@ class RefinedCost:
         """Go on with another profile; what was learned of the seconds of steps stays."""
         before, kv_tokens = self._prior, max(self._kv, 0)
         figures = [(max(before(n, kv_tokens), LEAST), max(prior(n, kv_tokens), LEAST)) for n in self._rows]
-        self._log += np.log([old / new for old, new in figures])
+        self._log = [log + math.log(old / new) for log, (old, new) in zip(self._log, figures, strict=True)]
         self._prior, self._kv = prior, -1
         self._since, self._doubt = 0, 0.0
         if self._steps:
@@ -118,8 +118,8 @@ class RefinedCost:
     def weight(self, rows: int) -> float:
         """How many times steps with so many query tokens were seen lately."""
         place = _place(rows)
-        count = float(self._count[place])
-        return count and count * math.exp((float(self._seen[place]) - self._steps) / (FADE * count))
+        count = self._count[place]
+        return count and count * math.exp((self._seen[place] - self._steps) / (FADE * count))
 
     def at_least(self, rows: int, kv_tokens: int) -> float:
         """What a step with so many query tokens takes if those that were hardly seen took a third of what is
@@ -142,7 +142,7 @@ class RefinedCost:
             known = self._factors[place]
             now = min(max(now, known / LIMIT), known * LIMIT)
         weight = 1.0 + self.weight(rows)
-        before = float(self._log[place])
+        before = self._log[place]
         after = before + max(RATE, 1.0 / weight) * (math.log(now) - before)
         self._steps += 1
         self._since += 1
@@ -158,11 +158,11 @@ class RefinedCost:
     def _work_out(self, kv_tokens: int) -> None:
         """The factors of all bins from what was seen of each."""
         self._worked_out = self._steps
-        counts = np.maximum(self._count, 1.0)
-        weights = self._count * np.exp((self._seen - self._steps) / (FADE * counts))
+        log, count, seen_at = np.array(self._log), np.array(self._count), np.array(self._seen)
+        weights = count * np.exp((seen_at - self._steps) / (FADE * np.maximum(count, 1.0)))
         known = weights >= KNOWN
         places = np.flatnonzero(known)
-        logs = self._log[places]
+        logs = log[places]
         near = np.interp(_LOG_EDGES, _LOG_EDGES[places], logs)
         if len(places) > 1:  # of a known bin itself, what those next to it say
             beside = _LOG_EDGES[places]
@@ -171,8 +171,8 @@ class RefinedCost:
             share = np.where(left == right, 0.0, share)
             near[places] = logs[left] + share * (logs[right] - logs[left])
         figures = np.maximum(self._prior_figures(kv_tokens), LEAST)
-        costs = figures * np.exp((weights * self._log + NEIGHBOURS * near) / (weights + NEIGHBOURS))
-        seen = figures * np.exp(self._log)
+        costs = figures * np.exp((weights * log + NEIGHBOURS * near) / (weights + NEIGHBOURS))
+        seen = figures * np.exp(log)
         least = np.maximum.accumulate(np.where(known, seen, 0.0))
         most = np.minimum.accumulate(np.where(known, seen, np.inf)[::-1])[::-1]
         self._factors = (np.minimum(np.maximum(costs, least), most) / figures).tolist()

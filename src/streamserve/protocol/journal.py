@@ -1,7 +1,8 @@
 """What a worker is doing, in memory that it shares with the server: readable however the worker ended.
 
     64 B  beat        when the worker last showed that it lives, and when the step last moved on
-    2 x   slot        number, phase, when the phase began, predicted seconds, attempts, checksum
+    2 x   slot        checksum of what follows, number, phase, count of attempts, when the phase began,
+                      predicted seconds, attempts
     512 B last words  why the worker gives up, and the name of its crash report
 
 An entry goes into the slot that the one before it is not in, so a worker that dies while it writes leaves the
@@ -31,6 +32,8 @@ JOURNAL_BYTES = _WORDS_AT + _WORDS_BYTES
 PHASES = ("", "message", "plan", "draft", "run", "verify", "swap", "commit", "transfer")
 """What a worker may be at; nothing, while it waits."""
 
+_CODES = {phase: code for code, phase in enumerate(PHASES)}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -57,13 +60,12 @@ class JournalWriter:
     def write(self, phase: str, attempts: Sequence[int] | None, now: float, predicted: float = 0.0) -> None:
         """The worker is at `phase` over these attempts, all there are if None, from `now` on."""
         self._number += 1
-        named = b"" if attempts is None else array("q", attempts).tobytes()
-        count = -1 if attempts is None or len(attempts) > MAX_ATTEMPTS else len(attempts)
-        named = b"" if count < 0 else named
-        head = _HEAD.pack(self._number, PHASES.index(phase), count, now, predicted)
+        count, named = -1, b""
+        if attempts is not None and len(attempts) <= MAX_ATTEMPTS:
+            count, named = len(attempts), array("q", attempts).tobytes()
+        entry = _HEAD.pack(self._number, _CODES[phase], count, now, predicted) + named
         at = _HEADER_BYTES + self._number % 2 * _SLOT_BYTES
-        entry = head + _CHECK.pack(crc32(named, crc32(head))) + named
-        self._memory[at : at + len(entry)] = entry
+        self._memory[at : at + _CHECK.size + len(entry)] = _CHECK.pack(crc32(entry)) + entry
 
     def beat(self, now: float, moved_at: float) -> None:
         """The worker lives, and its step moved on last at `moved_at`."""
@@ -89,13 +91,15 @@ def read_journal(memory: mmap.mmap) -> Entry:
 
 def _slot(memory: mmap.mmap, number: int) -> tuple[int, str, frozenset[int] | None, float, float] | None:
     """What a slot holds; None where it was not, or not all of it, written."""
-    at = _HEADER_BYTES + number * _SLOT_BYTES
-    written, code, count, began, predicted = _HEAD.unpack_from(memory, at)
+    check_at = _HEADER_BYTES + number * _SLOT_BYTES
+    head_at = check_at + _CHECK.size
+    written, code, count, began, predicted = _HEAD.unpack_from(memory, head_at)
     if not written or count > MAX_ATTEMPTS or code >= len(PHASES):
         return None
-    start = at + _HEAD.size + _CHECK.size
-    named = memory[start : start + 8 * max(count, 0)]
-    (check,) = _CHECK.unpack_from(memory, at + _HEAD.size)
-    if check != crc32(named, crc32(memory[at : at + _HEAD.size])):
+    named_at = head_at + _HEAD.size
+    end = named_at + 8 * max(count, 0)
+    (check,) = _CHECK.unpack_from(memory, check_at)
+    if check != crc32(memory[head_at:end]):
         return None
-    return written, PHASES[code], None if count < 0 else frozenset(array("q", named)), began, predicted
+    attempts = None if count < 0 else frozenset(array("q", memory[named_at:end]))
+    return written, PHASES[code], attempts, began, predicted

@@ -39,7 +39,7 @@ class Upkeep:
         self._pause = FIRST_SECONDS
         self._measuring: Remeasurement | None = None
         if profile and not profile.stable:
-            logger.warning(
+            logger.info(
                 "the profile of this model was measured while others computed, or its rounds differed: it is "
                 "measured anew when the worker is idle (or now, on a quiet machine: %s)", command,
             )  # fmt: skip

@@ -60,14 +60,15 @@ class NativeLinear:
             raise ValueError(f"x is {x.dtype} {tuple(x.shape)}, the weight takes {self.dtype}")
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty(len(x), self.out_features, dtype=torch.float32 if wide else self.dtype)
-        if len(x):
+        count = x.shape[0]
+        out = torch.empty(count, self.out_features, dtype=torch.float32 if wide else self.dtype)
+        if count:
             self._team.library.ss_linear(
                 self._team.pool,
                 ctypes.byref(self.struct),
                 x.data_ptr(),
                 x.stride(0),
-                len(x),
+                count,
                 out.data_ptr(),
                 wide,
             )
@@ -77,12 +78,13 @@ class NativeLinear:
         """Rows [len(numbers), in] of the weight as it was given, for int64 `numbers` of outputs."""
         if self._paired:
             raise ValueError("a map packed in pairs is for whole layers only")
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.out_features:
-            raise ValueError(f"the weight has rows 0 to {self.out_features - 1}")
         numbers = numbers.contiguous()
-        out = torch.empty(len(numbers), self.in_features, dtype=self.dtype)
+        count, values = numbers.shape[0], numbers.numpy()
+        if count and not 0 <= int(values.min()) <= int(values.max()) < self.out_features:
+            raise ValueError(f"the weight has rows 0 to {self.out_features - 1}")
+        out = torch.empty(count, self.in_features, dtype=self.dtype)
         self._team.library.ss_rows(
-            self._team.pool, ctypes.byref(self.struct), numbers.data_ptr(), len(numbers), out.data_ptr()
+            self._team.pool, ctypes.byref(self.struct), numbers.data_ptr(), count, out.data_ptr()
         )
         return out
 

@@ -87,12 +87,12 @@ class NativeModel(Model):
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Those of rope.rotation, looked up: a draft's pass is short enough for them to count."""
-        last = int(positions.max())
-        if last >= len(self._rotations[0]):
+        last = int(positions.numpy().max())
+        if last >= self._rotations[0].shape[0]:
             known = torch.arange(1 << last.bit_length())
             self._rotations = rotation(known, self._frequencies, self.dtype)
         cos, sin = self._rotations
-        return cos[positions], sin[positions]
+        return cos.index_select(0, positions), sin.index_select(0, positions)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if not self.spec.tied_embeddings:

@@ -1,6 +1,8 @@
 """Choosing tokens, and guesses, with the kernels: all rows of a step in one call."""
 
+import math
 from collections.abc import Mapping, Sequence
+from ctypes import c_int32
 from struct import Struct
 
 import numpy as np
@@ -31,12 +33,11 @@ class NativeChooser:
             _draw(row.logits, row.params, row.choice, len(row.outputs), scores)
             for row, scores in zip(rows, adjusted, strict=True)
         )
-        tokens = np.empty(len(rows), dtype=np.int32)
+        tokens = (c_int32 * len(rows))()
         self._team.library.ss_sample(
-            self._team.pool, logits.data_ptr(), logits.shape[1], draws, len(rows), tokens.ctypes.data
+            self._team.pool, logits.data_ptr(), logits.shape[1], draws, len(rows), tokens
         )
-        chosen: list[int] = tokens.tolist()
-        return chosen
+        return list(tokens)
 
 
 class NativeGuesser:
@@ -88,7 +89,7 @@ def _draw(row: int, params: SamplingParams, choice: int, output: int, scores: Sc
         0 if params.greedy else seed_of(params),
         params.temperature,
         params.top_p,
-        np.log(params.min_p) if params.min_p > 0.0 else -np.inf,
+        np.log(params.min_p) if params.min_p > 0.0 else -math.inf,
         row,
         min(max(params.top_k, 0), 2**31 - 1),
         choice & 0xFFFFFFFF,

@@ -16,6 +16,8 @@ namespace {
 constexpr double LOWEST = -3.63, HIGHEST = 36.74;
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 constexpr int GROUP = 64;
+constexpr size_t FEW = 1 << 16;  // logits that are looked at before a second thread would be there
+constexpr size_t SAMPLED = 16;   // how much longer one takes that is drawn than one that is compared
 
 // The first place of the largest value.
 template <class T>
@@ -219,7 +221,9 @@ class Row {
 }  // namespace
 
 void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens) {
-    pool.run([&](int thread) {
+    size_t work = 0;
+    for (int i = 0; i < count; i++) work += size_t(vocabulary) * (draws[i].temperature == 0.0 ? 1 : SAMPLED);
+    auto job = [&](int thread) {
         for (int number; (number = pool.claim()) < count;) {
             const Draw& draw = draws[number];
             const float* row = logits + size_t(draw.row) * size_t(vocabulary);
@@ -233,7 +237,8 @@ void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, 
                     Row(draw, vocabulary, pool.scratch(thread, Row::bytes(vocabulary))).sample(row);
             }
         }
-    });
+    };
+    pool.run(job, count == 1 || work <= FEW);
 }
 
 }  // namespace streamserve
