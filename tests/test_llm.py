@@ -213,9 +213,12 @@ def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(
         assert not psutil.Process().children()
         llm = LLM({str(folder)!r}, threads=1, timeline={str(tmp_path / "timeline.json")!r})
         tell()
-        if not (fork := os.fork()):
-            sys.exit()  # what ends here is not the owner's
-        os.waitpid(fork, 0)
+        if not (fork := os.fork()):  # what ends here is not the owner's
+            try:
+                llm.generate("hi", use_tqdm=False)
+            except RuntimeError as error:
+                sys.exit(7 if "forked" in str(error) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 7
         assert llm._llm._shell._folder.exists()
         llm.generate("hi", use_tqdm=False)
     """)
