@@ -1,6 +1,7 @@
 """The look at JSON text counts what the decoder will make, wherever the text is cut into pieces."""
 
 import json
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.api.json_scan import MAX_CONTAINERS, MAX_VALUES, JsonScan
+from streamserve.api.json_scan import MAX_CONTAINERS, MAX_VALUES, PIECE, JsonScan
 from streamserve.api.memory import VALUE_BYTES
 from streamserve.protocol.errors import RequestError
 
@@ -79,3 +80,24 @@ def test_one_wide_character_makes_all_of_its_text_wide(text: str, wide: int) -> 
     for byte in data:
         cut.feed(bytes([byte]))
     assert cut.decoded_bytes >= scan.decoded_bytes
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize("character", ["a", "é", "😀", '"', "\\"])
+def test_a_text_that_fits_is_decoded(character: str, ascii_only: bool) -> None:
+    limit = 2 * PIECE
+    text = json.dumps({"a": ["b", character * limit, "c"] * 2}, ensure_ascii=ascii_only)
+    JsonScan(max_characters=limit).feed(text.encode())
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize("character", ["a", "é", "😀"])
+def test_a_text_that_is_far_too_long_is_refused_before_it_is_decoded(
+    character: str, ascii_only: bool
+) -> None:
+    limit = 2 * PIECE
+    text = json.dumps({"a": ["b", character * 13 * limit]}, ensure_ascii=ascii_only).encode()
+    pieces = [text[start : start + 1000] for start in range(0, len(text), 1000)]
+    scan = JsonScan(max_characters=limit)
+    with pytest.raises(RequestError, match=f"over {limit} characters"):
+        deque(map(scan.feed, pieces), maxlen=0)

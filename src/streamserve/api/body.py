@@ -36,7 +36,7 @@ async def read_request(
     unknown, unsupported or not of its type; 429 if there is no memory for it.
     """
     charge = charge_of(request)
-    scan = JsonScan(door.max_values)
+    scan = JsonScan(door.max_values, door.max_characters)
     body = await _read(request, door.settings.max_body_bytes, charge, scan)
     size = len(body)
     charge.add(scan.decoded_bytes)
@@ -50,7 +50,7 @@ async def read_message(
     data: bytes, door: Door, charge: Charge, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> T:
     """A WebSocket's message as `kind`. Raises RequestError as `read_request` does."""
-    scan = JsonScan(door.max_values)
+    scan = JsonScan(door.max_values, door.max_characters)
 
     def decoded() -> T:
         scan.feed(data)

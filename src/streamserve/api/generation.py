@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
@@ -45,6 +46,14 @@ class Door:
             return max(MAX_VALUES, 2 * self.llm.model.max_model_len)
         except RequestError:  # not loaded yet
             return MAX_VALUES
+
+    @property
+    def max_characters(self) -> int:
+        """How many characters a text of a request may have: no prompt has more, nor anything else in it."""
+        try:
+            return self.llm.model.max_model_len * self.llm.tokenizer.longest_token
+        except RequestError:
+            return sys.maxsize
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ Runs over the bytes as they arrive, piece by piece, with the C code of bytes and
 inside of strings is skipped. Of what is not JSON the counts mean nothing, and the decoder refuses it.
 """
 
+import sys
+
 import numpy as np
 
 from streamserve.api.memory import CONTAINER_BYTES, VALUE_BYTES
@@ -23,6 +25,9 @@ MAX_ESCAPES = 4 << 20
 
 PIECE = 64 << 10
 """Bytes looked at in one go: less than a millisecond."""
+
+CHARACTER_BYTES, ESCAPED_BYTES = 4, 12
+"""The most bytes that stand for a character of a string: in UTF-8, and where there are escapes."""
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{},:"))
 
@@ -54,14 +59,17 @@ _STEPS = _steps()
 class JsonScan:
     """Reads one JSON text. `feed` it in order; it raises RequestError (400) beyond a limit.
 
-    `values` are at least as many as there are values and names, `containers` lists and objects.
+    `values` are at least as many as there are values and names, `containers` lists and objects. No string may
+    have more than `max_characters`; shorter ones than a piece are for those to judge who know what they are.
     """
 
-    def __init__(self, max_values: int = MAX_VALUES) -> None:
+    def __init__(self, max_values: int = MAX_VALUES, max_characters: int = sys.maxsize) -> None:
         self.values = 1
         self.containers = 0
         self.depth = 0
         self._max_values = max_values
+        self._max_characters = max(max_characters, PIECE)
+        self._string = 0  # bytes so far of the one that is open
         self._bytes = 0
         self._escapes = 0
         self._width = 1
@@ -102,8 +110,20 @@ class JsonScan:
         """What lies outside of strings."""
         parts = data.split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
+        self._string = self._string + len(parts[0]) if self._in_string else 0
+        self._check_string()
+        if len(parts) > 1:
+            self._string = len(parts[-1])  # of no meaning outside of strings
         self._in_string ^= len(parts) % 2 == 0
         return outside
+
+    def _check_string(self) -> None:
+        characters = self._string // (ESCAPED_BYTES if self._escapes else CHARACTER_BYTES)
+        if characters > self._max_characters:
+            raise RequestError(
+                f"a text of the request has over {self._max_characters} characters, "
+                "far more than the model's context holds"
+            )
 
     def _structure(self, outside: bytes) -> None:
         signs = outside.translate(None, _OTHERS)
