@@ -39,18 +39,18 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
         (CHATS, {"messages": [MESSAGE, {"role": "assistant", "tool_calls": [CALL]}]}, "lists and objects"),
         (
             COMPLETIONS,
-            {"prompt": "a", "guided_grammar": 'root ::= "' + "a" * (4 * MB)},
+            {"prompt": "a", "guided_grammar": 'root ::= "' + "a" * MB},
             "at most 65536 bytes",
         ),
         (COMPLETIONS, {"prompt": "a", "guided_grammar": "# a\n" * 130_000}, "at most 65536 bytes"),
         (COMPLETIONS, {"prompt": "a", "guided_grammar": "a ::= b\n" * 501}, "501 rules and groups"),
-        (COMPLETIONS, {"prompt": "a", "guided_regex": "a" * (4 * MB)}, "at most 65536 are taken"),
+        (COMPLETIONS, {"prompt": "a", "guided_regex": "a" * MB}, "at most 65536 are taken"),
         (COMPLETIONS, {"prompt": "a", "guided_choice": ["a" * 1000] * 1000}, "at most 65536 are taken"),
         (COMPLETIONS, {"prompt": "a", "guided_json": '{"items":' * 100_000}, "at most 65536 are taken"),
         (COMPLETIONS, {"prompt": "a", "guided_json": '{"items":' * 5_000}, "guided_json is not JSON"),
         (COMPLETIONS, {"prompt": "a", "guided_json": {"anyOf": [{}] * 60_000}}, "at most 65536 are taken"),
         (COMPLETIONS, {"prompt": [[5] * 60] * 320, "prompt_logprobs": 64}, "1048576 is the limit"),
-        (COMPLETIONS, {"prompt": "a" * (7 * MB)}, "far more than a context"),
+        (COMPLETIONS, {"prompt": "a" * (7 * MB)}, "over 262144 characters"),
     ],
 )
 def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: Any, message: str) -> None:

@@ -93,9 +93,9 @@ def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerato
         yield Delta(0, "x", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
-    body = {"prompt": "hi", "user": "u" * 2_000_000}
+    body = {"prompt": "hi", "user": "u" * 1_000_000}
     held = generator.but(script=waits, submitted=[])
-    with scripted(held, ApiSettings(max_memory_bytes=12_000_000)) as server:
+    with scripted(held, ApiSettings(max_memory_bytes=6_000_000)) as server:
         statuses: list[int] = []
 
         def post() -> None:
@@ -105,7 +105,7 @@ def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerato
         for number, thread in enumerate(threads, start=1):
             thread.start()
             until(lambda number=number: len(held.submitted) == number)  # type: ignore[misc]
-        refused = server.post(COMPLETIONS, prompt="hi", user="u" * 4_000_000)
+        refused = server.post(COMPLETIONS, **body, suffix="u" * 1_000_000)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert "max_memory_bytes" in refused.json()["error"]["message"]
         small = threading.Thread(
@@ -117,8 +117,8 @@ def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerato
         for thread in (*threads, small):
             thread.join()
         assert statuses == [200] * 4
-        assert server.post(COMPLETIONS, prompt="hi", user="u" * 4_000_000).status_code == 200
-        never = server.post(COMPLETIONS, prompt="hi", user="u" * 8_000_000)
+        assert server.post(COMPLETIONS, **body).status_code == 200
+        never = server.post(COMPLETIONS, prompt=["u" * 1_000_000] * 7)
         assert (never.status_code, never.json()["error"]["type"]) == (413, "invalid_request_error")
 
 

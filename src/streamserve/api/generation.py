@@ -12,7 +12,7 @@ import msgspec
 
 from streamserve.api.drain import Drain
 from streamserve.api.generator import ArrivingPrompt, Generator, Item
-from streamserve.api.json_scan import MAX_VALUES
+from streamserve.api.json_scan import MAX_VALUES, MIN_CHARACTERS
 from streamserve.api.limits import check_choices
 from streamserve.api.memory import Charge, MemoryAccount
 from streamserve.api.metrics import Metrics
@@ -49,9 +49,10 @@ class Door:
 
     @property
     def max_characters(self) -> int:
-        """How many characters a text of a request may have: no prompt has more, nor anything else in it."""
+        """How many characters a text of a request may have to be looked at: prompts cannot have more, and
+        what else has bounds is well below."""
         try:
-            return self.llm.model.max_model_len * self.llm.tokenizer.longest_token
+            return max(MIN_CHARACTERS, self.llm.model.max_model_len * self.llm.tokenizer.longest_token)
         except RequestError:
             return sys.maxsize
 

@@ -23,6 +23,9 @@ MAX_CONTAINERS = 1 << 16
 MAX_ESCAPES = 4 << 20
 """Backslashes of one request's JSON, each of which costs the decoder some nanoseconds."""
 
+MIN_CHARACTERS = 1 << 18
+"""Characters that a text may always have: too many for its purpose, it is refused by the field's name."""
+
 PIECE = 64 << 10
 """Bytes looked at in one go: less than a millisecond."""
 
