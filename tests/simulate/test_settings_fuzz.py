@@ -36,6 +36,12 @@ def test_random_settings_change_no_text(scale: Scale, record: Callable[..., None
         assert total[happened] > 0, happened
 
 
+def test_what_was_evicted_for_another_comes_back_after_it() -> None:
+    """In `stta` the turns of two sequences changed as one was swapped out: it came back first, was evicted
+    for the other again, and both went on like that."""
+    assert trial(4804).swapped > 0
+
+
 @pytest.mark.parametrize("policy", ["fixed:8", "goodput"])
 def test_a_tree_that_the_budget_drops_leaves_no_draft_kv_beyond_the_blocks(policy: str) -> None:
     """Short prompts are drafted for when they are nearly computed; where the budget then cuts them, the draft

@@ -65,7 +65,7 @@ class Room:
         if not self._seated(sequence):
             return None
         found = self._tables.match(sequence)
-        missing = self._tables.blocks_for(len(sequence.tokens) + 1) - len(found)
+        missing = self._missing(sequence)
         free = self._free_beside(found) + self._swap.leaving
         below = sum(len(s.blocks) for s in self._below(sequence))
         if self.running() and missing > free + below:
@@ -106,6 +106,23 @@ class Room:
             return False
         self.evictions.blocks_back += self._swap.back(sequence, found)
         return True
+
+    def yields(self, sequence: Sequence) -> bool:
+        """Whether a swapped sequence would take blocks that others wait for who would evict it for them: the
+        order of turns may change from step to step, and it would go out and come back for ever."""
+        found = self._tables.match(sequence)
+        left = self._free_beside(found) + self._swap.leaving - self._swap.wanted(sequence, found) - 1
+        holds, above = _holds_reservation(sequence), True
+        for other in self._ranked:
+            if other is sequence:
+                above = False
+            elif other.waits and not other.blocks and other.todo(self._idle):
+                first = _holds_reservation(other)
+                if first if first != holds else above:
+                    left -= self._missing(other)
+                    if left < 0:
+                        return True
+        return False
 
     def known_by_now(self, sequence: Sequence) -> bool:
         """Whether the prefix index finds as much as a swapped sequence has on the host, which is forgotten
@@ -184,6 +201,10 @@ class Room:
     def _free_beside(self, found: list[int]) -> int:
         """Blocks that could be allocated once the cached blocks `found` are taken."""
         return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in found)
+
+    def _missing(self, sequence: Sequence) -> int:
+        """Blocks that a waiting sequence needs beside those that the prefix index has."""
+        return self._tables.blocks_for(len(sequence.tokens) + 1) - len(self._tables.match(sequence))
 
     def _below(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences that must give way to this one and are not part of the step yet, the last of them

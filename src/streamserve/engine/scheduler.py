@@ -174,6 +174,8 @@ class Scheduler:
             step.places -= 1
             return None  # another is computing what it needs next: it finds that soon
         if sequence.swapped and not self.room.known_by_now(sequence):
+            if self.room.yields(sequence):
+                return None
             step.places = step.places if self.room.swap_in(sequence) else 0
             return None
         cached = self.room.admit(sequence)
