@@ -119,7 +119,8 @@ class Room:
             elif other.waits and not other.blocks and other.todo(self._idle):
                 first = _holds_reservation(other)
                 if first if first != holds else above:
-                    left -= self._missing(other)
+                    shared = self._tables.match(other)
+                    left -= self._missing(other) + sum(map(self._tables.pool.is_free, shared))
                     if left < 0:
                         return True
         return False
