@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +48,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results", metavar="FILE", help="write what was counted to this JSON file")
 
 
+def heed_signals() -> None:
+    """A shell's background job ignores SIGINT, one under nohup SIGHUP, and so would the programs that tests
+    start and interrupt."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    heed_signals()
     config.stash[STARTED] = time.time()
     if config.option.seed is None:
         config.option.seed = getattr(config, "workerinput", {}).get("seed", secrets.randbits(32))
