@@ -1,6 +1,7 @@
 # Everything a fresh machine needs: python3 (3.11 or later), make, git and g++.
 #   make serve                       set up, and serve the packaged model
 #   make serve MODEL=path ARGS="--port 9000"
+#   make check                       lint, types and the tests that need no worker process, in about a minute
 #   make test                        lint, types and all tests with small counts
 #   make verify                      the full counts, results in tests/results/; goes on where it was
 #   make campaign FAMILY=settings MINUTES=60    random trials that accumulate; without FAMILY, which there are
@@ -21,10 +22,13 @@ TORCH_PIP_ARGS ?= torch==2.13.0
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install serve test lint verify campaign clean
+# Tests of packages that decide without processes, sockets or tensors.
+CHECKED := $(addprefix tests/,draft_service engine fleet protocol scheduling simulate speculation text)
+
+.PHONY: help install serve check test lint verify campaign clean
 
 help:
-	@sed -n '2,6s/^# *//p' Makefile
+	@sed -n '2,7s/^# *//p' Makefile
 
 # One stamp for running, one for developing, so that `make serve` installs no test tools.
 install: $(VENV)/.installed
@@ -50,6 +54,9 @@ lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(CHECKED) tests/test_import_rules.py $(ARGS)
 
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)

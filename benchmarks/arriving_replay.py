@@ -10,13 +10,13 @@ import httpx
 
 from benchmarks.arriving_traces import Query
 from streamserve.client import AsyncPromptStream
-from streamserve.control.events import Deliver, Edit, Open
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.policy.cost import SwapCost
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Deliver, Edit, Open
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling.cost import SwapCost
 from streamserve.simulate.executor import Cost
 from streamserve.simulate.simulation import Simulation
 from streamserve.text.retokenize import common_prefix

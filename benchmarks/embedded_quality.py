@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.report import RESULTS, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.execution.noise import gumbel
-from streamserve.llm import RequestOutput
+from streamserve.llm.llm import RequestOutput
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES

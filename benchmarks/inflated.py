@@ -26,8 +26,8 @@ from streamserve import LLM, SamplingParams, embedded
 from streamserve.engine.plan import SequenceState, Span, StepPlan
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import load
-from streamserve.policy.tree import root
 from streamserve.protocol.config import ModelConfig
+from streamserve.speculation.tree import root
 
 SHAPES = {
     "345 M": Shape(1024, 24),

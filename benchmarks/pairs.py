@@ -26,11 +26,14 @@ import numpy as np
 
 from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import a100
-from streamserve.control.events import Close, Deliver, Heard, Open
-from streamserve.control.fleet import Fleet
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import pairs
-from streamserve.policy.routing import (
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Close, Deliver, Heard, Open
+from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.worker_state import pairs
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
+from streamserve.protocol.sampling import SamplingParams, Slo
+from streamserve.scheduling.routing import (
     PRINTED_WEIGHTS,
     ROUTERS,
     Arrival,
@@ -40,9 +43,6 @@ from streamserve.policy.routing import (
     Predictive,
     Router,
 )
-from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
-from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
 
 TRACES = ("shared", "skewed", "bursty")

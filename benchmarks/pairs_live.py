@@ -29,12 +29,12 @@ import numpy as np
 
 from benchmarks.pairs import TRACES, Asked, trace
 from benchmarks.report import RESULTS, table, write
-from streamserve.async_llm import AsyncLLM
-from streamserve.policy.routing import ROUTERS
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.nixl import nixl_package
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
-from streamserve.settings import resolve
+from streamserve.scheduling.routing import ROUTERS
+from streamserve.settings.resolve import resolve
 from streamserve.text.output import Delta
 
 CHUNKS = (64, 128, 256, 512)

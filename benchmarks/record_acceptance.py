@@ -19,15 +19,15 @@ from benchmarks.speculation import FAMILIES, TASKS
 from streamserve import embedded
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest
-from streamserve.engine.speculation import Speculation, guessed_cost
 from streamserve.execution.load import Loaded, load
-from streamserve.policy.shape import SPECINFER, Shape
-from streamserve.policy.speculation import parse_policy
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import Node, Recording, pack
+from streamserve.speculation.controller import Speculation, guessed_cost
+from streamserve.speculation.policies import parse_policy
+from streamserve.speculation.shapes import SPECINFER, Shape
+from streamserve.speculation.tree import TokenTree
 
 PATH = Path(__file__).parent / "data" / "acceptance.npz"
 SHAPES = {

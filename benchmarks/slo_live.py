@@ -42,15 +42,15 @@ from benchmarks.speculation import SHAPE
 from streamserve import embedded
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest, StepPlan
-from streamserve.engine.speculation import Speculation
 from streamserve.execution.inflate import inflate
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.profile_draft import draft_cost
-from streamserve.execution.profile_measure import measure
-from streamserve.policy.cost import StepCost
-from streamserve.policy.speculation import parse_policy
+from streamserve.execution.profile.draft import draft_cost
+from streamserve.execution.profile.measure import measure
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
+from streamserve.scheduling.cost import StepCost
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
 
 KEPT = Path(__file__).parent.parent / "build" / "speculation" / "target"
 COMPARED = ("attainment", "goodput", "ttft", "tpot")

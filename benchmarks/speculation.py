@@ -30,20 +30,20 @@ from tokenizers import Tokenizer
 from benchmarks.report import commit
 from benchmarks.speculation_report import report
 from streamserve import embedded
-from streamserve.checkpoints import packaged_draft
 from streamserve.engine.engine import Engine
-from streamserve.engine.speculation import Speculation
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.profile import Kept, Profile
-from streamserve.execution.profile_draft import draft_cost
-from streamserve.execution.profile_measure import first_profile
-from streamserve.policy.speculation import parse_policy
-from streamserve.policy.tree import TokenTree
+from streamserve.execution.profile.draft import draft_cost
+from streamserve.execution.profile.measure import first_profile
+from streamserve.execution.profile.profile import Kept, Profile
 from streamserve.protocol.config import ModelConfig, SpeculationMode
 from streamserve.protocol.messages import Cancel, Submit, Token
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings.checkpoints import packaged_draft
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
+from streamserve.speculation.tree import TokenTree
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES

@@ -20,10 +20,10 @@ from typing import Any
 
 from benchmarks.report import RESULTS, table, write
 from benchmarks.star_rig import PROMPTS, Service, inflate
-from streamserve.async_llm import AsyncLLM
-from streamserve.llm import LLM
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.llm.llm import LLM
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.settings import resolve
+from streamserve.settings.resolve import resolve
 from streamserve.text.output import Delta
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from streamserve.policy.star import Star, progress
+from streamserve.draft_service.star import Star, progress
 
 DEPTH = 4
 WARM = 1.5

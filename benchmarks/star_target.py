@@ -12,16 +12,16 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.drafting.client import Identity
+from streamserve.draft_service.target.client import Identity
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, Drafter, Sampled, Span, SpanResult, StepPlan, StepResult
-from streamserve.engine.speculation import Speculation
-from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.messages import Guessed, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.workers.remote import RemoteDrafter
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
+from streamserve.workers.remote_drafter import RemoteDrafter
 
 BLOCKS = 512
 

@@ -37,10 +37,10 @@ from benchmarks import arriving_traces
 from benchmarks.arriving_replay import Machine, Replayed, capacity, live, pooled, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.report import RESULTS, commit, table, write
-from streamserve.policy.cost import Line, SwapCost
-from streamserve.policy.eviction import Eviction
-from streamserve.policy.order import Order
 from streamserve.protocol.config import EngineConfig
+from streamserve.scheduling.cost import Line, SwapCost
+from streamserve.scheduling.eviction import Eviction
+from streamserve.scheduling.ordering import Order
 
 LOADS = (0.8, 0.5, 0.95)
 """Of the measured capacity; the main one first."""

@@ -23,14 +23,14 @@ import numpy as np
 
 from benchmarks.report import table, write
 from streamserve.engine.engine import Engine
-from streamserve.engine.speculation import Speculation
-from streamserve.policy.cost import StepCost, fit
-from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling.cost import StepCost, fit
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.recorded import KINDS, Node, RecordedDrafter, Recording, unpack
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
 
 DATA = Path(__file__).parent / "data"
 FACTOR = 3.0

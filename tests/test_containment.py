@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 from streamserve import LLM
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.settings import resolve
+from streamserve.settings.resolve import resolve
 from streamserve.text.output import Delta
 from tests.api.serving import served
 from tests.api.serving import until as until_true
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.drafting.network import drafting
+from tests.draft_service.network import drafting
 from tests.test_pairs import empty, fleet, serving, until
 
 PHASES = ("prefill", "decode", "draft", "verify", "swap", "transfer")
@@ -187,7 +187,7 @@ async def test_a_worker_that_cannot_be_started_comes_back_when_it_can(
 ) -> None:
     """No descriptor is left for its pipe; what is open waits, and goes on with the same text."""
     if not scale.full:
-        pytest.skip("with --full; tests/control/test_runtime.py has it without processes")
+        pytest.skip("with --full; tests/fleet/test_launching.py has it without processes")
     async with serving(checkpoint) as llm:
         (prompt,) = prompts(1)
         expected = await answer(llm, "before", prompt, 100)
@@ -212,7 +212,7 @@ async def test_a_long_step_is_let_be_and_a_hung_one_ended(
 ) -> None:
     """Both last longer than four times `stuck_after`; one of them was predicted to."""
     if not scale.full:
-        pytest.skip("with --full; tests/control/test_crew.py has it without processes")
+        pytest.skip("with --full; tests/fleet/test_supervisor.py has it without processes")
     inject(monkeypatch, tmp_path, f"{kind} decode")
     async with serving(checkpoint, stuck_after=1.0) as llm:
         (prompt,) = prompts(1)
@@ -261,7 +261,7 @@ def test_over_http_a_poison_is_one_500_or_one_error_event(
 
 def test_a_script_waits_for_a_worker_that_comes_back(checkpoint: Path, scale: Scale) -> None:
     if not scale.full:
-        pytest.skip("with --full; tests/control/test_runtime.py has it without processes")
+        pytest.skip("with --full; tests/fleet/test_launching.py has it without processes")
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     with LLM(str(checkpoint), threads=1, profile=False) as llm:
         (before,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)

@@ -11,22 +11,22 @@ import psutil
 import pytest
 import zmq
 
-from streamserve.drafting.client import Identity
-from streamserve.drafting.parts import Identity as OwnIdentity
-from streamserve.drafting.parts import ServiceConfig
-from streamserve.drafting.service import Service
+from streamserve.draft_service.server.service import Service
+from streamserve.draft_service.server.types import Identity as OwnIdentity
+from streamserve.draft_service.server.types import ServiceConfig
+from streamserve.draft_service.target.client import Identity
 from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
-from streamserve.policy.tree import TokenTree, chain
 from streamserve.protocol.config import DraftingConfig
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.messages import Stop, encode
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import TokenTree, chain
+from streamserve.workers.draft_listener import Gate
 from streamserve.workers.draft_runtime import ServiceRuntime
-from streamserve.workers.gate import Gate
-from streamserve.workers.remote import RemoteDrafter
+from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.checkpoints import make_checkpoint
-from tests.drafting.network import drafting
+from tests.draft_service.network import drafting
 
 GREEDY = SamplingParams(temperature=0.0)
 POISON = 66

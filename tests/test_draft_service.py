@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.messages import Submit
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.settings import SettingsError, resolve
+from streamserve.settings.resolve import SettingsError, resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.drafting.network import Drafting, Network, drafting
+from tests.draft_service.network import Drafting, Network, drafting
 from tests.exact.guessing import Case, disturb, make_engine, run
 
 TARGETS = 4

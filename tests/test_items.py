@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
-from streamserve.control.shell import FleetShell
-from streamserve.items import read_items
+from streamserve.fleet.runtime import FleetShell
+from streamserve.llm.items import read_items
 from streamserve.protocol.messages import Admitted, Event, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from streamserve.llm import _run_and_close
+from streamserve.llm.llm import _run_and_close
 
 
 def test_tasks_of_interrupted_calls_are_cancelled(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,8 @@ from typing import get_args
 
 import pytest
 
-from streamserve.async_llm import AsyncLLM
-from streamserve.engine.watch import Moment
+from streamserve.engine.observer import Moment
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint

@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streamserve.async_llm import AsyncLLM, worker_model
-from streamserve.control.events import Send
-from streamserve.control.fleet import Fleet
-from streamserve.control.workers import unified
+from streamserve.fleet.events import Send
+from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.worker_state import unified
+from streamserve.llm.async_llm import AsyncLLM, worker_model
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.tickets import Push
-from streamserve.settings import SettingsError, resolve, topology
+from streamserve.settings.resolve import SettingsError, resolve, topology
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint

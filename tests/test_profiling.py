@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-from streamserve.execution.profile import Profile, users_profiles
-from streamserve.profiling import plot
+from streamserve.cli.profile import plot
+from streamserve.execution.profile.profile import Profile, users_profiles
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
@@ -80,7 +80,7 @@ def test_an_unstable_profile_is_measured_anew_beside_serving(
     tmp_path: Path, folder: Path, scale: Scale
 ) -> None:
     if not scale.full:
-        pytest.skip("with --full; tests/workers/test_upkeep.py has it without processes")
+        pytest.skip("with --full; tests/workers/test_profile_refresh.py has it without processes")
     model = str(make_checkpoint(tmp_path / "model"))
     with serving(model, "--profile", *SMALL):
         (profile,) = kept_in(folder)

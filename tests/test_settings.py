@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from streamserve import __version__, embedded
-from streamserve.cli import app
+from streamserve.cli.main import app
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.protocol.errors import CheckpointError
-from streamserve.settings import SettingsError, options, resolve, to_toml
+from streamserve.settings.resolve import SettingsError, options, resolve, to_toml
 from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}

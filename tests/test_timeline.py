@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from streamserve import settings
-from streamserve.settings import SettingsError, resolve
+from streamserve.settings import resolve as settings
+from streamserve.settings.resolve import SettingsError, resolve
 from tests.checkpoints import make_checkpoint
 from tests.test_pairs import answers, requests, serving
 

@@ -30,9 +30,9 @@ PROCESSES = "3"
 GROUPS: dict[str, tuple[str, ...]] = {
     "exact": ("tests/exact",),
     "execution": ("tests/execution",),
-    "engine": ("tests/engine", "tests/policy", "tests/text", "tests/protocol"),
-    "simulate": ("tests/simulate", "tests/control"),
-    "drafting": ("tests/drafting", "tests/test_draft_service.py"),
+    "engine": ("tests/engine", "tests/scheduling", "tests/speculation", "tests/text", "tests/protocol"),
+    "simulate": ("tests/simulate", "tests/fleet"),
+    "draft_service": ("tests/draft_service", "tests/test_draft_service.py"),
     "api": ("tests/api",),
     "pairs": ("tests/test_pairs.py", "tests/test_pairs_mixed.py", "tests/test_moments.py", "tests/transfer"),
     "fuzz": ("tests/fuzz", "tests/exhaustion", "tests/campaigns"),

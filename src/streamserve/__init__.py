@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamserve.llm import LLM as LLM
+    from streamserve.llm.llm import LLM as LLM
     from streamserve.protocol.grammar import Grammar as Grammar
     from streamserve.protocol.sampling import SamplingParams as SamplingParams
     from streamserve.protocol.sampling import Slo as Slo
@@ -15,7 +15,7 @@ __all__ = ["LLM", "Grammar", "SamplingParams", "Slo", "__version__"]
 def __getattr__(name: str) -> Any:
     """What is exported, on first use: a worker does not import what clients need."""
     if name == "LLM":
-        from streamserve.llm import LLM
+        from streamserve.llm.llm import LLM
 
         return LLM
     if name == "Grammar":

@@ -11,7 +11,7 @@ def main() -> None:
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not so in a script's background
     if heeded:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
-    from streamserve.cli import main as run
+    from streamserve.cli.main import main as run
 
     if heeded:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,8 +5,8 @@ import pytest
 
 from streamserve.api.generator import Generator
 from streamserve.api.settings import ApiSettings
-from streamserve.async_llm import AsyncLLM
-from streamserve.settings import resolve
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.settings.resolve import resolve
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator, Served, scripted, served
 from tests.checkpoints import make_checkpoint

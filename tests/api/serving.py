@@ -14,12 +14,12 @@ import httpx
 import openai
 
 from streamserve.api.app import create_app
-from streamserve.api.connection import Timeouts
-from streamserve.api.connections import ConnectionLimits
 from streamserve.api.generator import Generator, Item
-from streamserve.api.server import bind, serve
+from streamserve.api.http.connection import Timeouts
+from streamserve.api.http.connection_limits import ConnectionLimits
+from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
-from streamserve.control.view import RouterView
+from streamserve.fleet.view import RouterView
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo

@@ -14,8 +14,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 
 from streamserve.api.app import create_app
-from streamserve.api.auth import OPEN
 from streamserve.api.generator import Item
+from streamserve.api.http.auth import OPEN
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
 from streamserve.protocol.logs import TextFormatter

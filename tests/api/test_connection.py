@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Iterator
 import httpx
 import pytest
 
-from streamserve.api.connection import Timeouts
 from streamserve.api.generator import Item
+from streamserve.api.http.connection import Timeouts
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until

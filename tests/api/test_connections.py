@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from streamserve.api.connections import ConnectionLimits, Connections
+from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.protocol import throttle
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 

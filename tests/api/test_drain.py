@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from streamserve.api.drain import Drain
 from streamserve.api.generator import Item
+from streamserve.api.http.drain import Drain
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from streamserve.api.generator import Item
-from streamserve.api.json_scan import MAX_CONTAINERS
+from streamserve.api.http.json_scan import MAX_CONTAINERS
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.messages import PromptLogprob, PromptLogprobs, TopLogprob
 from streamserve.protocol.sampling import SamplingParams

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.api.json_scan import MAX_CONTAINERS, MAX_VALUES, PIECE, JsonScan
-from streamserve.api.memory import VALUE_BYTES
+from streamserve.api.http.json_scan import MAX_CONTAINERS, MAX_VALUES, PIECE, JsonScan
+from streamserve.api.http.memory import VALUE_BYTES
 from streamserve.protocol.errors import RequestError
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:é😀\n'), max_size=12)

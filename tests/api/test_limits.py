@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from streamserve.api.generator import Item
-from streamserve.api.json_scan import MAX_DEPTH, JsonScan
-from streamserve.api.scores import check_scores
+from streamserve.api.http.json_scan import MAX_DEPTH, JsonScan
+from streamserve.api.openai.scores import check_scores
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from streamserve.api.memory import SMALL, MemoryAccount
+from streamserve.api.http.memory import SMALL, MemoryAccount
 from streamserve.protocol.errors import RequestError
 
 MB = 1 << 20

@@ -10,8 +10,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.api.generator import Item
-from streamserve.api.metrics import NAMES_OF_VLLM, THEIRS
-from streamserve.api.worker_metrics import OURS
+from streamserve.api.ops.metrics import NAMES_OF_VLLM, THEIRS
+from streamserve.api.ops.worker_metrics import OURS
 from streamserve.protocol.reports import Report, SpeculationReport, StepParts
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage

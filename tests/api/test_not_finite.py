@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from streamserve.api.generator import Generator
-from streamserve.async_llm import AsyncLLM
-from streamserve.settings import resolve
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.settings.resolve import resolve
 from tests.api.serving import Served, served, until
 from tests.overflowing import TOKEN, make_overflowing
 

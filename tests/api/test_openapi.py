@@ -5,8 +5,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from streamserve.api.openapi import described
-from streamserve.api.schemas import ChatRequest
+from streamserve.api.openai.schemas import ChatRequest
+from streamserve.api.ops.openapi import described
 from tests.api.serving import Served
 
 BODIES: list[tuple[str, dict[str, Any]]] = [

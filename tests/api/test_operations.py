@@ -115,7 +115,7 @@ def test_default_sampling_must_be_sampling(generator: ScriptedGenerator) -> None
 
 def test_the_api_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from streamserve.api import app, server;"
+        "import sys; from streamserve.api import app; from streamserve.api.http import server;"
         "print({'torch', 'transformers', 'streamserve.execution'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from streamserve.api.generator import Item
-from streamserve.api.page import content_security_policy
+from streamserve.api.ops.page import content_security_policy
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
 from streamserve.protocol.reports import TransferReport

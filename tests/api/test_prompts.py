@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streamserve.api.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
-from streamserve.api.memory import MemoryAccount
-from streamserve.api.prompts import Encoder, Prompt
-from streamserve.api.side_thread import SideThread
+from streamserve.api.http.memory import MemoryAccount
+from streamserve.api.http.side_thread import SideThread
+from streamserve.api.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
+from streamserve.api.openai.prompts import Encoder, Prompt
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer

@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 from streamserve.api.app import create_app
-from streamserve.api.server import BindError, bind, serve
+from streamserve.api.http.server import BindError, bind, serve
 from tests.api.serving import ScriptedGenerator, until
 
 PROGRAM = """
 import asyncio, sys
 from streamserve.api.app import create_app
-from streamserve.api.server import bind, serve
+from streamserve.api.http.server import bind, serve
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator
 from streamserve.text.output import Delta, Usage

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from streamserve.api.generator import Item
+from streamserve.api.openai.slo import strictness
 from streamserve.api.settings import ApiSettings
-from streamserve.api.slo import strictness
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
-from streamserve.settings import resolve
+from streamserve.settings.resolve import resolve
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ON_PAIRS, ScriptedGenerator, Served, scripted, served

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.hostile_inputs import frame
-from streamserve.api.connection import Timeouts
+from streamserve.api.http.connection import Timeouts
 from streamserve.api.settings import ApiSettings
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 

@@ -13,9 +13,9 @@ import pytest
 
 from streamserve.api.generator import Generator
 from streamserve.api.settings import ApiSettings
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol import keys
-from streamserve.settings import resolve
+from streamserve.settings.resolve import resolve
 from tests.api.serving import ON_PAIRS, ScriptedGenerator, Served, scripted, served, until
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

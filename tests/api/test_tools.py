@@ -11,9 +11,9 @@ import pytest
 
 from streamserve.api.generator import Generator, Item
 from streamserve.api.settings import ApiSettings
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.settings import resolve
+from streamserve.settings.resolve import resolve
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import Script, ScriptedGenerator, Served, scripted, served

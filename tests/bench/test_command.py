@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from streamserve.cli import app
+from streamserve.cli.main import app
 from tests.bench.fake import answering, streaming
 from tests.checkpoints import make_checkpoint
 from tests.serving import Served, serving

@@ -11,12 +11,12 @@ from typing import Any
 
 import zmq
 
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.drafting import Welcome, decode_to_target
-from streamserve.workers.remote import RemoteDrafter
+from streamserve.speculation.tree import TokenTree
+from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.campaigns.outcome import DEATH, TRACEBACK, WRONG_TEXT, Outcome, TrialFailure
 from tests.campaigns.watching import first_fault
-from tests.drafting.network import Drafting, drafting
+from tests.draft_service.network import Drafting, drafting
 from tests.fuzz.test_draft_service import Guarded, Peer, honest, nonsense, raw_bytes, tree_for
 
 MESSAGES = 200

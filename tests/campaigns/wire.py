@@ -8,9 +8,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.config import WorkerConfig
-from streamserve.settings import Settings
+from streamserve.settings.resolve import Settings
 
 Forge = Callable[[bytes, bytes], list[bytes]]
 """From a worker's identity and the message that was just passed on, what is sent after it."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from streamserve.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
-from streamserve.settings import resolve
+from streamserve.settings.resolve import resolve
 from tests.campaigns import forging
 from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, TRACEBACK, WRONG_TEXT, Outcome, TrialFailure
 from tests.campaigns.settings import FOLDER, PLAIN, models

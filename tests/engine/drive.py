@@ -7,8 +7,6 @@ from msgspec.structs import replace
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
-from streamserve.engine.speculation import Speculation
-from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Event,
@@ -23,6 +21,8 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor, expected_outputs
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
 
 VOCAB = 97
 EOS = 96

@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from streamserve.engine.sequence import Sequence
-from streamserve.policy.slo import NO_NEED, Need
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams, Slo
+from streamserve.speculation.slo import NO_NEED, Need
 from tests.engine.drive import make_engine, submit
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)

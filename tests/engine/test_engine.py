@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.speculation import Speculation
-from streamserve.policy.order import ORDERS
-from streamserve.policy.shape import Shape
-from streamserve.policy.speculation import SpeculationPolicy
-from streamserve.policy.tree import TokenTree, chain
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
+from streamserve.scheduling.ordering import ORDERS
 from streamserve.simulate.executor import expected_outputs
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import SpeculationPolicy
+from streamserve.speculation.shapes import Shape
+from streamserve.speculation.tree import TokenTree, chain
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)

@@ -7,15 +7,15 @@ import pytest
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, DraftRequest
-from streamserve.engine.speculation import Speculation
-from streamserve.policy.speculation import parse_policy
-from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Pushed, Reserved, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.protocol.tickets import CacheAddress, Join, Push
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
+from streamserve.speculation.tree import TokenTree, root
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 
 CONFIG = EngineConfig(num_blocks=256, block_size=4, max_model_len=512, max_chunk=128)

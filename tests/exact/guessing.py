@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from streamserve.engine.engine import Engine
-from streamserve.engine.speculation import Speculation
 from streamserve.execution.load import load
-from streamserve.policy.speculation import parse_policy
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, Guessed, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
+from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.output import ChoiceText
 from streamserve.text.tokenizer import Tokenizer

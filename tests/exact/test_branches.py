@@ -17,8 +17,8 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.load import attention_on, load
 from streamserve.execution.model import Model
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import Backend, ModelConfig
+from streamserve.speculation.tree import TokenTree
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 

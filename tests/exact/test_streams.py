@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from streamserve.engine.engine import Engine
-from streamserve.engine.speculation import Speculation
 from streamserve.execution.load import load
-from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import Eviction, ModelConfig
 from streamserve.protocol.messages import Submit
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.engine.drive import Collected
-from tests.engine.test_streams import Script, play
+from tests.engine.test_prompt_edits import Script, play
 
 LONGEST = 60
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from streamserve.engine.engine import Engine
-from streamserve.engine.speculation import Speculation
 from streamserve.execution.load import load
-from streamserve.policy.speculation import parse_policy
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Finished, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint

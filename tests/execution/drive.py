@@ -7,8 +7,8 @@ import numpy as np
 
 from streamserve.engine.plan import Sampled, SequenceState, Span, SpanResult, StepPlan
 from streamserve.execution.executor import TorchExecutor
-from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import TokenTree, root
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 120

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from streamserve.engine.plan import Span
-from streamserve.policy.tree import TokenTree
+from streamserve.speculation.tree import TokenTree
 
 
 @st.composite

@@ -12,9 +12,9 @@ from streamserve.engine.plan import Span, StepPlan
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
-from streamserve.policy.tree import TokenTree, chain
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import TokenTree, chain
 from tests.checkpoints import reference_model
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Job, run_alone
 

@@ -14,9 +14,9 @@ from streamserve.execution.load import drafter_on, load
 from streamserve.execution.native.library import Team, kernels
 from streamserve.execution.native.sampling import NativeChooser, NativeGuesser
 from streamserve.execution.sampling import NOT_FINITE, NotFiniteError, Row, Sampler, finite_rows
-from streamserve.policy.tree import chain, root
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import chain, root
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Job, run_alone
 from tests.overflowing import TOKEN, make_overflowing
 

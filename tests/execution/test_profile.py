@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.profile import MAX_BYTES, Kept, Machine, Profile, Subject, users_profiles
-from streamserve.execution.profile_floor import floor_of
-from streamserve.execution.profile_lock import alone
-from streamserve.execution.profile_measure import (
+from streamserve.execution.profile.floor import floor_of
+from streamserve.execution.profile.lock import alone
+from streamserve.execution.profile.measure import (
     Effort,
     Series,
     agree,
@@ -29,9 +28,10 @@ from streamserve.execution.profile_measure import (
     run_rounds,
     subject_of,
 )
-from streamserve.execution.profile_steps import Point, Steps, grid_points, span_points
-from streamserve.policy.cost import fit
+from streamserve.execution.profile.profile import MAX_BYTES, Kept, Machine, Profile, Subject, users_profiles
+from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.scheduling.cost import fit
 
 SMALL = Effort((1, 2, 8), (0, 20, 6144), span=4, matrix_rows=(2,), rounds=2, seconds=60.0)
 SUBJECT = Subject(Machine("Some CPU @ 2.0GHz", 4, 2), "0123456789abcdef01", "bfloat16", "native-01234567")

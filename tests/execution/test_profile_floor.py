@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.engine.plan import Span, StepPlan
-from streamserve.execution.profile_floor import StepFloor
+from streamserve.execution.profile.floor import StepFloor
 from streamserve.execution.spec import ModelSpec, RopeSpec
-from streamserve.policy.tree import chain, root
+from streamserve.speculation.tree import chain, root
 from tests.execution.strategies import Step, steps
 
 LAYER = 8 * (6 + 2 * 4) + 6 * 8 + 3 * 8 * 10

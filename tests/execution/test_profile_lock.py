@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.execution.profile_lock import LOCK, Others, Usage, alone
+from streamserve.execution.profile.lock import LOCK, Others, Usage, alone
 
 MEASURING = """
 import sys, time
 from pathlib import Path
-from streamserve.execution.profile_lock import alone
+from streamserve.execution.profile.lock import alone
 with alone(Path(sys.argv[1]), 60.0) as had:
     began = time.monotonic()
     time.sleep(0.2)

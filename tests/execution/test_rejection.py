@@ -11,7 +11,7 @@ import pytest
 from streamserve.execution.noise import gumbel
 from streamserve.execution.rejection import DRAFTING, draw, residual, uniforms, verify_drawn
 from streamserve.execution.verify import Walk, verify
-from streamserve.policy.tree import TokenTree
+from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
 
 VOCAB = 5

@@ -4,7 +4,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from streamserve.execution.verify import Walk, verify
-from streamserve.policy.tree import TokenTree, chain
+from streamserve.speculation.tree import TokenTree, chain
 from tests.execution.strategies import trees
 
 

@@ -219,7 +219,7 @@ def test_a_timeline_that_cannot_be_written_is_told_at_start(checkpoint: str) -> 
 
 
 @NEEDS_MOUNT
-@pytest.mark.usefixtures("full")  # tests/control/test_runtime.py has it without a disk
+@pytest.mark.usefixtures("full")  # tests/fleet/test_launching.py has it without a disk
 def test_a_disk_that_fills_under_the_timeline_costs_the_timeline_alone(checkpoint: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         timeline = f"{folder}/timeline.json"

@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamserve.api.connection import Timeouts
 from streamserve.api.generator import Generator
+from streamserve.api.http.connection import Timeouts
 from streamserve.api.settings import ApiSettings
-from streamserve.async_llm import AsyncLLM
-from streamserve.settings import resolve
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.settings.resolve import resolve
 from tests.api.serving import Served, served, until
 from tests.checkpoints import make_checkpoint
 

@@ -13,10 +13,9 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from streamserve.drafting.client import Identity
+from streamserve.draft_service.target.client import Identity
 from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.curve import KeyPair, parse_endpoints, write_key_pair
 from streamserve.protocol.drafting import (
     DRAFT_VERSION,
@@ -32,10 +31,11 @@ from streamserve.protocol.drafting import (
     encode,
 )
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.workers.remote import RemoteDrafter
+from streamserve.speculation.tree import TokenTree
+from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.drafting.network import Drafting, drafting
+from tests.draft_service.network import Drafting, drafting
 from tests.fuzz.draft_messages import HostileClient
 from tests.fuzz.zmtp import BODIES, SCRAPS, handshakes, shake_hands
 

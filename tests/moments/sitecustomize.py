@@ -10,7 +10,7 @@ from pathlib import Path
 
 folder = os.environ.get("TEST_MOMENT_FOLDER")
 if folder:
-    from streamserve.engine import watch
+    from streamserve.engine import observer as watch
 
     here, go, number = (Path(folder, name) for name in ("here", "go", "number"))
     counted: dict[str, int] = {}

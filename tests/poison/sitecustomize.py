@@ -13,9 +13,9 @@ from pathlib import Path
 
 fault = os.environ.get("TEST_FAULT")
 if fault:
+    from streamserve.engine.observer import StepPhase
     from streamserve.engine.plan import StepPlan
     from streamserve.engine.sequence import Sequence as Running
-    from streamserve.engine.watch import StepPhase
     from streamserve.workers.journal import StepJournal
 
     kind, at, *company = fault.split()

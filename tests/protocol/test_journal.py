@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.watch import StepPhase
+from streamserve.engine.observer import StepPhase
 from streamserve.protocol.journal import (
     JOURNAL_BYTES,
     MAX_ATTEMPTS,

@@ -11,19 +11,19 @@ from typing import Any, get_args
 
 import msgspec
 
-from streamserve.control.events import Close, Deliver, Edit, Open, Refuse
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import pairs, pools, unified
 from streamserve.engine.plan import Drafter
-from streamserve.policy.order import ORDERS
-from streamserve.policy.routing import parse_router
-from streamserve.policy.speculation import NAMES
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
+from streamserve.fleet.worker_state import pairs, pools, unified
 from streamserve.protocol.config import EngineConfig, Eviction
 from streamserve.protocol.messages import Finished, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
+from streamserve.scheduling.ordering import ORDERS
+from streamserve.scheduling.routing import parse_router
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.simulation import Given, Simulation
+from streamserve.speculation.policies import NAMES
 from tests.engine.drive import assert_engine_empty, expected, model_info
 from tests.simulate.test_moments import Guesser
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from streamserve.control import returns
-from streamserve.control.events import Open
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import Topology, pairs, pools
+from streamserve.fleet import kv_writeback as returns
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Open
+from streamserve.fleet.worker_state import Topology, pairs, pools
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from streamserve.control.events import Open, Refuse, Rest
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import Topology, pairs, pools, unified
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Open, Refuse, Rest
+from streamserve.fleet.worker_state import Topology, pairs, pools, unified
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info

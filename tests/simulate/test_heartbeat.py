@@ -1,7 +1,7 @@
 """Steps that take longer than a worker may be silent, in virtual time."""
 
-from streamserve.control.events import Open
-from streamserve.control.fleet_config import FleetConfig
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Open
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation

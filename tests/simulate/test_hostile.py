@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from streamserve.control.events import Send
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import pairs
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Send
+from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.tickets import Push, Ticket
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info

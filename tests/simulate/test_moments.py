@@ -9,16 +9,16 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from streamserve.control.events import Edit, Open, Rest
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import Topology, pairs
+from streamserve.engine.observer import Moment
 from streamserve.engine.plan import DraftRequest
-from streamserve.engine.watch import Moment
-from streamserve.policy.tree import TokenTree
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Edit, Open, Rest
+from streamserve.fleet.worker_state import Topology, pairs
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor, next_token
 from streamserve.simulate.simulation import Fate, Simulation
+from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
 from tests.engine.drive import VOCAB, assert_engine_empty, expected, model_info
 from tests.simulate.test_streams import texts

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamserve.control.events import Deliver, Open, Refuse
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import Topology, pairs, pools, unified
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Deliver, Open, Refuse
+from streamserve.fleet.worker_state import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams

@@ -7,12 +7,12 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.control.events import Open
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import Topology, pairs, pools
-from streamserve.policy.order import ORDERS, Order
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Open
+from streamserve.fleet.worker_state import Topology, pairs, pools
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling.ordering import ORDERS, Order
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
 from tests.simulate.test_simulation import assert_all_answered

@@ -1,10 +1,10 @@
 """A measured curve drives a simulation: its steps take what the curve says."""
 
-from streamserve.control.events import Open
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.policy.cost import StepCost
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Open
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling.cost import StepCost
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
 

@@ -7,12 +7,12 @@ from dataclasses import fields
 import msgspec
 import pytest
 
-from streamserve.control.events import Open
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import pairs, pools
-from streamserve.policy.order import Order
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Open
+from streamserve.fleet.worker_state import pairs, pools
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling.ordering import Order
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.simulation import Simulation
 from tests.conftest import Scale

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.control.events import Close, Deliver, Open, Refuse
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import Topology, pairs, pools, unified
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Close, Deliver, Open, Refuse
+from streamserve.fleet.worker_state import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams

@@ -5,9 +5,9 @@ import random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamserve.control.events import Deliver, Edit, Open
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.control.workers import Topology, pairs, pools, unified
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Deliver, Edit, Open
+from streamserve.fleet.worker_state import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Progress, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from streamserve.api.drain import Drain
 from streamserve.api.generator import ArrivingPrompt, Generator, Item
-from streamserve.api.json_scan import MAX_VALUES, MIN_CHARACTERS
-from streamserve.api.limits import check_choices
-from streamserve.api.memory import Charge, MemoryAccount
-from streamserve.api.metrics import Metrics
-from streamserve.api.prompts import Prompt
-from streamserve.api.scores import PromptScores, charge_delta, reply_charge
+from streamserve.api.http.drain import Drain
+from streamserve.api.http.json_scan import MAX_VALUES, MIN_CHARACTERS
+from streamserve.api.http.limits import check_choices
+from streamserve.api.http.memory import Charge, MemoryAccount
+from streamserve.api.http.side_thread import SideThread
+from streamserve.api.openai.prompts import Prompt
+from streamserve.api.openai.scores import PromptScores, charge_delta, reply_charge
+from streamserve.api.ops.metrics import Metrics
 from streamserve.api.settings import ApiSettings
-from streamserve.api.side_thread import SideThread
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import FinishReason, PromptLogprobs
 from streamserve.protocol.sampling import SamplingParams

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from streamserve.control.view import RouterView
+from streamserve.fleet.view import RouterView
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, PromptLogprobs
 from streamserve.protocol.reports import IncidentReport, Report

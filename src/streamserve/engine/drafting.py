@@ -3,16 +3,16 @@ verifying."""
 
 from collections.abc import Callable, Iterable
 
-from streamserve.engine.agenda import Pace
+from streamserve.engine.batch import Pace
+from streamserve.engine.observer import Journal, Watch
 from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.speculation import Speculation
-from streamserve.engine.watch import Journal, Watch
-from streamserve.policy.outlook import Candidate
-from streamserve.policy.shape import PLAIN, Shape, fit
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import EngineConfig
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.outlook import Candidate
+from streamserve.speculation.shapes import PLAIN, Shape, fit
+from streamserve.speculation.tree import TokenTree
 
 
 class Drafting:

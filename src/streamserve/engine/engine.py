@@ -2,23 +2,18 @@
 
 from collections.abc import Callable
 
-from streamserve.engine.agenda import Pace, agenda, workload
+from streamserve.engine.batch import Pace, agenda, workload
+from streamserve.engine.commit import Outcomes
 from streamserve.engine.drafting import Drafting
-from streamserve.engine.exchange import Exchange
-from streamserve.engine.intake import ends, hopeless_ends, may_be_hopeless, refusal, sequence_of
 from streamserve.engine.invariants import check_plan, check_state
-from streamserve.engine.outcomes import Outcomes
+from streamserve.engine.kv_transfer import Exchange
+from streamserve.engine.observer import Journal, OfClients, StepPhase, Unwatched, Unwritten, Watch
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
+from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.speculation import Speculation, guessed_cost
-from streamserve.engine.streams import Streams
-from streamserve.engine.transfer import Incoming, Outgoing, Transport
-from streamserve.engine.watch import Journal, OfClients, StepPhase, Unwatched, Unwritten, Watch
-from streamserve.policy.cost import SwapCost
-from streamserve.policy.eviction import GUESSED_SWAP, Costs
-from streamserve.policy.prefix import namespace
-from streamserve.policy.speculation import SpeculationPolicy
+from streamserve.engine.transport import Incoming, Outgoing, Transport
+from streamserve.engine.validation import ends, hopeless_ends, may_be_hopeless, refusal, sequence_of
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
@@ -33,6 +28,11 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
+from streamserve.scheduling.cost import SwapCost
+from streamserve.scheduling.eviction import GUESSED_SWAP, Costs
+from streamserve.scheduling.prefix import namespace
+from streamserve.speculation.controller import Speculation, guessed_cost
+from streamserve.speculation.policies import SpeculationPolicy
 
 
 class Engine:

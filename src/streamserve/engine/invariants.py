@@ -11,11 +11,11 @@ Nothing here is needed to serve: it finds a wrong count where it is made, not wh
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from streamserve.engine.exchange import Exchange
+from streamserve.engine.block_tables import BlockTables
+from streamserve.engine.kv_transfer import Exchange
 from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.tables import BlockTables
 
 
 class InvariantError(AssertionError):

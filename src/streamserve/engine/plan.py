@@ -13,9 +13,9 @@ from typing import Protocol
 
 import msgspec
 
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import TokenTree
 
 TARGET = 0
 """The plane of the target model's KV."""

@@ -2,8 +2,8 @@
 
 There are no phases. Each sequence knows its tokens and how many have KV; a step gives some of them a span of
 query tokens: a prompt chunk, the next token, or a tree. The agenda ranks without allocating; `plan` lets
-room.py make room in its turns, by default first for those one token behind (they are decoding), then for the
-rest. `select` decides what of that room is used, and gives the surplus back.
+kv_allocator.py make room in its turns, by default first for those one token behind (they are decoding), then
+for the rest. `select` decides what of that room is used, and gives the surplus back.
 """
 
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from streamserve.engine.agenda import Agenda
+from streamserve.engine.batch import Agenda
+from streamserve.engine.block_tables import BlockTables
+from streamserve.engine.kv_allocator import Room
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
-from streamserve.engine.room import Room
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.swap import SwapSpace, cut
-from streamserve.engine.tables import BlockTables
-from streamserve.policy.budget import divide
-from streamserve.policy.eviction import Costs
-from streamserve.policy.prefill import Chunk
-from streamserve.policy.tree import TokenTree, root
 from streamserve.protocol.config import EngineConfig
+from streamserve.scheduling.budget import divide
+from streamserve.scheduling.eviction import Costs
+from streamserve.scheduling.prefill import Chunk
+from streamserve.speculation.tree import TokenTree, root
 
 SHORT_END = 64
 """A prompt is guessed behind as soon as no more than so many of its tokens are left to compute: of a longer

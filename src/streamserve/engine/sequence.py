@@ -6,9 +6,9 @@ from itertools import takewhile
 from math import inf
 
 from streamserve.engine.plan import TARGET
-from streamserve.policy.slo import NO_NEED, PAST, Need
 from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.slo import NO_NEED, PAST, Need
 
 EDITS = 64
 """How many edits of an arriving prompt are remembered."""

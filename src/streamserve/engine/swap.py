@@ -9,9 +9,9 @@ Nothing that a copy reads or writes is touched by the step beside it, so both ma
 
 from collections.abc import Iterable, Iterator
 
+from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.tables import BlockTables
 
 
 class SwapSpace:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamserve.engine.plan import Span
-from streamserve.policy.tree import TokenTree
+from streamserve.speculation.tree import TokenTree
 
 Ints = NDArray[np.int64]
 

@@ -1,7 +1,7 @@
 """Settings: plain structs, complete and checked before anything starts.
 
 The descriptions and bounds here are the only ones: flags, environment variables, TOML files, the arguments
-of `LLM` and `--help` are made from these fields (settings.py).
+of `LLM` and `--help` are made from these fields (settings/resolve.py).
 """
 
 from typing import Annotated, Literal
@@ -31,8 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
     `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
-    `prefill_share` say who goes first and how much of a step prompts get (policy/order.py, prefill.py);
-    with `slo_admission`, requests whose latency targets are hopeless are refused (policy/admission.py).
+    `prefill_share` set the order and the share of prompts in a step (scheduling/ordering.py, prefill.py);
+    with `slo_admission`, requests whose latency targets are hopeless are refused (scheduling/feasibility.py).
     `eviction` says what becomes of the KV of who must go, with `swap_blocks` of room in the host pool. With
     `check` every step is checked (engine/invariants.py).
     """

@@ -1,6 +1,6 @@
 """Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop; of stream pairs Push, Join, Release (tickets.py)
+control → worker    Submit, Edit, Cancel, Stop; of stream pairs Push, Join, Release (protocol/tickets.py)
 worker  → control   Ready, Failed, Events, Transfers, Traced, Report
 """
 
@@ -191,7 +191,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step costs there, as measured: the fields of policy/cost.StepCost. The KV of a token has
+    """What a step costs there, as measured: the fields of scheduling/cost.StepCost. The KV of a token has
     `kv_token_bytes`."""
 
     kv_token_bytes: int
@@ -270,7 +270,7 @@ class Transfers(msgspec.Struct, tag=True, frozen=True):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """Something that a worker did: a moment of a request's life (engine/watch.py) `at` a time of the clock
+    """Something that a worker did: a moment of a request's life (engine/observer.py) `at` a time of the clock
     that all processes of a machine share, or a "step" over `rows` that began then."""
 
     name: str

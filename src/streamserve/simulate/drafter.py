@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streamserve.engine.plan import DRAFT, DraftRequest
-from streamserve.policy.tree import TokenTree
 from streamserve.simulate.executor import CostExecutor, Tokens, next_token
+from streamserve.speculation.tree import TokenTree
 
 
 class SimulatedDrafter:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.engine.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
-from streamserve.policy.cost import SwapCost
-from streamserve.policy.eviction import GUESSED_SWAP
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling.cost import SwapCost
+from streamserve.scheduling.eviction import GUESSED_SWAP
 
 Cost = Callable[[int, int], float]
 """Seconds of a step, from its query tokens and the KV tokens they attend to."""

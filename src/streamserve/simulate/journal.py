@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from streamserve.engine.observer import StepPhase
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
-from streamserve.engine.watch import StepPhase
 from streamserve.protocol.messages import ToEngine
 
 PoisonPhase = Literal["prefill", "decode", "draft", "verify", "swap", "transfer"]

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.engine.plan import DraftRequest
-from streamserve.policy.tree import TokenTree
 from streamserve.simulate.executor import CostExecutor, next_token
+from streamserve.speculation.tree import TokenTree
 
 KINDS = ("1", "2", "3", "4", "specinfer")
 """Shapes that are recorded: beams of such widths, and the fixed tree."""

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from streamserve.control.events import (
+from streamserve.engine.engine import Engine
+from streamserve.engine.observer import Moment, Unwatched
+from streamserve.engine.plan import Drafter
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import (
     Beat,
     Close,
     Command,
@@ -29,15 +33,7 @@ from streamserve.control.events import (
     Start,
     Tick,
 )
-from streamserve.control.fleet import Fleet
-from streamserve.control.fleet_config import FleetConfig
-from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
-from streamserve.engine.speculation import Speculation
-from streamserve.engine.watch import Moment, Unwatched
-from streamserve.policy.cost import SwapCost
-from streamserve.policy.eviction import GUESSED_SWAP
-from streamserve.policy.speculation import parse_policy
+from streamserve.fleet.fleet import Fleet
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -52,9 +48,13 @@ from streamserve.protocol.messages import (
     Transfers,
 )
 from streamserve.protocol.tickets import CacheAddress
+from streamserve.scheduling.cost import SwapCost
+from streamserve.scheduling.eviction import GUESSED_SWAP
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.journal import Fallen, Poison, PoisonPhase, SimulatedJournal
 from streamserve.simulate.transport import SimulatedTransport
+from streamserve.speculation.controller import Speculation
+from streamserve.speculation.policies import parse_policy
 
 REPORT_SECONDS = 0.5
 STALLED_SECONDS = 0.01

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from streamserve.engine.transfer import Landed, TransferError
+from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.tickets import CacheAddress
 from streamserve.simulate.executor import CostExecutor
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 from torch import Tensor
 
-from streamserve.engine.transfer import Landed, TransferError
+from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.tickets import CacheAddress
 from streamserve.transfer.pools import LAYER_SECONDS, Pools

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from streamserve.engine.transfer import Landed, TransferError
+from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.tickets import CacheAddress
 from streamserve.transfer.pools import LAYER_SECONDS, Pools
 

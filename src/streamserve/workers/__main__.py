@@ -56,7 +56,7 @@ def main() -> int:
     threading.Thread(target=leave_with_parent, args=leash, daemon=True).start()
     faulthandler.enable()  # a fault in native code leaves a traceback in the log
     if config.role == "draft":  # imports torch, which takes a while
-        from streamserve.workers.draft import run as run_draft
+        from streamserve.workers.draft_worker import run as run_draft
 
         return run_draft(config)
     from streamserve.workers.journal import open_journal

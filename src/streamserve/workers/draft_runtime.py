@@ -14,13 +14,13 @@ from collections import deque
 import msgspec
 import zmq
 
-from streamserve.drafting.explain import report
-from streamserve.drafting.parts import Batch, Out
-from streamserve.drafting.service import Service
+from streamserve.draft_service.server.explain import report
+from streamserve.draft_service.server.service import Service
+from streamserve.draft_service.server.types import Batch, Out
 from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.protocol.drafting import Reason, decode_to_service, encode, encode_report, printable
 from streamserve.protocol.messages import Stop, decode_to_worker
-from streamserve.workers.gate import Failure, Gate, Received
+from streamserve.workers.draft_listener import Failure, Gate, Received
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from streamserve.engine.observer import StepPhase
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
-from streamserve.engine.watch import StepPhase
 from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
 from streamserve.protocol.messages import Cancel, ToEngine
 from streamserve.protocol.tickets import Push, Release

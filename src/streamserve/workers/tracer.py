@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from streamserve.engine.watch import Moment
+from streamserve.engine.observer import Moment
 from streamserve.protocol.messages import Work
 
 

@@ -17,18 +17,14 @@ from llguidance import LLTokenizer
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
-from streamserve.engine.speculation import Speculation, guessed_cost
-from streamserve.engine.transfer import TransferError
+from streamserve.engine.transport import TransferError
 from streamserve.execution.cores import claim
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.profile import Profile, users_profiles
-from streamserve.execution.profile_draft import draft_cost
-from streamserve.execution.profile_floor import floor_of
-from streamserve.execution.profile_measure import first_profile
-from streamserve.policy.cost import SwapCost
-from streamserve.policy.eviction import GUESSED_SWAP
-from streamserve.policy.speculation import parse_policy
+from streamserve.execution.profile.draft import draft_cost
+from streamserve.execution.profile.floor import floor_of
+from streamserve.execution.profile.measure import first_profile
+from streamserve.execution.profile.profile import Profile, users_profiles
 from streamserve.protocol.config import KVTransport, WorkerConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import (
@@ -48,6 +44,10 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import Report
 from streamserve.protocol.tickets import CacheAddress, kv_fingerprint
+from streamserve.scheduling.cost import SwapCost
+from streamserve.scheduling.eviction import GUESSED_SWAP
+from streamserve.speculation.controller import Speculation, guessed_cost
+from streamserve.speculation.policies import parse_policy
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
@@ -56,11 +56,11 @@ from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTranspo
 from streamserve.workers.crash import write_report
 from streamserve.workers.grammar_gate import GrammarGate
 from streamserve.workers.journal import StepJournal
-from streamserve.workers.pace import Pace
-from streamserve.workers.placing import settle
-from streamserve.workers.remote import RemoteDrafter, remote_drafter
+from streamserve.workers.pinning import settle
+from streamserve.workers.profile_refresh import Upkeep, command_of
+from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
+from streamserve.workers.throughput_log import Pace
 from streamserve.workers.tracer import Tracer
-from streamserve.workers.upkeep import Upkeep, command_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from streamserve import embedded
 from streamserve.protocol.errors import CheckpointError
-from streamserve.settings import Settings, SettingsError, resolve
+from streamserve.settings.resolve import Settings, SettingsError, resolve
 from tests.campaigns.ledger import REPOSITORY
 from tests.campaigns.outcome import Outcome, TrialFailure
 from tests.campaigns.settings.asking import Asking, Text, whole

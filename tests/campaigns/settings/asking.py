@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from streamserve.async_llm import AsyncLLM
-from streamserve.items import Item
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.llm.items import Item
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta

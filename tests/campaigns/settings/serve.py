@@ -11,13 +11,13 @@ import httpx
 import psutil
 
 from streamserve.api.app import create_app
-from streamserve.api.connection import Timeouts
-from streamserve.api.server import BindError, bind, serve
-from streamserve.async_llm import AsyncLLM
+from streamserve.api.http.connection import Timeouts
+from streamserve.api.http.server import BindError, bind, serve
+from streamserve.cli.serve import api_settings, is_loopback
+from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.reports import Report
-from streamserve.serving import api_settings, is_loopback
-from streamserve.settings import Settings, SettingsError
+from streamserve.settings.resolve import Settings, SettingsError
 from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, UNCLEAR, TrialFailure
 from tests.campaigns.settings.asking import Asking
 from tests.campaigns.settings.special import API_KEY

@@ -9,10 +9,10 @@ from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.load import Loaded, drafter_on, load
-from streamserve.policy.tree import TokenTree
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from tests.exact.guessing import make_pair

@@ -13,7 +13,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import Path, Team
-from streamserve.policy.tree import TokenTree
+from streamserve.speculation.tree import TokenTree
 from tests.execution.native.paths import EVERY_PATH
 from tests.execution.strategies import steps
 from tests.execution.test_attention import dense

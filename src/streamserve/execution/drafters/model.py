@@ -25,7 +25,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.model import Model
 from streamserve.execution.sampling import Scores, finite_rows
-from streamserve.policy.tree import TokenTree
+from streamserve.speculation.tree import TokenTree
 
 MOST_ROWS = 1024
 """Tokens that one pass over unread text takes."""

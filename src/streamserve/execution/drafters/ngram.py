@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.path_state import PathStates
 from streamserve.execution.grammar import Grammars
-from streamserve.policy.tree import TokenTree
+from streamserve.speculation.tree import TokenTree
 
 LONGEST, SHORTEST = 4, 2
 """Lengths of the n-grams looked up, the longest first."""

@@ -1,0 +1,1 @@
+"""The HTTP server below the routes: connections, limits, memory, authentication, errors."""

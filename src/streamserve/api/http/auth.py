@@ -1,0 +1,109 @@
+"""Who may come in: API keys on every route but two, admin keys on the admin routes."""
+
+import base64
+import binascii
+from collections import Counter
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from streamserve.api.http.errors import error_response
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.keys import digest, matches
+
+OPEN = frozenset({"/health", "/ping"})
+"""Routes that balancers ask: they need no key, and tell nothing of use."""
+
+ADMIN = "/admin/"
+"""What the paths of admin routes begin with."""
+
+PAGES = frozenset({"/", "/docs", "/openapi.json"})
+"""What people open in a browser, which asks them for the key, as the password of a name that does not matter.
+Only here, since browsers add what they were told to every later request, whoever's page made it."""
+
+
+class Authentication:
+    """Lets a request through to `app` if it shows a key: `Authorization: Bearer KEY`.
+
+    `keys` and `admin_keys` are digests (protocol/keys.py). Without `keys` all but the admin routes are open;
+    without `admin_keys` the admin routes are closed. At most `max_requests_per_key` requests and WebSockets
+    of one key are open at once.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Collection[str],
+        admin_keys: Collection[str],
+        max_requests_per_key: int | None = None,
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._admin_keys = admin_keys
+        self._limit = max_requests_per_key
+        self._open: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            refused = self._refusal(scope)
+            if refused:
+                response = error_response(refused)
+                if refused.status == 401:
+                    response.headers["WWW-Authenticate"] = "Basic" if scope["path"] in PAGES else "Bearer"
+                await response(scope, receive, send)
+                return
+            path, limit = scope["path"], self._limit
+            if limit is not None and self._keys and path not in OPEN and not path.startswith(ADMIN):
+                await self._counted(scope, receive, send, limit)
+                return
+        await self._app(scope, receive, send)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+        """Pass a request on, unless its key has as many open as it may."""
+        key = digest(_shown(Headers(scope=scope), scope["path"]))
+        if self._open[key] >= limit:
+            message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
+            await error_response(RequestError(message, status=429, retry_after=1.0))(scope, receive, send)
+            return
+        self._open[key] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
+
+    def _refusal(self, scope: Scope) -> RequestError | None:
+        path = scope["path"]
+        if path in OPEN:
+            return None
+        shown = _shown(Headers(scope=scope), path)
+        if path.startswith(ADMIN):
+            return self._admin_refusal(shown)
+        return _unknown(shown) if self._keys and not matches(shown, self._keys) else None
+
+    def _admin_refusal(self, shown: str) -> RequestError | None:
+        if self._admin_keys:
+            return None if matches(shown, self._admin_keys) else _unknown(shown)
+        if self._keys and not matches(shown, self._keys):
+            return _unknown(shown)
+        return RequestError("admin routes are closed: start the server with an --admin-key-file", status=403)
+
+
+def _shown(headers: Headers, path: str) -> str:
+    """The key that a request shows; empty if none."""
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic" and path in PAGES:
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            return ""
+    return ""
+
+
+def _unknown(shown: str) -> RequestError:
+    what = "this key is not known here" if shown else "a key is needed"
+    return RequestError(f"{what}: send it as Authorization: Bearer KEY", status=401)

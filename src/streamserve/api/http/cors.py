@@ -1,0 +1,69 @@
+"""Browsers: which web pages may call this server. By default only its own."""
+
+import ipaddress
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from streamserve.api.http.errors import error_response
+from streamserve.protocol.errors import RequestError
+
+_LOOPBACK = frozenset({"localhost"})
+
+
+class Origins:
+    """Turns away what a page of another site asks a browser to send here, unless its origin is allowed.
+
+    Without CORS such a page cannot read an answer, but it could still put us to work; WebSockets know no
+    CORS at all. With `local_only` the Host must be localhost or an address: a page whose name was made to
+    point here would otherwise count as our own. Browsers alone send an Origin, so other clients notice none
+    of this.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str], local_only: bool) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+        self._local_only = local_only
+        if origins:
+            self._app = CORSMiddleware(
+                app,
+                allow_origins=list(origins),
+                allow_methods=["GET", "POST", "PATCH", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = scope["type"] in ("http", "websocket")
+        refused = self._refusal(Headers(scope=scope)) if asked else None
+        if refused:
+            await error_response(refused)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> RequestError | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._local_only and not _is_local(host):
+            return RequestError(
+                "this server is for this machine: without a key it answers to localhost and addresses only",
+                status=403,
+            )
+        if origin is None or "*" in self._origins or origin in self._origins:
+            return None
+        if origin.partition("://")[2] == host:
+            return None
+        return RequestError("pages of this origin may not call this server (--cors-origin)", status=403)
+
+
+def _is_local(host: str) -> bool:
+    """Whether a Host header names no domain but localhost."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if name in _LOOPBACK:
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""Bounds on what one request, or all of them together, may take. Every refusal names field and limit."""
+
+from collections.abc import Sequence
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from streamserve.api.http.memory import Charge, MemoryAccount
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import SamplingParams
+
+MAX_CHOICES = 1024
+"""Choices of all prompts of one request."""
+
+_CHARGE = "memory_charge"
+
+
+def check_choices(params: Sequence[SamplingParams]) -> None:
+    """Raises RequestError if a request, whose prompts have these `params`, asks for too many choices."""
+    choices = sum(each.n for each in params)
+    if choices > MAX_CHOICES:
+        raise RequestError(
+            f"n is {params[0].n} for {len(params)} prompts: at most {MAX_CHOICES} choices are taken in all",
+            field="n",
+        )
+
+
+class RequestMemory:
+    """Gives each request its charge of the memory account (`charge_of`), which ends with the request."""
+
+    def __init__(self, app: ASGIApp, account: MemoryAccount) -> None:
+        self._app = app
+        self._account = account
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        with self._account.charge() as charge:
+            scope.setdefault("state", {})[_CHARGE] = charge
+            await self._app(scope, receive, send)
+
+
+def charge_of(connection: HTTPConnection) -> Charge:
+    """What a request, or a WebSocket, is charged."""
+    charge: Charge = connection.scope["state"][_CHARGE]
+    return charge

@@ -1,0 +1,160 @@
+"""The HTTP server: uvicorn on a socket that was bound before anything slow began."""
+
+import asyncio
+import errno
+import logging
+import math
+import os
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from streamserve.api.http.connection import Connection, Timeouts
+from streamserve.api.http.connection_limits import ConnectionLimits, Connections, descriptors
+from streamserve.api.http.drain import Drain
+from streamserve.api.http.slices import Slices
+from streamserve.api.http.websocket import SocketProtocol
+from streamserve.protocol.stop_signals import stop_signals
+from streamserve.protocol.throttle import throttled
+
+_log = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+_SENDING_SECONDS = 5.0
+_LAST_SECONDS = 0.2
+"""For connections to be closed at the end, when nothing more is waited for."""
+_CLIENTS_LOGS = ("uvicorn.error", "streamserve.api.http.connection", "streamserve.api.http.connection_limits")
+"""Loggers whose lines clients cause."""
+
+
+class BindError(OSError):
+    """An address that can't be listened on; the message is one line for whoever started the server."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens on `host` and `port` (0: any free one). Raises BindError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise BindError(f"cannot listen on {host}: {error.strerror}") from error
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise BindError(_reason(host, port, error)) from error
+    return bound
+
+
+def _reason(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is already in use: choose another with --port"
+    return f"cannot listen on port {port} of {host}: {os.strerror(error.errno or 0)}"
+
+
+async def serve(
+    app: FastAPI,
+    bound: socket.socket,
+    *,
+    timeouts: Timeouts | None = None,
+    grace_seconds: float = 30.0,
+    max_message_bytes: int = 8 << 20,
+    limits: ConnectionLimits | None = None,
+) -> None:
+    """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this is cancelled.
+
+    The first signal drains: new requests get 503, open ones have `grace_seconds` to end. A second one ends
+    them at once. One message of a WebSocket has at most `max_message_bytes`. There are at most as many
+    connections as `limits` and the process's file descriptors allow. Returns normally, so that the caller can
+    clean up. The event loop is the caller's.
+    """
+    timeouts = timeouts or Timeouts()
+    connections = Connections((limits or ConnectionLimits()).within(descriptors()))
+    slices = Slices()
+    socket_protocol = partial(SocketProtocol, app.state.memory, timeouts.read, connections, slices)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=partial(Connection, timeouts, connections, slices),  # type: ignore[arg-type]
+            ws=socket_protocol,  # type: ignore[arg-type]
+            ws_max_size=max_message_bytes,
+            ws_per_message_deflate=False,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(grace_seconds),
+            backlog=_BACKLOG,
+        ),
+        app.state.drain,
+        grace_seconds,
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[bound]))
+    try:
+        with throttled(*_CLIENTS_LOGS):
+            await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await serving
+        raise
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, but signals drain before they end it. It would also raise them once more at its end, which
+    would end the process before its clean-up."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._grace_seconds = grace_seconds
+        self._leaving: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        signals = stop_signals()
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._leaving is None:
+            _log.info("draining: %d open requests have %g seconds", self._drain.open, self._grace_seconds)
+            self._drain.begin(self._grace_seconds)
+            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+        else:
+            _log.info("stopping at once")
+            self._end(_LAST_SECONDS)
+            for task in self.server_state.tasks:
+                task.cancel()
+
+    async def _leave(self) -> None:
+        """Wait for the open requests, as long as they have; then for what is still being sent."""
+        try:
+            await asyncio.wait_for(self._drain.idle(), self._grace_seconds)
+        except TimeoutError:
+            self._end(_LAST_SECONDS)
+        else:
+            self._end(min(self._grace_seconds, _SENDING_SECONDS))
+
+    def _end(self, seconds: float) -> None:
+        self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment]
+        self.should_exit = True

@@ -1,0 +1,75 @@
+"""Server-sent events: one `data:` line an event, `[DONE]` last, errors as events of their own."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from fastapi import Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.errors import as_request_error, error_body, error_response
+
+Emit = Callable[[msgspec.Struct], Awaitable[None]]
+"""Send one event."""
+
+
+class EventStream(Response):
+    """A response whose events `produce` sends. It starts with the first one: an error before that is an
+    ordinary error response. `produce` is cancelled when the client leaves.
+
+    `named` events come under their `type`, and without `[DONE]`: the last one says itself that it is."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, produce: Callable[[Emit], Awaitable[None]], named: bool = False) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._produce = produce
+        self._named = named
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = _Events(send, self.status_code, self.raw_headers)
+        try:
+            await while_connected(receive, self._run(events))
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            refused = as_request_error(error)
+            if not events.started:
+                await error_response(refused)(scope, receive, send)
+                return
+            await events.send(error_body(refused))
+        await events.end()
+
+    async def _run(self, events: "_Events") -> None:
+        encoder = msgspec.json.Encoder()
+
+        async def emit(event: msgspec.Struct) -> None:
+            await events.send(encoder.encode(event), event.type if self._named else "")  # type: ignore[attr-defined]
+
+        await self._produce(emit)
+        if not self._named:
+            await events.send(b"[DONE]")
+
+
+class _Events:
+    """Writes events to the connection, in whole even when several tasks send them."""
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = False
+        self._send = send
+        self._start = {"type": "http.response.start", "status": status, "headers": headers}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def send(self, data: bytes, name: str = "") -> None:
+        async with self._one_at_a_time:
+            if not self.started:
+                await self._send(self._start)
+                self.started = True
+            body = (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})

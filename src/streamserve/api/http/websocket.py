@@ -1,0 +1,203 @@
+"""One WebSocket connection: uvicorn's, within the memory account, with a clock for unfinished messages.
+
+network ─▶ arrived ── a slice at a time ──▶ unfinished frame ─▶ fragments ─▶ queue ─▶ the application
+
+All that lies on this way is charged. A message that never ends is closed after the read timeout.
+"""
+
+import asyncio
+from asyncio import TimerHandle
+from collections import deque
+from typing import Any, cast
+
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+from websockets.protocol import State
+
+from streamserve.api.http.connection_limits import Connections
+from streamserve.api.http.memory import MemoryAccount
+from streamserve.api.http.slices import Slices
+from streamserve.protocol.errors import RequestError
+
+SLICE = 4096
+"""Bytes taken in one go: at most some hundred frames."""
+
+_FRAGMENT_BYTES = 100
+"""What a fragment of a message takes besides its data."""
+
+_FRAME_COPIES = 2
+"""A frame is copied when it is complete, before the original is dropped."""
+
+_REASON_BYTES = 123
+"""A close frame has no more."""
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket whose unread and unfinished messages are charged to `memory`, and have `read_seconds` to
+    become complete. Messages reach the application as bytes, text as well: they are JSON."""
+
+    def __init__(
+        self,
+        memory: MemoryAccount,
+        read_seconds: float,
+        connections: Connections,
+        slices: Slices,
+        **rest: Any,
+    ) -> None:
+        super().__init__(**rest)
+        self._charge = memory.charge()
+        self._read_seconds = read_seconds
+        self._connections = connections
+        self._slices = slices
+        self._arrived: deque[bytes] = deque()
+        self._arrived_bytes = 0
+        self._fragment_bytes = 0
+        self._queued_bytes = 0
+        self._taking = False
+        self._clock: TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give back what the connection held."""
+        self._connections.leave(self.client[0] if self.client else "")
+        self._stop_clock()
+        self._drop_arrived()
+        self._charge.close()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep `data` until its turn."""
+        if self.conn.state is State.CONNECTING:
+            super().data_received(data)
+            return
+        self._arrived.append(data)
+        self._arrived_bytes += len(data)
+        self.transport.pause_reading()
+        if self._charged():
+            self._go_on()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Count a fragment, before it is kept."""
+        self._fragment_bytes += len(event.data) + _FRAGMENT_BYTES
+        super().handle_cont(event)
+
+    def handle_text(self, event: Frame) -> None:
+        """Count the first fragment of a message."""
+        self._fragment_bytes = len(event.data) + _FRAGMENT_BYTES
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """The same of a binary message."""
+        self._fragment_bytes = len(event.data) + _FRAGMENT_BYTES
+        super().handle_bytes(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Queue a whole message, which is read before anything after it is looked at."""
+        data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+        self.frames = []
+        self._fragment_bytes = 0
+        if not self.close_sent:
+            self._queued_bytes += len(data)
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """The next event for the application."""
+        message = await self.queue.get()
+        data = cast(dict[str, Any], message).get("bytes")
+        if data:
+            self._queued_bytes -= len(data)
+            self._charged()
+        self._go_on()
+        return message
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send an event of the application; after a close, read on until the client's comes. Raises
+        ClientDisconnected when the connection was closed here, of which the application does not know yet."""
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected
+        await super().send(message)
+        if self.close_sent:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take slices while there are some and the application has no message to read."""
+        if self._taking or self.transport.is_closing():
+            return
+        if self._arrived and (self.close_sent or not self._queued_bytes):
+            self._taking = True
+            self._slices.add(self._take)
+        elif not self._arrived:
+            self.transport.resume_reading()
+
+    def _take(self) -> bool:
+        """Feed the parser; whether to go on at once."""
+        if self._arrived:
+            data = self._arrived.popleft()
+            if len(data) > SLICE:
+                self._arrived.appendleft(data[SLICE:])
+                data = data[:SLICE]
+            self._arrived_bytes -= len(data)
+            super().data_received(data)
+        if self._charged():
+            self._set_clock()
+        more = bool(self._arrived) and (self.close_sent or not self._queued_bytes)
+        if self.transport.is_closing() or not more:
+            self._taking = False
+            self._go_on()
+            return False
+        return True
+
+    def _charged(self) -> bool:
+        """Charge what is held now. Without memory for it the connection is closed; then False."""
+        unfinished = _FRAME_COPIES * len(self.conn.reader.buffer)
+        held = self._arrived_bytes + unfinished + self._fragment_bytes + self._queued_bytes
+        try:
+            self._charge.set(held)
+        except RequestError as error:
+            code = CloseCode.MESSAGE_TOO_BIG if error.status == 413 else CloseCode.TRY_AGAIN_LATER
+            self._fail(code, error.message)
+            return False
+        return True
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        """Close the connection, saying why, and forget what it sent."""
+        self._stop_clock()
+        self._drop_arrived()
+        if self.transport.is_closing():
+            return
+        self.conn.fail(code, reason[:_REASON_BYTES])
+        self.conn.reader.buffer.clear()
+        self.frames = []
+        self._fragment_bytes = 0
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": int(code), "reason": reason})
+        self.transport.close()
+
+    def _drop_arrived(self) -> None:
+        self._arrived.clear()
+        self._arrived_bytes = 0
+
+    def _set_clock(self) -> None:
+        """The clock runs while a message or a frame is unfinished."""
+        if not (self.conn.reader.buffer or self.frames):
+            self._stop_clock()
+        elif self._clock is None:
+            self._clock = asyncio.get_running_loop().call_later(self._read_seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._clock = None
+        if self._arrived or self._queued_bytes:  # the delay is ours
+            self._set_clock()
+        else:
+            seconds = f"{self._read_seconds:g}"
+            self._fail(
+                CloseCode.POLICY_VIOLATION,
+                f"the message took longer than {seconds} seconds to arrive (read_timeout)",
+            )
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None

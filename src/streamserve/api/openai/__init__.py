@@ -1,0 +1,1 @@
+"""OpenAI's routes, and vLLM's extensions of them."""

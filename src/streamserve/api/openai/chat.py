@@ -1,0 +1,188 @@
+"""POST /v1/chat/completions: the next message of a conversation."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
+from streamserve.api.http.body import read_request
+from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.limits import charge_of
+from streamserve.api.http.sse import Emit, EventStream
+from streamserve.api.openai.conversation import Conversation, prepared
+from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from streamserve.api.openai.replies import (
+    ChatChoice,
+    ChatDelta,
+    ChatMessage,
+    ChatReply,
+    Function,
+    ToolCall,
+    UsageReply,
+    usage_reply,
+)
+from streamserve.api.openai.schemas import UNSUPPORTED_IN_CHATS, ChatRequest
+from streamserve.api.openai.slo import header_parameters, with_header_targets
+from streamserve.api.openai.stream_events import StreamWriter
+from streamserve.api.ops.models import served_name
+from streamserve.api.ops.openapi import described
+from streamserve.protocol.messages import PromptLogprob
+from streamserve.text.message import MessageReader, Part
+from streamserve.text.tools.reader import CallDelta
+
+
+def chat_routes(door: Door) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=described(
+            "The next message of a conversation",
+            ChatRequest,
+            ChatReply,
+            event=ChatReply,
+            unsupported=UNSUPPORTED_IN_CHATS,
+            parameters=header_parameters(),
+            example={"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
+        ),
+    )
+    async def chat_completions(request: Request) -> Response:
+        wanted = await read_request(request, door, ChatRequest, UNSUPPORTED_IN_CHATS)
+        wanted = with_header_targets(wanted, request.headers)
+        return await Chat(door, wanted, await prepared(door, wanted, charge_of(request))).respond(request)
+
+    return router
+
+
+class Chat:
+    """One request."""
+
+    def __init__(self, door: Door, wanted: ChatRequest, conversation: Conversation) -> None:
+        self._door = door
+        self._wanted = wanted
+        self._head = head_of(new_id("chatcmpl"), door.llm, served_name(door.llm, wanted.model))
+        self._conversation = conversation
+        self._readers: dict[int, MessageReader] = {}
+
+    async def respond(self, request: Request) -> Response:
+        wanted = self._wanted
+        job = self.job()
+        if wanted.stream:
+            return EventStream(partial(self.stream, [job]))
+        body = await while_connected(request.receive, self.whole([job]))
+        return Response(body, media_type="application/json")
+
+    def job(self) -> Job:
+        """For the conversation's prompt."""
+        wanted, conversation = self._wanted, self._conversation
+        return Job(
+            0, self._head.id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt
+        )
+
+    async def whole(self, jobs: list[Job]) -> bytes:
+        """Run the job to its end; the reply as JSON."""
+        return await collect(self._door, jobs, lambda outputs: self._whole(outputs[0]))
+
+    async def stream(self, jobs: list[Job], emit: Emit) -> None:
+        """Run the job, an event for each piece that comes."""
+        writer = StreamWriter(self._wanted, self._event, self._piece, emit)
+        await writer.run(self._door, jobs)
+
+    def _whole(self, output: JobOutput) -> ChatReply:
+        choices = [self._whole_choice(output.job, *numbered) for numbered in enumerate(output.choices)]
+        reply = self._reply("chat.completion", choices, usage_reply([output.usage]))
+        count = self._wanted.prompt_logprobs
+        if count is None:
+            return reply
+        table = prompt_logprobs(self._door.llm.tokenizer, output.prompt_logprobs, count)
+        return msgspec.structs.replace(reply, prompt_logprobs=table)
+
+    def _whole_choice(self, job: Job, number: int, piece: Piece) -> ChatChoice:
+        part = self._read(number, piece.text, True)
+        calls = _whole_calls(part.calls)
+        message = ChatMessage(
+            content=part.content or (None if calls or part.reasoning else ""),
+            tool_calls=calls or UNSET,
+            **self._thought(part.reasoning or None),
+        )
+        return msgspec.structs.replace(self._choice(job, number, piece, True), message=message)
+
+    def _piece(
+        self, job: Job, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+    ) -> ChatChoice | None:
+        """None if all that is new is held back."""
+        part = self._read(number, piece.text, piece.finish is not None)
+        delta = ChatDelta(
+            role="assistant" if first else UNSET,
+            content=part.content if part.content or not part else UNSET,
+            tool_calls=[_streamed(call) for call in part.calls] or UNSET,
+            **(self._thought(part.reasoning) if part.reasoning else {}),
+        )
+        if not (first or part or piece.logprobs or piece.finish or self._wanted.return_token_ids):
+            return None
+        return msgspec.structs.replace(self._choice(job, number, piece, first), delta=delta)
+
+    def _read(self, number: int, text: str, final: bool) -> Part:
+        reader = self._readers.setdefault(number, self._conversation.reader())
+        part = reader.read(text, final)
+        return part if self._wanted.include_reasoning else replace(part, reasoning="")
+
+    def _thought(self, text: str | None) -> dict[str, Any]:
+        """Reasoning goes by two names."""
+        if self._conversation.thinking is None or not self._wanted.include_reasoning:
+            return {}
+        return {"reasoning": text, "reasoning_content": text}
+
+    def _choice(self, job: Job, number: int, piece: Piece, first: bool) -> ChatChoice:
+        """What a whole choice and a piece of one have in common."""
+        ids = self._wanted.return_token_ids
+        called = number in self._readers and self._readers[number].called
+        return ChatChoice(
+            index=number,
+            logprobs=chat_logprobs(piece.logprobs, self._wanted.return_tokens_as_token_ids, packed=True)
+            if self._wanted.logprobs
+            else None,
+            finish_reason="tool_calls" if piece.finish == "stop" and called else piece.finish,
+            stop_reason=piece.stop,
+            token_ids=piece.tokens if ids else UNSET,
+            prompt_token_ids=job.prompt.ids if ids and first else UNSET,
+        )
+
+    def _event(self, choices: list[ChatChoice], usage: UsageReply | UnsetType | None) -> ChatReply:
+        return self._reply("chat.completion.chunk", choices, usage)
+
+    def _reply(self, kind: str, choices: list[ChatChoice], usage: UsageReply | UnsetType | None) -> ChatReply:
+        head = self._head
+        return ChatReply(
+            id=head.id,
+            object=kind,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.system_fingerprint,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def _streamed(delta: CallDelta) -> ToolCall:
+    """The next piece of a call; the first has its id and name."""
+    function = Function(name=UNSET if delta.name is None else delta.name, arguments=delta.arguments)
+    if delta.id is None:
+        return ToolCall(index=delta.index, function=function)
+    return ToolCall(index=delta.index, id=delta.id, type="function", function=function)
+
+
+def _whole_calls(deltas: list[CallDelta]) -> list[ToolCall]:
+    """The calls that `deltas` make up."""
+    heads = [delta for delta in deltas if delta.id is not None]
+    texts = ["".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads]
+    return [
+        ToolCall(id=head.id or "", type="function", function=Function(name=head.name or "", arguments=text))
+        for head, text in zip(heads, texts, strict=True)
+    ]

@@ -1,0 +1,90 @@
+"""The messages of a chat request, checked: what cannot be obeyed is refused by name."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from streamserve.api.http.json_scan import JsonScan
+from streamserve.api.http.memory import Charge
+from streamserve.protocol.errors import RequestError
+
+_FIELDS = {
+    "system": ("role", "content", "name"),
+    "developer": ("role", "content", "name"),
+    "user": ("role", "content", "name"),
+    "assistant": ("role", "content", "name", "reasoning_content", "tool_calls"),
+    "tool": ("role", "content", "name", "tool_call_id"),
+}
+"""What a template gets of a message, by its role."""
+
+_OTHER_FIELDS = ("annotations", "audio", "function_call", "reasoning", "refusal")
+_KNOWN = {name for fields in _FIELDS.values() for name in fields}.union(_OTHER_FIELDS)
+
+
+def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list[dict[str, Any]]:
+    """`messages` with the fields a template gets. Raises RequestError naming what it can't get.
+
+    Fields that are null or empty are as good as absent: clients send replies back as they came. Arguments of
+    calls, which are JSON inside of JSON, are held to the limits of a request, and to what `charge` can hold.
+    """
+    return [_checked(message, f"messages[{place}]", charge) for place, message in enumerate(messages)]
+
+
+def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, Any]:
+    role = message.get("role")
+    if role == "function":
+        raise RequestError(f"{where}: role function is not supported: use tool", field="messages")
+    if not isinstance(role, str) or role not in _FIELDS:
+        raise RequestError(f"{where}.role must be one of {', '.join(_FIELDS)}", field="messages")
+    if role == "assistant" and not message.get("reasoning_content"):
+        message = {**message, "reasoning_content": message.get("reasoning"), "reasoning": None}
+    for name, value in message.items():
+        if name not in _KNOWN:
+            raise RequestError(f"{where}.{name} is not a known field", field="messages")
+        if name not in _FIELDS[role] and value not in (None, [], "") and not _repeated(message, name):
+            raise RequestError(f"{where}.{name} is not supported", field="messages")
+    calls = message.get("tool_calls") or []
+    if message.get("content") is None and not calls:
+        raise RequestError(f"{where}.content is required", field="messages")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if not isinstance(message.get(name), str | None):
+            raise RequestError(f"{where}.{name} must be a string", field="messages")
+    if role == "tool" and not message.get("tool_call_id"):
+        raise RequestError(f"{where}.tool_call_id is required", field="messages")
+    checked = {name: message[name] for name in _FIELDS[role] if message.get(name) not in (None, [])}
+    if calls:
+        checked["tool_calls"] = _checked_calls(calls, f"{where}.tool_calls", charge)
+    return checked
+
+
+def _repeated(message: dict[str, Any], name: str) -> bool:
+    """Replies have their reasoning under two names."""
+    return name == "reasoning" and message[name] == message.get("reasoning_content")
+
+
+def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise RequestError(f"{where} must be a list", field="messages")
+    return [_checked_call(call, f"{where}[{place}]", charge) for place, call in enumerate(calls)]
+
+
+def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
+    """A call as templates expect it: its arguments are an object, where the request has its JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise RequestError(f"{where} must have the type function, and a function", field="messages")
+    if not isinstance(function.get("name"), str) or not isinstance(call.get("id"), str | None):
+        raise RequestError(f"{where} must have an id and a function's name", field="messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        scan = JsonScan()
+        scan.feed(arguments.encode("utf-8", "surrogatepass"))
+        charge.add(scan.decoded_bytes)
+    try:
+        parsed = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where}.function.arguments is not JSON: {error}", field="messages") from error
+    if not isinstance(parsed, dict):
+        raise RequestError(f"{where}.function.arguments must be a JSON object", field="messages")
+    named = {"name": function["name"], "arguments": parsed}
+    return {**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named}

@@ -1,0 +1,186 @@
+"""A response's input as the conversation it is: the chat request that asks for the same."""
+
+from typing import Any, NoReturn
+
+from streamserve.api.openai.response_schemas import LOGPROBS, ResponseRequest
+from streamserve.api.openai.schemas import ChatRequest, SamplingFields
+from streamserve.protocol.errors import RequestError
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_ITEM_FIELDS = {
+    "message": {"role", "content", "id", "status", "phase"},
+    "function_call": {"call_id", "name", "arguments", "id", "status"},
+    "function_call_output": {"call_id", "output", "id", "status"},
+    "reasoning": {"content", "summary", "id", "status", "encrypted_content"},
+}
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "response_format": "text.format",
+}
+"""How a response's fields are called where they differ from a chat's."""
+
+
+def as_chat(wanted: ResponseRequest) -> ChatRequest:
+    """The same request as a chat. Raises RequestError naming the response's own field."""
+    common = {name: getattr(wanted, name) for name in SamplingFields.__struct_fields__}
+    logprobs = LOGPROBS in wanted.include
+    if wanted.top_logprobs is not None and not logprobs:
+        raise RequestError(f'top_logprobs needs "{LOGPROBS}" in include', field="top_logprobs")
+    if wanted.max_output_tokens is not None and wanted.max_output_tokens < 1:
+        raise RequestError(
+            f"max_output_tokens must be at least 1, got {wanted.max_output_tokens}", field="max_output_tokens"
+        )
+    fields: dict[str, Any] = {
+        "messages": _messages(wanted),
+        "max_completion_tokens": wanted.max_output_tokens,
+        "logprobs": logprobs,
+        "top_logprobs": wanted.top_logprobs if logprobs else None,
+        "chat_template_kwargs": wanted.chat_template_kwargs,
+        **_format(wanted),
+        **_tools(wanted),
+    }
+    return ChatRequest(**common, **fields)
+
+
+def renamed(error: RequestError) -> RequestError:
+    """What the chat's part complains about, under the response's names."""
+    name = _NAMES.get(error.field or "")
+    if name is None:
+        return error
+    message = error.message.replace(str(error.field), name, 1).replace("format.json_schema", "format")
+    return RequestError(message, field=name.split(".")[0], status=error.status, retry_after=error.retry_after)
+
+
+def _messages(wanted: ResponseRequest) -> list[dict[str, Any]]:
+    """The items as messages: what the model thought and which functions it called belongs to its message."""
+    chat: list[dict[str, Any]] = []
+    if wanted.instructions is not None:
+        chat.append({"role": "system", "content": wanted.instructions})
+    if isinstance(wanted.input, str):
+        return [*chat, {"role": "user", "content": wanted.input}]
+    if not wanted.input:
+        raise RequestError("input must hold at least one item", field="input")
+    reasoning = ""
+    for place, item in enumerate(wanted.input):
+        where = f"input[{place}]"
+        kind = _checked_kind(item, where)
+        if kind == "reasoning":
+            reasoning = _reasoning(item, where)
+            continue
+        if kind == "function_call_output":
+            output = _content(item.get("output"), f"{where}.output")
+            chat.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
+        elif kind == "function_call":
+            if reasoning or not chat or chat[-1]["role"] != "assistant":
+                chat.append({"role": "assistant"})
+            chat[-1].setdefault("tool_calls", []).append(_call(item, where))
+        else:
+            chat.append(
+                {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+            )
+        if reasoning and chat[-1]["role"] == "assistant":
+            chat[-1]["reasoning_content"] = reasoning
+        reasoning = ""
+    return chat
+
+
+def _checked_kind(item: dict[str, Any], where: str) -> str:
+    kind = item.get("type") or "message"
+    if kind == "item_reference":
+        _refuse(f"{where}: nothing is kept between requests: send the item itself, not a reference")
+    if not isinstance(kind, str) or kind not in _ITEM_FIELDS:
+        _refuse(f"{where}: items of type {kind!r} are not supported")
+    for name, value in item.items():
+        if name not in {"type", *_ITEM_FIELDS[kind]} and value is not None:
+            _refuse(f"{where}.{name} is not a known field")
+    if item.get("encrypted_content") is not None:
+        _refuse(f"{where}.encrypted_content is not supported")
+    return kind
+
+
+def _content(content: Any, where: str) -> Any:
+    """A text, or text parts as chats have them."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        _refuse(f"{where} must be a string or a list of parts")
+    return [{"type": "text", "text": _part(part, where)} for part in content]
+
+
+def _part(part: Any, where: str) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        _refuse(f"{where} must be a string, or a list of parts with a type")
+    if part["type"] not in _TEXT_PARTS:
+        _refuse(f"{where}: parts of type {part['type']!r} are not supported")
+    return _text(part, "text", where)
+
+
+def _reasoning(item: dict[str, Any], where: str) -> str:
+    parts = item.get("content") or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        _refuse(f"{where}.content must be a list of parts")
+    return "".join(_text(part, "text", f"{where}.content") for part in parts)
+
+
+def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
+    function = {"name": _text(item, "name", where), "arguments": _text(item, "arguments", where)}
+    return {"id": _text(item, "call_id", where), "type": "function", "function": function}
+
+
+def _text(item: dict[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        _refuse(f"{where}.{name} must be a string")
+    return value
+
+
+def _refuse(message: str, field: str = "input") -> NoReturn:
+    raise RequestError(message, field=field)
+
+
+def _format(wanted: ResponseRequest) -> dict[str, Any]:
+    """`text.format` as a chat's response_format."""
+    given = {name: value for name, value in (wanted.text or {}).items() if value is not None}
+    for name, value in given.items():
+        if name != "format" and (name, value) != ("verbosity", "medium"):
+            _refuse(f"text.{name} is not supported", "text")
+    form = given.get("format", {"type": "text"})
+    if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
+        _refuse("text.format must have a type: text, json_object or json_schema", "text")
+    if form["type"] == "text":
+        return {}
+    if form["type"] == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {name: value for name, value in form.items() if name != "type"},
+        }
+    }
+
+
+def _tools(wanted: ResponseRequest) -> dict[str, Any]:
+    """Function tools and the choice among them, as a chat has them."""
+    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(wanted.tools)]
+    choice = wanted.tool_choice
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            _refuse(f"tool_choice: type {choice.get('type')!r} is not supported", "tool_choice")
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    if not tools and choice in (None, "none", "auto"):
+        return {}
+    return {
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": wanted.parallel_tool_calls,
+    }
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        _refuse(f"{where}: type {tool.get('type')!r} is not supported, only function is", "tools")
+    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    return {"type": "function", "function": function}

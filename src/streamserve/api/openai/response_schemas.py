@@ -1,0 +1,219 @@
+"""POST /v1/responses: the request, the reply and the events of a stream, as OpenAI defines them."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from streamserve.api.openai.schemas import SamplingFields, about
+from streamserve.protocol.sampling import MAX_LOGPROBS
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` says to have log-probabilities."""
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses. Nothing is kept between requests: `input` holds the whole conversation."""
+
+    input: Annotated[
+        str | list[dict[str, Any]],
+        about(
+            "the user's text, or items: messages, function calls and their outputs, reasoning",
+            minItems=1,
+            examples=["Say hello.", [{"role": "user", "content": "Say hello."}]],
+        ),
+    ]
+    instructions: Annotated[str | None, about("the system message, before all input")] = None
+    max_output_tokens: Annotated[
+        int | None,
+        about("most tokens of the output; with the prompt within the context", minimum=1, maximum=2**31),
+    ] = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], about("more of the output")] = (
+        msgspec.field(default_factory=list)
+    )
+    top_logprobs: Annotated[
+        int | None,
+        about(f"alternatives for each token; needs {LOGPROBS} included", minimum=0, maximum=MAX_LOGPROBS),
+    ] = None
+    text: Annotated[dict[str, Any] | None, about("format: text, json_object or json_schema")] = None
+    tools: Annotated[list[dict[str, Any]], about("functions that may be called")] = msgspec.field(
+        default_factory=list
+    )
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, about("none, auto, required, or a function by name")
+    ] = None
+    parallel_tool_calls: Annotated[bool, about("whether several functions may be called at once")] = True
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("further variables of the model's template")
+    ] = None
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the most likely tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TextLogprob(msgspec.Struct, frozen=True):
+    """A token and the most likely ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
+    """What the model said."""
+
+    text: str = ""
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[TextLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """What the model thought before."""
+
+    text: str = ""
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    """The model's message."""
+
+    id: str
+    status: Status
+    role: str = "assistant"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """The model's reasoning."""
+
+    id: str
+    status: Status
+    summary: list[str] = []
+    content: list[ReasoningText] = []
+
+
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    """A function the model calls. `arguments` is JSON."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+Item = MessageItem | ReasoningItem | CallItem
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    """How much of the prompt was in the cache. Nothing is charged for writing to it."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """How much of the output was reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request took."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+    slo_met: bool | UnsetType = UNSET
+    ttft_ms: float | UnsetType | None = UNSET
+    tpot_ms: float | UnsetType | None = UNSET
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Why a response ended early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    """Why a response failed while it was streamed."""
+
+    code: str
+    message: str
+
+
+class ResponseReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, as it is now; the request's own fields come back with it."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    output: list[Item] = []
+    usage: ResponseUsage | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    temperature: float
+    top_p: float
+    top_logprobs: int | None
+    text: dict[str, Any]
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    metadata: dict[str, str]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    truncation: Literal["disabled"] = "disabled"
+    store: bool = False
+    background: bool = False
+    previous_response_id: None = None
+
+
+class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream: `type` says which of the other fields it has."""
+
+    type: str
+    sequence_number: int
+    response: ResponseReply | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    item: Item | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[TextLogprob] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+UNSUPPORTED_IN_RESPONSES: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "truncation": ("disabled",),
+}
+"""Fields we know and cannot obey, with the values that ask nothing of us."""

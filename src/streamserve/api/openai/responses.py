@@ -1,0 +1,205 @@
+"""POST /v1/responses: OpenAI's newer shape of a chat, with nothing kept on the server."""
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
+
+from streamserve.api.generation import Door, Job, charged_reply, generate, new_id
+from streamserve.api.generator import Item
+from streamserve.api.http.body import read_request
+from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.errors import as_request_error
+from streamserve.api.http.limits import charge_of
+from streamserve.api.http.sse import EventStream
+from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
+from streamserve.api.openai.replies import slo_fields
+from streamserve.api.openai.response_input import as_chat, renamed
+from streamserve.api.openai.response_output import Emit, Output
+from streamserve.api.openai.response_schemas import (
+    UNSUPPORTED_IN_RESPONSES,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseEvent,
+    ResponseReply,
+    ResponseRequest,
+    ResponseUsage,
+    Status,
+)
+from streamserve.api.openai.scores import charge_delta
+from streamserve.api.openai.slo import header_parameters, with_header_targets
+from streamserve.api.ops.models import served_name
+from streamserve.api.ops.openapi import described
+from streamserve.protocol.errors import RequestError
+from streamserve.text.message import MessageReader
+from streamserve.text.output import Delta, TokenLogprob, Usage
+
+
+def response_routes(door: Door) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.post(
+        "/v1/responses",
+        openapi_extra=described(
+            "The model's response to text or a conversation, in items",
+            ResponseRequest,
+            ResponseReply,
+            event=ResponseEvent,
+            unsupported=UNSUPPORTED_IN_RESPONSES,
+            parameters=header_parameters(),
+            example={"input": "Say hello.", "max_output_tokens": 16},
+        ),
+    )
+    async def responses(request: Request) -> Response:
+        wanted = await read_request(request, door, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
+        wanted = with_header_targets(wanted, request.headers)
+        served_name(door.llm, wanted.model)
+        try:
+            charge = charge_of(request)
+            chat = await door.side.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(wanted))
+            conversation = await prepared(door, chat, charge)
+        except RequestError as error:
+            raise renamed(error) from error
+        return await _Response(door, wanted, conversation).respond(request)
+
+    return router
+
+
+class _Response:
+    """One request."""
+
+    def __init__(self, door: Door, wanted: ResponseRequest, conversation: Conversation) -> None:
+        self._door = door
+        self._wanted = wanted
+        self._conversation = conversation
+        self._id = new_id("resp").replace("-", "_")
+        self._created = int(time.time())
+        self._model = served_name(door.llm, wanted.model)
+
+    async def respond(self, request: Request) -> Response:
+        if self._wanted.stream:
+            return EventStream(self._stream, named=True)
+        reply = await while_connected(request.receive, self._run(Output(_nowhere)))
+        return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    async def _stream(self, emit: Emit) -> None:
+        """An error after the first event is an event as well."""
+        output = Output(emit)
+        try:
+            await self._run(output)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if not output.begun:
+                raise
+            message = as_request_error(error).message
+            failed = ResponseError("server_error", message)
+            await output.close("incomplete")
+            await output.end(self._reply("failed", output=output.items, error=failed))
+
+    async def _run(self, output: Output) -> ResponseReply:
+        """Generate, with the events of it, up to the whole reply."""
+        reading = _Reading(self._conversation.reader(), output)
+
+        async def take(job: Job, item: Item) -> None:
+            if not output.begun:
+                await output.begin(self._reply("in_progress"))
+            if isinstance(item, Usage):
+                reading.usage = item
+            elif isinstance(item, Delta):
+                charge_delta(charge, item)
+                await reading.delta(item)
+
+        wanted, conversation = self._wanted, self._conversation
+        job = Job(0, self._id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt)
+        try:
+            with charged_reply(self._door, [job], whole=True) as charge:  # the last event has them all
+                await generate(self._door, [job], take)
+        except RequestError as error:
+            raise renamed(error) from error
+        early = reading.finish == "length"
+        status: Status = "incomplete" if early else "completed"
+        await output.finish(status)
+        reply = self._reply(
+            status,
+            output=output.items,
+            incomplete_details=IncompleteDetails() if early else None,
+            completed_at=int(time.time()),
+            usage=_usage(reading.usage, reading.thought_tokens),
+        )
+        await output.end(reply)
+        return reply
+
+    def _reply(self, status: Status, **fields: Any) -> ResponseReply:
+        wanted = self._wanted
+        return ResponseReply(
+            id=self._id,
+            created_at=self._created,
+            status=status,
+            model=self._model,
+            instructions=wanted.instructions,
+            max_output_tokens=wanted.max_output_tokens,
+            temperature=self._conversation.params.temperature,
+            top_p=self._conversation.params.top_p,
+            top_logprobs=wanted.top_logprobs,
+            text=wanted.text or {"format": {"type": "text"}},
+            tools=wanted.tools,
+            tool_choice=wanted.tool_choice or "auto",
+            parallel_tool_calls=wanted.parallel_tool_calls,
+            metadata=wanted.metadata or {},
+            user=wanted.user,
+            safety_identifier=wanted.safety_identifier,
+            prompt_cache_key=wanted.prompt_cache_key,
+            **fields,
+        )
+
+
+class _Reading:
+    """What the model writes, read as thoughts, text and calls, into items."""
+
+    def __init__(self, reader: MessageReader, output: Output) -> None:
+        self.finish: str | None = None
+        self.usage = Usage(0, 0)
+        self.thought_tokens = 0
+        self._reader = reader
+        self._output = output
+        self._tokens = 0
+        self._logprobs: list[TokenLogprob] = []
+
+    async def delta(self, delta: Delta) -> None:
+        """Take in what comes next. Tokens belong to what they bring: text that is held back comes later."""
+        self.finish = delta.finish
+        self._tokens += len(delta.tokens)
+        self._logprobs += delta.logprobs
+        part = self._reader.read(delta.text, delta.finish is not None)
+        if part.reasoning:
+            self.thought_tokens += self._tokens
+            await self._output.reasoning(part.reasoning)
+        if part.content or (delta.finish and not (part or self._reader.called)):
+            await self._output.text(part.content, self._logprobs)
+        for call in part.calls:
+            if call.id is not None:
+                await self._output.call(call.id, call.name or "")
+            await self._output.arguments(call.arguments)
+        if part:
+            self._tokens, self._logprobs = 0, []
+
+
+def _usage(usage: Usage, reasoning: int) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning),
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        **slo_fields([usage.slo] if usage.slo else []),
+    )
+
+
+async def _nowhere(event: ResponseEvent) -> None:
+    """Where the events of a whole reply go."""

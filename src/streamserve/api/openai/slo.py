@@ -1,0 +1,64 @@
+"""Latency targets of a request: in its body, or in headers that a proxy can add."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamserve.api.openai.schemas import SamplingFields
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import Slo
+
+HEADERS = {"x-slo-tpot-ms": "tpot_ms", "x-slo-ttft-ms": "ttft_ms"}
+
+CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
+"""Upper ends, in milliseconds a token, of the classes of strictness that metrics tell apart."""
+
+T = TypeVar("T", bound=SamplingFields)
+
+
+def with_header_targets(wanted: T, headers: Mapping[str, str]) -> T:
+    """`wanted` with the targets that `headers` set and its body does not. Raises RequestError if a header is
+    no positive number."""
+    given = {name: headers[header] for header, name in HEADERS.items() if header in headers}
+    if not given:
+        return wanted
+    values: dict[str, Any] = {
+        name: _number(f"x-slo-{name}".replace("_", "-"), text) for name, text in given.items()
+    }
+    if wanted.slo is not None:
+        said = {name: getattr(wanted.slo, name) for name in Slo.__struct_fields__}
+        values |= {name: value for name, value in said.items() if value is not None}
+    return msgspec.structs.replace(wanted, slo=Slo(**values))
+
+
+def header_parameters() -> list[dict[str, Any]]:
+    """The headers for the API's description."""
+    return [
+        {
+            "name": header,
+            "in": "header",
+            "description": f"slo.{name}, where the body does not say it",
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+        }
+        for header, name in HEADERS.items()
+    ]
+
+
+def strictness(slo: Slo) -> str:
+    """The name of the class that a request with these targets is counted in."""
+    if slo.tpot_ms is None:
+        return "ttft"
+    end = next((end for end in CLASSES if slo.tpot_ms <= end), None)
+    return f"tpot>{CLASSES[-1]}ms" if end is None else f"tpot<={end}ms"
+
+
+def _number(header: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise RequestError(f"{header} must be a number above 0, got {text[:40]!r}", field=header)
+    return value

@@ -1,0 +1,74 @@
+"""A request's items as stream events: which of them say something, and the usage in between or at the end."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from streamserve.api.generation import Door, Job, Piece, charged_reply, generate
+from streamserve.api.generator import Item
+from streamserve.api.http.sse import Emit
+from streamserve.api.openai.replies import UsageReply, usage_reply
+from streamserve.api.openai.schemas import GenerationRequest, StreamOptions
+from streamserve.api.openai.scores import PromptScores
+from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
+from streamserve.text.output import Delta, Usage
+
+Reply = Callable[[list[Any], UsageReply | UnsetType | None], msgspec.Struct]
+"""Makes an event of its choices and the usage."""
+
+MakeChoice = Callable[[Job, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
+"""Makes an event's choice of a job's choice number, what is new in it, whether that is the first there is,
+and the prompt's log-probabilities. None if there is nothing to say."""
+
+
+class StreamWriter:
+    """Sends the events of one request."""
+
+    def __init__(self, wanted: GenerationRequest, reply: Reply, choice: MakeChoice, emit: Emit) -> None:
+        self._options = wanted.stream_options or StreamOptions()
+        self._reply = reply
+        self._choice = choice
+        self._emit = emit
+        self._every_token = wanted.return_token_ids
+        self._begun: set[tuple[int, int]] = set()
+        self._prompt_logprobs: dict[int, PromptScores] = {}
+        self._usages: list[Usage] = []
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+
+    async def run(self, door: Door, jobs: list[Job]) -> None:
+        """Generate, and send all there is."""
+        self._prompt_tokens = sum(len(job.prompt.ids) for job in jobs)
+        with charged_reply(door, jobs, whole=False):
+            await generate(door, jobs, self._take)
+        if self._options.include_usage:
+            await self._emit(self._reply([], usage_reply(self._usages)))
+
+    async def _take(self, job: Job, item: Item) -> None:
+        if isinstance(item, Usage):
+            self._usages.append(item)
+        elif isinstance(item, PromptLogprobs):
+            self._prompt_logprobs.setdefault(job.number, PromptScores()).append(item.entries)
+        else:
+            await self._delta(job, item)
+
+    async def _delta(self, job: Job, delta: Delta) -> None:
+        self._completion_tokens += len(delta.tokens)
+        key = (job.number, delta.choice)
+        first = key not in self._begun
+        self._begun.add(key)
+        if first or delta.text or delta.logprobs or delta.finish or self._every_token:
+            piece = Piece()
+            piece.add(delta)
+            entries = self._prompt_logprobs.get(job.number, PromptScores())
+            choice = self._choice(job, delta.choice, piece, first, entries)
+            if choice is not None:
+                await self._emit(self._reply([choice], self._usage()))
+
+    def _usage(self) -> UsageReply | UnsetType | None:
+        """The usage so far, if every event is to carry it; null in all but the last, if the last does."""
+        if self._options.continuous_usage_stats:
+            return usage_reply([Usage(self._prompt_tokens, self._completion_tokens)])
+        return None if self._options.include_usage else UNSET

@@ -1,0 +1,133 @@
+"""The form that a request wants of its output, as OpenAI's and vLLM's fields say it, as a grammar."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from streamserve.api.openai.schemas import GenerationRequest
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.grammar import Grammar, GrammarKind, check_size
+from streamserve.text.grammar import as_lark
+
+_KINDS: dict[str, GrammarKind] = {"json": "json", "regex": "regex", "choice": "choice", "grammar": "lark"}
+_OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
+_ANY_OBJECT = {"type": "object"}
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A grammar, and the request's field that asks for it."""
+
+    grammar: Grammar
+    field: str
+
+
+def wants_form(request: GenerationRequest) -> bool:
+    """Whether a request asks for a form, which may take long to work out: that is not for the event loop."""
+    names = ["response_format", "structured_outputs", *(f"guided_{name}" for name in _KINDS)]
+    return any(getattr(request, name) is not None for name in names)
+
+
+def wanted_grammar(request: GenerationRequest) -> Wanted | None:
+    """The one form that `request` asks for, if it does. Raises RequestError naming the field at fault."""
+    found = [
+        _structured(f"guided_{name}", {name: value})
+        for name in _KINDS
+        if (value := getattr(request, f"guided_{name}")) is not None
+    ]
+    if request.response_format is not None:
+        found += _response_format(request.response_format)
+    if request.structured_outputs is not None:
+        found.append(_structured("structured_outputs", request.structured_outputs))
+    if len(found) > 1:
+        fields = " and ".join(one.field for one in found)
+        raise RequestError(f"{fields} cannot be combined: one form is followed", field=found[1].field)
+    return found[0] if found else None
+
+
+def _response_format(form: dict[str, Any]) -> list[Wanted]:
+    name, kind = "response_format", form.get("type")
+    if kind == "text":
+        return []
+    if kind == "json_object":
+        return [Wanted(json_grammar(_ANY_OBJECT, name), name)]
+    if kind != "json_schema":
+        raise RequestError(f"{name}.type must be text, json_object or json_schema, not {kind!r}", field=name)
+    given = form.get("json_schema")
+    if not isinstance(given, dict) or not isinstance(given.get("schema"), dict):
+        raise RequestError(f"{name}.json_schema must be an object with a schema", field=name)
+    for key in given:
+        if key not in ("name", "schema", "strict", "description"):
+            raise RequestError(f"{name}.json_schema.{key} is not a known field", field=name)
+    return [Wanted(json_grammar(given["schema"], name), name)]
+
+
+def _structured(field: str, given: dict[str, Any]) -> Wanted:
+    """vLLM's object of one form and perhaps options, each of them null where it isn't meant."""
+    said = {
+        name: value
+        for name, value in given.items()
+        if value is not None and (value is not False or name in _KINDS)
+    }
+    options = {name: said.pop(name) for name in _OPTIONS if name in said}
+    if said.pop("json_object", None):
+        said["json"] = _ANY_OBJECT
+    for name in said:
+        if name not in _KINDS:
+            raise RequestError(f"{field}.{name} is not supported", field=field)
+    if len(said) != 1:
+        raise RequestError(f"{field} must hold exactly one of {', '.join(_KINDS)}", field=field)
+    ((name, value),) = said.items()
+    if options and name != "json":
+        raise RequestError(f"{field}.{next(iter(options))} needs a JSON schema", field=field)
+    return Wanted(_grammar(field, _KINDS[name], value, options), field)
+
+
+def _grammar(field: str, kind: GrammarKind, value: Any, options: dict[str, Any]) -> Grammar:
+    if kind == "json":
+        return json_grammar(_schema(field, value), field, options)
+    if kind == "choice":
+        _check_size(value, field)
+        return Grammar(kind=kind, text=json.dumps(value))
+    if not isinstance(value, str):
+        raise RequestError(f"{field} must be a string", field=field)
+    if kind == "regex":
+        _check_size(value, field)
+        return Grammar(kind=kind, text=value)
+    try:
+        return Grammar(kind=kind, text=as_lark(value))
+    except ValueError as error:
+        raise RequestError(f"{field} {error}", field=field) from error
+
+
+def _schema(field: str, value: Any) -> Any:
+    """A schema may come as text."""
+    _check_size(value, field)
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field} is not JSON: {error}", field=field) from error
+
+
+def _check_size(value: Any, field: str) -> None:
+    """Raises RequestError about `field` for a form that is too large to be looked at."""
+    try:
+        check_size(value)
+    except ValueError as error:
+        raise RequestError(f"{field} {error}", field=field) from error
+
+
+def json_grammar(schema: Any, field: str, options: dict[str, Any] | None = None) -> Grammar:
+    """The texts that are JSON and match `schema`, which stands in `field`; `options` are about blanks. Raises
+    RequestError if it is too large."""
+    _check_size(schema, field)
+    blanks: dict[str, Any] = {}
+    if options and options.get("disable_any_whitespace"):
+        blanks["whitespace_flexible"] = False
+    elif options:
+        blanks["whitespace_pattern"] = options["whitespace_pattern"]
+    if blanks and isinstance(schema, dict):
+        schema = {**schema, "x-guidance": {**schema.get("x-guidance", {}), **blanks}}
+    return Grammar(kind="json", text=json.dumps(schema))

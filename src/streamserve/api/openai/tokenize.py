@@ -1,0 +1,152 @@
+"""POST /tokenize and /detokenize: a prompt's token ids without generating, and back, as vLLM has them."""
+
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, UnsetType
+
+from streamserve.api.generation import Door
+from streamserve.api.http.body import read_request
+from streamserve.api.http.limits import charge_of
+from streamserve.api.http.memory import Charge
+from streamserve.api.openai.conversation import LARGE_REQUEST, chat_prompt, chat_tools
+from streamserve.api.openai.prompts import Encoder, Prompt
+from streamserve.api.openai.schemas import ChatRequest, Model, about
+from streamserve.api.ops.models import served_name
+from streamserve.api.ops.openapi import described
+from streamserve.protocol.errors import RequestError
+
+_THREAD_ABOVE = 4096
+"""Tokens that take about a millisecond to decode; longer texts must not hold up other requests."""
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize. Either `prompt`, a text, or `messages`, a conversation that the template writes."""
+
+    model: Model = None
+    prompt: Annotated[str | None, about("the text", examples=["Once upon a time"])] = None
+    messages: Annotated[
+        list[dict[str, Any]] | None, about("the conversation: objects with role and content", minItems=1)
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
+    ] = None
+    return_token_strs: Annotated[bool, about("the tokens as the vocabulary writes them, too")] = False
+    add_generation_prompt: Annotated[bool, about("of conversations: open the assistant's message")] = True
+    continue_final_message: Annotated[bool, about("of conversations: leave the last message open")] = False
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("of conversations: further variables of the template")
+    ] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, about("of conversations: functions that the model may call")
+    ] = None
+
+
+class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The token ids, how many, and how many the model's context holds."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    model: Model = None
+    tokens: Annotated[list[int], about("token ids", examples=[[1, 2, 3]])]
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of the tokens, special ones written out."""
+
+    prompt: str
+
+
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "mm_processor_kwargs": ({},),
+}
+_OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+
+
+def tokenize_routes(door: Door) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+
+    @router.post(
+        "/tokenize",
+        openapi_extra=described(
+            "Token ids of a text or a conversation",
+            TokenizeRequest,
+            TokenizeReply,
+            unsupported=_UNSUPPORTED,
+            example={"prompt": "Once upon a time", "return_token_strs": True},
+        ),
+    )
+    async def tokenize(request: Request) -> Response:
+        wanted = await read_request(request, door, TokenizeRequest, _UNSUPPORTED)
+        served_name(door.llm, wanted.model)
+        prompt = await _prompt(door, wanted, charge_of(request))
+        large = len(prompt.ids) > _THREAD_ABOVE
+        reply = await door.side.run_if(large, lambda: _tokens_reply(door, wanted, prompt))
+        return Response(reply, media_type="application/json")
+
+    @router.post(
+        "/detokenize",
+        openapi_extra=described(
+            "The text of token ids", DetokenizeRequest, DetokenizeReply, example={"tokens": [5, 6, 7]}
+        ),
+    )
+    async def detokenize(request: Request) -> Response:
+        wanted = await read_request(request, door, DetokenizeRequest, {})
+        served_name(door.llm, wanted.model)
+        reply = DetokenizeReply(prompt=await _text(door, wanted.tokens))
+        return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    return router
+
+
+async def _prompt(door: Door, wanted: TokenizeRequest, charge: Charge) -> Prompt:
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise RequestError("give either prompt or messages", field="prompt")
+    if wanted.messages is None:
+        for field in msgspec.structs.fields(TokenizeRequest):
+            if field.name in _OF_CONVERSATIONS and getattr(wanted, field.name) != field.default:
+                raise RequestError(f"{field.name} needs messages", field=field.name)
+        text = wanted.prompt or ""
+        encoder = Encoder(door.llm, door.side, charge)
+        return (await encoder.encode([text], wanted.add_special_tokens is not False, "prompt"))[0]
+    chat = ChatRequest(
+        messages=wanted.messages,
+        add_generation_prompt=wanted.add_generation_prompt,
+        continue_final_message=wanted.continue_final_message,
+        chat_template_kwargs=wanted.chat_template_kwargs,
+        add_special_tokens=bool(wanted.add_special_tokens),
+        tools=wanted.tools or [],
+    )
+    tools = await door.side.run_if(charge.held > LARGE_REQUEST, lambda: chat_tools(door, chat))
+    return await chat_prompt(door, chat, None, charge, tools)
+
+
+def _tokens_reply(door: Door, wanted: TokenizeRequest, prompt: Prompt) -> bytes:
+    tokenizer = door.llm.tokenizer
+    reply = TokenizeReply(
+        count=len(prompt.ids),
+        max_model_len=door.llm.model.max_model_len,
+        tokens=prompt.ids,
+        token_strs=[tokenizer.piece(token) for token in prompt.ids] if wanted.return_token_strs else UNSET,
+    )
+    return msgspec.json.encode(reply)
+
+
+async def _text(door: Door, tokens: list[int]) -> str:
+    size = door.llm.model.vocab_size
+    wrong = next((token for token in tokens if not 0 <= token < size), None)
+    if wrong is not None:
+        raise RequestError(f"tokens has {wrong}, but the vocabulary has {size} tokens", field="tokens")
+    decode = partial(door.llm.tokenizer.decode, tokens, skip_special_tokens=False)
+    return await door.side.run_if(len(tokens) > _THREAD_ABOVE, decode)

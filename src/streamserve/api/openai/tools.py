@@ -1,0 +1,135 @@
+"""A chat's tools, checked, and how their calls come about: by the model's own will, or by a grammar."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from streamserve.api.openai.schemas import ChatRequest
+from streamserve.api.openai.structured import json_grammar
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.grammar import Grammar, check_size
+from streamserve.text.tokenizer import Tokenizer
+from streamserve.text.tools.formats import REQUIRED, Format, find_format
+from streamserve.text.tools.grammar import calls_schema, free_calls
+from streamserve.text.tools.reader import CallReader
+
+MAX_TOOLS = 128
+MAX_CALLS = 32
+"""Calls of one message, where a grammar makes them."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CHOICES = ("none", "auto", "required")
+_ANY = {"type": "object"}
+"""The arguments of a function that is not strict, beside one that is."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """How one request's tools are used. `shown` are those the template gets; `grammar` forces a call, or the
+    form of one; `named` is the one whose arguments are then the whole text."""
+
+    shown: list[dict[str, Any]]
+    names: frozenset[str]
+    form: Format
+    parallel: bool
+    grammar: Grammar | None = None
+    named: str | None = None
+
+    def reader(self) -> CallReader:
+        """For one message."""
+        return CallReader(self.form, self.names, self.parallel, self.named)
+
+
+def wanted_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks: bool) -> Tools | None:
+    """The tools of `request`, None if it has none or must not use them. `parser` is the name of the format in
+    which the model writes calls, and perhaps it `thinks` before. Raises RequestError naming the field."""
+    schemas = _schemas(request.tools)
+    choice = _choice(request.tool_choice, schemas)
+    if choice == "none" or not schemas:
+        return None
+    names, parallel = frozenset(schemas), request.parallel_tool_calls is not False
+    if choice == "auto":
+        form = find_format(parser, tokenizer.chat_template)
+        if form is None:
+            raise RequestError(
+                "tools: how this model writes tool calls is not known, as its chat template does not say: "
+                "use tool_choice required or a named function, or start the server with --tool-parser",
+                field="tools",
+            )
+        strict = {tool["function"]["name"] for tool in request.tools if tool["function"].get("strict")}
+        if not strict:
+            return Tools(request.tools, names, form, parallel)
+        held = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
+        check_schemas(held)
+        grammar = free_calls(form, held, tokenizer.special_id, thinks)
+        return Tools(request.tools, names, form, parallel, grammar)
+    if choice == "required":
+        check_schemas(schemas)
+        call = calls_schema(schemas, "parameters")
+        definitions = call.pop("$defs")
+        most = MAX_CALLS if parallel else 1
+        calls = {"type": "array", "items": call, "minItems": 1, "maxItems": most, "$defs": definitions}
+        grammar = json_grammar(calls, "tools")
+        return Tools(request.tools, names, REQUIRED, parallel, grammar)
+    return Tools(request.tools, names, REQUIRED, False, json_grammar(schemas[choice], "tools"), choice)
+
+
+def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
+    """Raises RequestError if the schemas of all functions are too large for one grammar."""
+    try:
+        check_size(schemas)
+    except ValueError as error:
+        raise RequestError(f"tools: the schema of all calls {error}", field="tools") from error
+
+
+def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The parameters of each function by its name."""
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are taken", field="tools")
+    schemas: dict[str, dict[str, Any]] = {}
+    for place, tool in enumerate(tools):
+        where = f"tools[{place}]"
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise RequestError(f"{where} must have the type function, and a function", field="tools")
+        name = function.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise RequestError(
+                f"{where}.function.name must have 1 to 64 letters, digits and _.-", field="tools"
+            )
+        if name in schemas:
+            raise RequestError(f"{where}.function.name: there are two tools called {name}", field="tools")
+        if not isinstance(function.get("strict"), bool | None):
+            raise RequestError(f"{where}.function.strict must be true or false", field="tools")
+        schemas[name] = _parameters(function.get("parameters"), f"{where}.function.parameters")
+    return schemas
+
+
+def _parameters(schema: Any, where: str) -> dict[str, Any]:
+    if schema is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise RequestError(f"{where} must be a JSON schema of type object", field="tools")
+    return {"type": "object", **schema}
+
+
+def _choice(choice: Any, schemas: dict[str, dict[str, Any]]) -> str:
+    """none, auto, required, or a function's name."""
+    field = "tool_choice"
+    if choice is None:
+        return "auto"
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise RequestError(
+                f"{field} must name a function, or be one of {', '.join(_CHOICES)}", field=field
+            )
+        if name not in schemas:
+            raise RequestError(f"{field}: there is no tool called {name!r}", field=field)
+        return name
+    if choice not in _CHOICES:
+        raise RequestError(f"{field} must be one of {', '.join(_CHOICES)}, or name a function", field=field)
+    if choice == "required" and not schemas:
+        raise RequestError(f"{field} is required, but there are no tools", field=field)
+    return str(choice)

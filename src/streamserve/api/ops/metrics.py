@@ -1,0 +1,287 @@
+"""Prometheus metrics of one server: what requests saw, and what the worker reports of itself.
+
+All names begin with `streamserve:`. Those that vLLM has too are there under `vllm:` as well (NAMES_OF_VLLM),
+so that its dashboards and autoscalers work unchanged.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from streamserve.api.openai.slo import strictness
+from streamserve.api.ops.incidents import IncidentMetrics
+from streamserve.api.ops.worker_metrics import LABEL, OURS, WorkerMetrics
+from streamserve.protocol.errors import PromptChanged, RequestError
+from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.sampling import NO_SLO, Slo
+from streamserve.text.output import Delta, Usage
+
+THEIRS = "vllm:"
+
+NAMES_OF_VLLM = {
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "corrupted_requests",
+    "prompt_tokens",
+    "generation_tokens",
+    "request_success",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_params_n",
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_accepted_tokens_per_pos",
+}
+"""Families that vLLM has with the same name and meaning (in its v1/metrics/loggers.py and
+v1/spec_decode/metrics.py); labels are ours."""
+
+SUCCESSES = ("stop", "length", "abort")
+"""Reasons that vLLM counts as success, with its label's name (finished_reason)."""
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+_COUNTS = tuple(2**power for power in range(0, 18))
+
+_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
+    "stream_time_to_first_token_seconds": ("From a prompt stream's creation to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("Between two tokens of a choice.", _TOKEN_SECONDS),
+    "request_time_per_output_token_seconds": (
+        "A request's mean time for a token after the first.",
+        _TOKEN_SECONDS,
+    ),
+    "e2e_request_latency_seconds": ("From a request's arrival to its end.", _SECONDS),
+    "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
+    "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
+    "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
+    "request_inference_time_seconds": ("From a request's first step to its last token.", _SECONDS),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
+    "request_generation_tokens": ("Tokens generated for a request.", _COUNTS),
+    "request_params_n": ("Choices that a request asked for.", (1, 2, 5, 10, 20)),
+}
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own, labelled with the model's name."""
+
+    def __init__(
+        self,
+        model_name: str,
+        report: Callable[[], Report | None],
+        incidents: Callable[[], IncidentReport] = IncidentReport,
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._model_name = model_name
+        self._registry.register(WorkerMetrics(model_name, report))
+        self._registry.register(IncidentMetrics(model_name, incidents))
+        self._finished = Counter(
+            f"{OURS}requests",
+            "Choices that ended, by why.",
+            (LABEL, "finish_reason"),
+            registry=self._registry,
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.memory = self._gauge("memory_held_bytes", "What open requests are charged of max_memory_bytes.")
+        self.streams = self._gauge("streams", "Prompt streams that are open.")
+        self.stream_chunks = self._counter("stream_chunks", "Chunks that prompt streams were given.")
+        self._attainment = Counter(
+            f"{OURS}slo_requests",
+            "Requests with latency targets that ended, by strictness and whether they met them.",
+            (LABEL, "slo_class", "met"),
+            registry=self._registry,
+        )
+        self._goodput = Counter(
+            f"{OURS}slo_goodput_tokens",
+            "Tokens generated for requests that met their latency targets.",
+            (LABEL, "slo_class"),
+            registry=self._registry,
+        )
+        self._histograms = {name: self._histogram(name, *how) for name, how in _HISTOGRAMS.items()}
+        self._registry.register(_Successes(self._finished))
+        self._all = CollectorRegistry()
+        self._all.register(_WithNamesOfVllm(self._registry))
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._all)
+
+    def finished(self, reason: str) -> None:
+        """Count a choice that ended."""
+        self._finished.labels(self._model_name, reason).inc()
+
+    def attained(self, slo: Slo, met: bool, tokens: int) -> None:
+        """Count a request that had latency targets, and its `tokens` if it met them."""
+        labels = (self._model_name, strictness(slo))
+        self._attainment.labels(*labels, str(met).lower()).inc()
+        self._goodput.labels(*labels).inc(tokens if met else 0)
+
+    def observe(self, name: str, value: float) -> None:
+        """Add a value to the histogram of this name."""
+        self._histograms[name].observe(value)
+
+    @contextmanager
+    def request(
+        self, prompt_tokens: int, choices: int, created: float | None = None
+    ) -> Iterator["RequestWatch"]:
+        """Watch one request; `created` is when its prompt began to arrive, if it did so bit by bit.
+
+        Choices that are open when it ends count as aborted, or failed if an error ended it; a request that
+        was refused isn't counted at all.
+        """
+        watch = RequestWatch(self, prompt_tokens, choices, created)
+        try:
+            yield watch
+        except RequestError as error:
+            if watch.begun or error.status >= 500:
+                watch.close("error")
+            raise
+        except asyncio.CancelledError:
+            watch.close("abort")
+            raise
+        except PromptChanged:
+            watch.close("abort")
+            raise
+        except Exception:
+            watch.close("error")
+            raise
+        watch.close("abort")
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"{OURS}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"{OURS}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"{OURS}{name}", text, (LABEL,), registry=self._registry, buckets=buckets)
+        return histogram.labels(self._model_name)
+
+
+class RequestWatch:
+    """What one request brings to the metrics."""
+
+    def __init__(
+        self, metrics: Metrics, prompt_tokens: int, choices: int, created: float | None = None
+    ) -> None:
+        self.begun = False
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._created = created
+        self._choices = choices
+        self._open = set(range(choices))
+        self._start = time.perf_counter()
+        self._before = 0.0 if created is None else self._start - created
+        self._first = 0.0
+        self._latest: dict[int, float] = {}
+        self._tokens: dict[int, int] = {}
+
+    def delta(self, delta: Delta) -> None:
+        """Take note of what a choice brought."""
+        now = time.perf_counter()
+        if not self.begun:
+            self.begun = True
+            self._metrics.prompt_tokens.inc(self._prompt_tokens)
+        if delta.tokens:
+            self._take(delta.choice, len(delta.tokens), now)
+        if delta.finish is not None:
+            self._open.discard(delta.choice)
+            self._metrics.finished(delta.finish)
+
+    def usage(self, usage: Usage, slo: Slo = NO_SLO) -> None:
+        """The request has come to its end by itself: where its time went."""
+        observe = self._metrics.observe
+        if usage.slo is not None:
+            self._metrics.attained(slo, usage.slo.met, usage.completion_tokens)
+        queued = max(0.0, usage.queued_seconds - self._before)
+        observe("request_queue_time_seconds", queued)
+        observe("request_prompt_tokens", usage.prompt_tokens)
+        observe("request_generation_tokens", usage.completion_tokens)
+        observe("request_params_n", self._choices)
+        if not self._latest:
+            return
+        last, most = max(self._latest.values()), max(self._tokens.values())
+        began = self._start + queued
+        observe("request_prefill_time_seconds", max(0.0, self._first - began))
+        observe("request_decode_time_seconds", last - self._first)
+        observe("request_inference_time_seconds", max(0.0, last - began))
+        if most > 1:
+            observe("request_time_per_output_token_seconds", (last - self._first) / (most - 1))
+
+    def close(self, reason: str) -> None:
+        """The request is over, and with it, for `reason`, the choices that are still open."""
+        for _ in self._open:
+            self._metrics.finished(reason)
+        self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._start)
+
+    def _take(self, choice: int, count: int, now: float) -> None:
+        self._metrics.generation_tokens.inc(count)
+        if not self._latest:
+            self._first = now
+            self._metrics.observe("time_to_first_token_seconds", now - self._start)
+            if self._created is not None:
+                self._metrics.observe("stream_time_to_first_token_seconds", now - self._created)
+        if choice in self._latest:
+            gap = (now - self._latest[choice]) / count
+            for _ in range(count):
+                self._metrics.observe("inter_token_latency_seconds", gap)
+        self._latest[choice] = now
+        self._tokens[choice] = self._tokens.get(choice, 0) + count
+
+
+class _Successes(Collector):
+    """The choices that ended well, as vLLM counts and labels them."""
+
+    def __init__(self, finished: Counter) -> None:
+        self._finished = finished
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            f"{OURS}request_success", "Choices that ended well.", labels=(LABEL, "finished_reason")
+        )
+        for sample in next(iter(self._finished.collect())).samples:
+            reason = sample.labels["finish_reason"]
+            if sample.name.endswith("_total") and reason in SUCCESSES:
+                family.add_metric((sample.labels[LABEL], reason), sample.value)
+        yield family
+
+
+class _WithNamesOfVllm(Collector):
+    """Every family of a registry, and once more by vLLM's name where there is one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            yield family
+            if family.name.removeprefix(OURS) in NAMES_OF_VLLM:
+                yield _renamed(family)
+
+
+def _renamed(family: Metric) -> Metric:
+    copy = Metric(family.name.replace(OURS, THEIRS, 1), family.documentation, family.type, family.unit)
+    copy.samples = [Sample(sample.name.replace(OURS, THEIRS, 1), *sample[1:]) for sample in family.samples]
+    return copy

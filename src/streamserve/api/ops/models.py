@@ -1,0 +1,69 @@
+"""GET /v1/models: what this server serves, and under which names."""
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from streamserve.api.generator import Generator
+from streamserve.api.ops.openapi import described
+from streamserve.protocol.errors import RequestError
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One name of the model. `root` is where its tokenizer can be loaded from.
+    `row_invariant`: the backend promises that a text does not depend on its company in a batch."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "streamserve"
+    root: str
+    max_model_len: int
+    row_invariant: bool
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All names."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+def served_name(llm: Generator, asked: str | None) -> str:
+    """The name a request uses; the first one where it gives none. Raises RequestError (404) for others."""
+    if asked is None:
+        return llm.served_names[0]
+    if asked not in llm.served_names:
+        names = ", ".join(llm.served_names)
+        raise RequestError(
+            f"The model '{asked}' does not exist; this server has: {names}", field="model", status=404
+        )
+    return asked
+
+
+def model_routes(llm: Generator) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+
+    def card(name: str) -> ModelCard:
+        model = llm.model
+        return ModelCard(
+            id=name,
+            created=llm.created,
+            root=llm.root,
+            max_model_len=model.max_model_len,
+            row_invariant=model.row_invariant,
+        )
+
+    @router.get("/v1/models", openapi_extra=described("The names of the model", reply=ModelList))
+    async def models() -> Response:
+        cards = ModelList(data=[card(name) for name in llm.served_names])
+        return Response(msgspec.json.encode(cards), media_type="application/json")
+
+    @router.get(
+        "/v1/models/{name:path}", openapi_extra=described("One of them", reply=ModelCard, errors=(404, 503))
+    )
+    async def model(name: str) -> Response:
+        found = card(served_name(llm, name))
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    return router

@@ -1,0 +1,145 @@
+"""The API's description (/openapi.json), made from the very structs that requests are checked against."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from streamserve.api.http.errors import ErrorBody
+
+_REFERENCE = "#/components/schemas/{name}"
+_JSON = "application/json"
+_ERRORS = {
+    400: "A field is unknown, not supported, or has a value it can't have: the error names it",
+    401: "A key is needed, and this is none of them",
+    403: "Not for this caller: a page of another origin, or an admin route without an admin key",
+    404: "There is no such model, or stream",
+    405: "The route does not take this method",
+    409: "The stream has another version, which the error names, or is finished",
+    413: "The request is larger than the limit",
+    429: "Too many requests are open: come back after Retry-After seconds",
+    500: "The server failed",
+    503: "The model is loading, or the server is stopping",
+    504: "The request took longer than the operator allows",
+}
+_OF_READING = (401, 403, 405, 500)
+_OF_ANSWERING = tuple(_ERRORS)
+_COMPONENTS = "x-components"
+"""Where a route keeps its structs' schemas until the description is put together."""
+
+
+def described(
+    summary: str,
+    request: type[msgspec.Struct] | None = None,
+    reply: type[msgspec.Struct] | None = None,
+    *,
+    event: type[msgspec.Struct] | None = None,
+    unsupported: Mapping[str, tuple[Any, ...]] | None = None,
+    example: Mapping[str, Any] | None = None,
+    media: str = _JSON,
+    open_to_all: bool = False,
+    errors: tuple[int, ...] = (),
+    others: Mapping[int, type[msgspec.Struct]] | None = None,
+    parameters: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """A route for the description: what it does, takes and answers.
+
+    `event` is one event of its streams. `unsupported` are fields that are known and refused, with the values
+    that ask nothing of us; `parameters` describes headers. A `reply` that is no struct is text of the type
+    `media`. `others` are answers beside it, by status.
+    """
+    others = others or {}
+    kinds = [kind for kind in (request, reply, event, *others.values(), ErrorBody) if kind is not None]
+    _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    statuses = {*errors, *(_OF_READING if request is None else _OF_ANSWERING)}
+    responses: dict[str, Any] = {
+        str(status): {"description": _ERRORS[status], "content": _content(_JSON, _reference(ErrorBody))}
+        for status in sorted(statuses)
+    }
+    responses["200"] = {"description": "The answer", "content": _content(media, _reference(reply))}
+    if not media:
+        del responses["200"]["content"]
+    if event is not None:
+        text = f"server-sent events, where `stream` is true: the data of each is a {event.__name__} as JSON"
+        responses["200"]["content"]["text/event-stream"] = {
+            "schema": {"type": "string", "description": text, "x-event": _reference(event)}
+        }
+    for status, kind in others.items():
+        responses[str(status)] = {"description": "Not now", "content": _content(_JSON, _reference(kind))}
+    operation: dict[str, Any] = {"summary": summary, "responses": responses, _COMPONENTS: components}
+    if parameters:
+        operation["parameters"] = parameters
+    if open_to_all:
+        operation["security"] = []
+        del responses["401"]
+    if request is not None:
+        components[request.__name__] = _of_request(components[request.__name__], unsupported or {})
+        content = _content(_JSON, _reference(request))
+        content[_JSON]["examples"] = {"request": {"value": example}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def install_description(app: FastAPI) -> None:
+    """Make `app` describe its routes as `described` says."""
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _assembled(generated())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _assembled(description: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's own description of the routes, with our components and without its validation errors and
+    the empty schemas it has for routes that answer no JSON."""
+    description = deepcopy(description)
+    schemas: dict[str, Any] = {}
+    for operations in description["paths"].values():
+        for operation in operations.values():
+            schemas |= operation.pop(_COMPONENTS, {})
+            operation["responses"].pop("422", None)
+            for response in operation["responses"].values():
+                content = response.pop("content", {})
+                if kept := {media: body for media, body in content.items() if body["schema"]}:
+                    response["content"] = kept
+    key = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
+    description["components"] = {"schemas": schemas, "securitySchemes": {"key": key}}
+    description["security"] = [{"key": []}, {}]
+    return description
+
+
+def _content(media: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {media: {"schema": schema}}
+
+
+def _reference(kind: type[msgspec.Struct] | None) -> dict[str, Any]:
+    return {"type": "string"} if kind is None else {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+def _of_request(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """`schema` as requests are read: null is as good as left out, and some fields take few values only."""
+    required = schema.get("required", ())
+    properties = {
+        name: field if name in required else _nullable(field) for name, field in schema["properties"].items()
+    }
+    for name, values in sorted(unsupported.items()):
+        properties[name] = {"description": "not supported", "enum": [*values, None]}
+    return {**schema, "properties": properties}
+
+
+def _nullable(field: dict[str, Any]) -> dict[str, Any]:
+    field = {name: value for name, value in field.items() if (name, value) != ("default", None)}
+    if "anyOf" in field:
+        kinds = [kind for kind in field["anyOf"] if kind != {"type": "null"}]
+        return {**field, "anyOf": [*kinds, {"type": "null"}]}
+    if "type" in field:
+        return {**field, "type": [field["type"], "null"]}
+    if "enum" in field:
+        return {**field, "enum": [*field["enum"], None]}
+    rest = {name: value for name, value in field.items() if name != "$ref"}
+    return {**rest, "anyOf": [{"$ref": field["$ref"]}, {"type": "null"}]} if "$ref" in field else field

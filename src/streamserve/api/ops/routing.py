@@ -1,0 +1,22 @@
+"""Why requests went where they did."""
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from streamserve.api.generator import Generator
+from streamserve.api.ops.openapi import described
+from streamserve.fleet.view import RouterView
+
+
+def router_routes(llm: Generator) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.get(
+        "/v1/router", openapi_extra=described("Workers, and recent routing decisions", reply=RouterView)
+    )
+    async def routing() -> Response:
+        """The workers now, and the places, scores and reasons of recent decisions."""
+        return Response(msgspec.json.encode(llm.routing()), media_type="application/json")
+
+    return router

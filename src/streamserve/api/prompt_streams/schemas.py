@@ -1,0 +1,167 @@
+"""What the routes of prompt streams take and answer."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from streamserve.api.openai.schemas import (
+    UNSUPPORTED_IN_CHATS,
+    UNSUPPORTED_IN_COMPLETIONS,
+    GenerationRequest,
+    StreamOptions,
+    about,
+)
+from streamserve.protocol.sampling import MAX_LOGPROBS
+from streamserve.text.arriving import MAX_OPERATIONS, Operation
+
+DEFAULT_TEMPLATE = "{context}{query}"
+
+
+class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/streams: how to answer a prompt that will arrive in chunks. With `messages` it is a chat,
+    whose last message is the template. The fields are those of completions or of chats."""
+
+    query: Annotated[str, about("what is asked about the context; computed last")] = ""
+    template: Annotated[
+        str | None,
+        about(f"the prompt's text, with {{context}} and {{query}}; by default {DEFAULT_TEMPLATE!r}"),
+    ] = None
+    messages: Annotated[
+        list[dict[str, Any]] | None,
+        about(
+            "the conversation: objects with role and content; the last, of the user, is the template",
+            minItems=1,
+        ),
+    ] = None
+    answer_early: Annotated[
+        bool,
+        about("answer the context as it stands, to be read at /answer; what changes then is withdrawn"),
+    ] = False
+    logprobs: Annotated[
+        bool | int | None,
+        about("log-probabilities: of a chat true, otherwise how many alternatives", maximum=MAX_LOGPROBS),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
+    ] = None
+    max_completion_tokens: Annotated[
+        int | None, about("of chats: max_tokens by its newer name", minimum=0, maximum=2**31)
+    ] = None
+    top_logprobs: Annotated[
+        int | None, about("of chats: with so many alternatives each", minimum=0, maximum=MAX_LOGPROBS)
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("of chats: further variables of the model's template")
+    ] = None
+    tools: Annotated[list[dict[str, Any]] | None, about("of chats: functions it may call")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, about("of chats: none, auto, required, or the one function to call")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("of chats: false: at most one call")] = None
+    include_reasoning: Annotated[bool, about("of chats: false: leave out what the model thinks")] = True
+
+
+ONLY_OF_CHATS = (
+    "max_completion_tokens",
+    "top_logprobs",
+    "chat_template_kwargs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "include_reasoning",
+)
+
+UNSUPPORTED_IN_STREAMS: dict[str, tuple[Any, ...]] = {
+    **UNSUPPORTED_IN_COMPLETIONS,
+    **UNSUPPORTED_IN_CHATS,
+    "add_generation_prompt": (True,),
+    "best_of": (),
+    "continue_final_message": (False,),
+    "prompt": (),
+}
+"""Fields we know and cannot obey, with the values that ask nothing of us."""
+
+
+class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """PATCH /v1/streams/{id}: all operations apply in order, or none."""
+
+    version: Annotated[int, about("the version that the edit was made for", minimum=0)]
+    operations: Annotated[
+        list[Operation],
+        about(
+            "append, insert (before a chunk), replace or remove",
+            minItems=1,
+            maxItems=MAX_OPERATIONS,
+            examples=[[{"op": "append", "text": "A document."}]],
+        ),
+    ]
+
+
+class FinishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/streams/{id}/finish: nothing more comes. None: as said when the stream was made."""
+
+    version: Annotated[
+        int | None, about("the version that is to be answered; by default the current one")
+    ] = None
+    stream: Annotated[bool | None, about("server-sent events as the text comes")] = None
+    stream_options: StreamOptions | None = None
+
+
+class StreamReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A new stream."""
+
+    id: str
+    object: Literal["prompt_stream"] = "prompt_stream"
+    version: int = 0
+
+
+class EditReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The new version, and the id of the chunk that each operation made, changed or removed."""
+
+    id: str
+    version: int
+    chunks: list[str]
+
+
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/streams/{id}/answer: the early answer, event by event."""
+
+    stream_options: StreamOptions | None = None
+
+
+class WithdrawnReply(msgspec.Struct, frozen=True, kw_only=True):
+    """All events of the early answer so far are void: the context became another, now `version`. The answer
+    begins anew, under another id."""
+
+    id: str
+    version: int
+    object: Literal["prompt_stream.withdrawn"] = "prompt_stream.withdrawn"
+
+
+class ChunkState(msgspec.Struct, frozen=True):
+    """A chunk, and how long its text is."""
+
+    id: str
+    characters: int
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stream stands. `tokens` is the length of the whole prompt, template and query included, and
+    `computed` how many of them are in the model's cache already."""
+
+    id: str
+    object: Literal["prompt_stream"] = "prompt_stream"
+    created: int
+    model: str
+    status: Literal["open", "answering"]
+    version: int
+    chunks: list[ChunkState]
+    tokens: int
+    computed: int
+
+
+class DeletedReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The stream is gone."""
+
+    id: str
+    deleted: bool = True

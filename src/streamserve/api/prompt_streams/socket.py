@@ -1,0 +1,189 @@
+"""/v1/streams/ws: the same over one WebSocket, whose streams end with it.
+
+    → {"request": "a", "method": "create", "body": {…}}
+    ← {"request": "a", "status": 200, "body": {"id": …, "version": 0}}
+    → {"request": "b", "method": "finish", "id": …, "body": {"stream": true}}
+    ← {"request": "b", "event": {…}} …, at last {"request": "b", "status": 200}
+
+Methods and bodies are those of the routes; `request` is the client's own and comes back. Edits are done in
+order; an answer does not hold up what comes after it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, WebSocket
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from streamserve.api.generation import Door
+from streamserve.api.http.body import checked, read_message
+from streamserve.api.http.errors import as_request_error, error_body
+from streamserve.api.http.sse import Emit
+from streamserve.api.openai.conversation import LARGE_REQUEST
+from streamserve.api.prompt_streams.idempotency import Replays, caller
+from streamserve.api.prompt_streams.schemas import (
+    UNSUPPORTED_IN_STREAMS,
+    AnswerRequest,
+    DeletedReply,
+    EditRequest,
+    FinishRequest,
+    StreamRequest,
+)
+from streamserve.api.prompt_streams.streams import Streams
+from streamserve.protocol.errors import RequestError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_ANSWERS = 64
+"""Answers that one socket may wait for at once."""
+
+_SEND_SECONDS = 30.0
+"""A client that reads nothing for so long is dropped."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message of a client."""
+
+    request: str = ""
+    method: Literal["create", "edit", "answer", "finish", "get", "delete"]
+    id: str = ""
+    idempotency_key: str | None = None
+    body: dict[str, Any] = {}
+
+
+def socket_routes(door: Door, streams: Streams, replays: Replays) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.websocket("/v1/streams/ws")
+    async def socket(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await _Conversation(websocket, door, streams, replays).run()
+
+    return router
+
+
+class _Conversation:
+    """One client's socket."""
+
+    def __init__(self, websocket: WebSocket, door: Door, streams: Streams, replays: Replays) -> None:
+        self._websocket = websocket
+        self._door = door
+        self._streams = streams
+        self._replays = replays
+        self._created: set[str] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until the client leaves; then its streams are ended."""
+        try:
+            while True:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._take(message.get("bytes") or (message.get("text") or "").encode())
+                await asyncio.sleep(0)  # messages that are here already do not hold up other connections
+        except (WebSocketDisconnect, TimeoutError, asyncio.CancelledError):
+            return
+        finally:
+            for task in self._answers:
+                task.cancel()
+            await asyncio.gather(*self._answers, return_exceptions=True)
+            for name in self._created & self._streams.names():
+                await self._streams.delete(name)
+
+    async def _take(self, data: bytes) -> None:
+        call = None
+        try:
+            with self._door.memory.charge() as charge:
+                charge.add(len(data))
+                call = await read_message(data, self._door, charge, Call, {})
+                if call.method not in ("answer", "finish"):
+                    await self._reply(call, await self._done(call, charge.held))
+                elif len(self._answers) >= MAX_ANSWERS:
+                    raise RequestError(f"{MAX_ANSWERS} answers are on their way, the limit", status=429)
+                else:
+                    task = asyncio.create_task(self._answer(call))
+                    self._answers.add(task)
+                    task.add_done_callback(self._answers.discard)
+        except (WebSocketDisconnect, TimeoutError):
+            raise
+        except Exception as error:
+            await self._refuse(call, error)
+
+    async def _done(self, call: Call, size: int) -> msgspec.Struct:
+        """Do what `call` asks for, whose message takes `size` bytes."""
+        streams, key = self._streams, call.idempotency_key
+        if call.method == "create":
+            wanted = await self._checked(call.body, StreamRequest, size, UNSUPPORTED_IN_STREAMS)
+            what = f"create {caller(self._websocket.headers)}"
+            created = await self._replays.once(what, key, wanted, lambda: streams.create(wanted, size))
+            self._created.add(created.id)
+            return created
+        if call.method == "edit":
+            edit, stream = await self._checked(call.body, EditRequest, size), streams.get(call.id)
+            return await self._replays.once(f"edit {call.id}", key, edit, lambda: stream.edit(edit))
+        if call.method == "get":
+            return streams.get(call.id).state()
+        await streams.delete(call.id)
+        return DeletedReply(id=call.id)
+
+    async def _checked(
+        self, body: dict[str, Any], kind: type[T], size: int, unsupported: Mapping[str, tuple[Any, ...]] = {}
+    ) -> T:
+        return await self._door.side.run_if(size > LARGE_REQUEST, lambda: checked(body, kind, unsupported))
+
+    async def _answer(self, call: Call) -> None:
+        """A task that nothing waits for: where the client has left, it just ends."""
+        with suppress(WebSocketDisconnect, TimeoutError):
+            try:
+                await (self._early(call) if call.method == "answer" else self._finish(call))
+            except (WebSocketDisconnect, TimeoutError):
+                return
+            except Exception as error:
+                await self._refuse(call, error)
+
+    async def _early(self, call: Call) -> None:
+        await self._events(
+            call, await self._streams.answer_early(call.id, checked(call.body, AnswerRequest, {}))
+        )
+
+    async def _finish(self, call: Call) -> None:
+        streams, name, wanted = self._streams, call.id, checked(call.body, FinishRequest, {})
+        if streams.wants_events(name, wanted):
+            await self._events(call, await streams.finish_streaming(name, wanted))
+            return
+        work = self._replays.once(
+            f"finish {name}", call.idempotency_key, wanted, lambda: streams.finish(name, wanted)
+        )
+        await self._reply(call, msgspec.Raw(await work))
+
+    async def _events(self, call: Call, produce: Callable[[Emit], Awaitable[None]]) -> None:
+        """Send what `produce` has to say, and that it was all."""
+
+        async def emit(event: msgspec.Struct) -> None:
+            await self._send({"request": call.request, "event": event})
+
+        await produce(emit)
+        await self._send({"request": call.request, "status": 200})
+
+    async def _reply(self, call: Call, body: Any) -> None:
+        await self._send({"request": call.request, "status": 200, "body": body})
+
+    async def _refuse(self, call: Call | None, error: Exception) -> None:
+        refused = as_request_error(error)
+        request = call.request if call else ""
+        body = msgspec.Raw(error_body(refused))
+        await self._send({"request": request, "status": refused.status, "body": body})
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        """Raises WebSocketDisconnect once the client has left, TimeoutError if it reads nothing."""
+        async with self._one_at_a_time, asyncio.timeout(_SEND_SECONDS):
+            socket = self._websocket
+            if WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state):
+                raise WebSocketDisconnect
+            await self._websocket.send_text(msgspec.json.encode(message).decode())

@@ -1,0 +1,1 @@
+"""The `streamserve` command: one file a command."""

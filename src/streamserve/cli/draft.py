@@ -1,0 +1,220 @@
+"""`streamserve draft`: one draft model for many servers. Starts the worker process that drafts, tells what it
+reports, starts it anew when it dies, and ends it.
+
+    targets ◀═══ tcp, CURVE ═══▶ worker in its draft role ── reports ──▶ this process ──▶ terminal, /metrics
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+import typer
+import zmq
+from prometheus_client import CollectorRegistry, start_http_server
+
+from streamserve import __version__
+from streamserve.draft_service.server.explain import explain
+from streamserve.draft_service.server.metrics import DraftCollector
+from streamserve.protocol.config import LogLevel, WorkerConfig
+from streamserve.protocol.curve import parse_endpoint, read_key_pair
+from streamserve.protocol.drafting import DraftReady, DraftReport, decode_report
+from streamserve.protocol.errors import CheckpointError, StartError
+from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.messages import Failed, Stop, encode
+from streamserve.protocol.runtime_folder import make_runtime_folder
+from streamserve.protocol.stop_signals import stop_signals
+from streamserve.settings.draft import DraftSettings
+
+logger = logging.getLogger(__name__)
+
+EXPLAIN_SECONDS = 2.0
+STOP_SECONDS = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Before a dead worker is started anew; the first again after one that lived longer than the longest."""
+SILENT_SECONDS = 30.0
+"""Without a report, after which a worker is killed; they come twice a second, while it drafts too."""
+
+
+def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP. A worker that dies once it has drafted is started anew, at the
+    same address, after a pause that doubles each time. Raises CheckpointError if the model cannot be
+    loaded or the address not be used, StartError if the first worker ends before it is ready."""
+    configure_logging(log_level, "text")
+    stopping = _stop_on_signals()
+    shown = _Shown(settings, explaining)
+    pause = FIRST_PAUSE
+    with _socket() as (socket, endpoint):
+        while not stopping:
+            started = time.monotonic()
+            with _worker(settings, endpoint, log_level) as process:
+                ended = _watch(socket, process, shown, stopping)
+            if stopping:
+                return
+            if not shown.address:
+                raise StartError(f"the draft worker {ended}")
+            settings = _at(settings, shown.address)
+            pause = FIRST_PAUSE if time.monotonic() - started >= LONGEST_PAUSE else pause
+            logger.error("the draft worker %s: it is started anew in %.1f s", ended, pause)
+            shown.collector.restarts += 1
+            until = time.monotonic() + pause
+            while not stopping and time.monotonic() < until:
+                time.sleep(0.05)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class _Shown:
+    """What people and /metrics are told. `address` is where the service listens, once it does."""
+
+    def __init__(self, settings: DraftSettings, explaining: bool) -> None:
+        self.address = ""
+        self.name = settings.name
+        self.collector = DraftCollector()
+        self._settings = settings
+        self._explaining = explaining
+        self._last: DraftReport | None = None
+        self._at = time.monotonic()
+
+    def ready(self, ready: DraftReady) -> None:
+        """A worker can draft."""
+        if self.address:
+            logger.warning("the draft worker is there again, at %s", ready.address)
+            return
+        self.address = ready.address
+        _metrics(self._settings, self.collector)
+        typer.echo(welcome(self._settings, ready))
+
+    def report(self, report: DraftReport) -> None:
+        """How it goes."""
+        self.collector.report = report
+        if self._explaining and time.monotonic() - self._at >= EXPLAIN_SECONDS:
+            last = self._last if self._last and self._last.at <= report.at else None
+            typer.echo(explain(report, last) + "\n")
+            self._last, self._at = report, time.monotonic()
+
+
+def _watch(
+    socket: zmq.Socket[bytes], process: subprocess.Popen[bytes], shown: _Shown, stopping: list[int]
+) -> str:
+    """Take what a worker says until it ends, or is told to as a signal came; how it ended."""
+    if not shown.address:
+        typer.echo(f"streamserve {__version__}: loading {shown.name} …")
+    peer, ready, heard = b"", False, time.monotonic()
+    while not stopping:
+        if not socket.poll(200):
+            if process.poll() is not None:
+                return f"ended with exit status {process.returncode}"
+            if ready and time.monotonic() - heard > SILENT_SECONDS:
+                process.kill()
+                return f"said nothing for {SILENT_SECONDS:.0f} s"
+            continue
+        peer, data = socket.recv_multipart()
+        heard = time.monotonic()
+        match decode_report(data):
+            case DraftReady() as news:
+                ready = True
+                shown.ready(news)
+            case Failed(error, _):
+                if not shown.address:
+                    raise CheckpointError(error)
+                return f"cannot start: {error}"
+            case DraftReport() as report:
+                shown.report(report)
+    if peer:  # one that has said nothing yet ends with its standard input
+        socket.send_multipart([peer, encode(Stop())])
+        until = time.monotonic() + STOP_SECONDS
+        while process.poll() is None and time.monotonic() < until and len(stopping) < 2:
+            time.sleep(0.05)
+    if len(stopping) > 1:
+        process.kill()
+    return "was told to end"
+
+
+def _at(settings: DraftSettings, address: str) -> DraftSettings:
+    """The settings with the port that was taken, where any was to be: targets know it by now."""
+    drafting = msgspec.structs.replace(settings.drafting, listen=address)
+    return dataclasses.replace(settings, drafting=drafting)
+
+
+def welcome(settings: DraftSettings, ready: DraftReady) -> str:
+    """What is printed once targets may come."""
+    model, address = ready.model, ready.address
+    key = f"{read_key_pair(settings.drafting.key).public.hex()}@" if settings.drafting.key else ""
+    return f"""
+  model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, {model.dtype}
+  memory    {ready.kv_cache_bytes / 1e6:.0f} MB KV cache ({ready.num_blocks} blocks)
+  ready     in {ready.load_seconds:.1f} s at {address}
+
+  Use it:
+
+    streamserve serve MODEL --draft tcp://{key}{address.removeprefix("tcp://")}
+"""
+
+
+def _metrics(settings: DraftSettings, collector: DraftCollector) -> None:
+    if settings.drafting.metrics:
+        endpoint = parse_endpoint(f"tcp://{settings.drafting.metrics}")
+        registry = CollectorRegistry()
+        registry.register(collector)
+        server, _ = start_http_server(endpoint.port, endpoint.host, registry)
+        typer.echo(f"  metrics   at http://{endpoint.host}:{server.server_port}/metrics")
+
+
+def _stop_on_signals() -> list[int]:
+    """A list that is empty until a signal asks to stop."""
+    seen: list[int] = []
+    for number in stop_signals():
+        signal.signal(number, lambda number, frame: seen.append(number))
+    return seen
+
+
+@contextlib.contextmanager
+def _socket() -> Iterator[tuple[zmq.Socket[bytes], str]]:
+    folder = make_runtime_folder()
+    endpoint = f"ipc://{folder.path / 'control'}"
+    try:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.setsockopt(zmq.LINGER, 500)
+            socket.bind(endpoint)
+            yield socket, endpoint
+    finally:
+        folder.remove()
+
+
+@contextlib.contextmanager
+def _worker(settings: DraftSettings, endpoint: str, log_level: LogLevel) -> Iterator[subprocess.Popen[bytes]]:
+    """The worker process; it leaves when its standard input closes, however that comes about."""
+    config = WorkerConfig(
+        worker="draft",
+        role="draft",
+        endpoint=endpoint,
+        model=settings.model,
+        drafting=settings.drafting,
+        log_level=log_level,
+    )
+    data = msgspec.msgpack.encode(config)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "streamserve.workers"],
+        stdin=subprocess.PIPE,
+        env={"OMP_WAIT_POLICY": "PASSIVE"}
+        | {name: value for name, value in os.environ.items() if not name.startswith("STREAMSERVE_")},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(len(data).to_bytes(4, "little") + data)
+        process.stdin.flush()
+        yield process
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,1 @@
+"""The draft service's side: sessions, fair batches, limits."""

@@ -1,0 +1,125 @@
+"""Whom a draft service takes: as many targets as gain by it, and no more than its limits say."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamserve.draft_service.server.accounts import Account
+from streamserve.draft_service.server.sessions import Session
+from streamserve.draft_service.server.statistics import Figures
+from streamserve.draft_service.star import Star
+from streamserve.protocol.drafting import (
+    MAX_DELTAS,
+    MAX_DEPTH,
+    MAX_MESSAGE_BYTES,
+    MAX_NODES,
+    MAX_TOKENS,
+    Ask,
+    Reason,
+)
+
+FAILED_SECONDS, LONGEST_SECONDS = 0.5, 60.0
+"""How long a session is not drafted for after a batch for it alone has failed: twice as long each time."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one service. What is refused may come again after `retry` seconds, unless that is known better. A
+    session that was not drafted for in `active_for` seconds does not count as a target. With `by_model` there
+    are never more active targets than N_max."""
+
+    max_sessions: int = 64
+    """In all. An account that has two more than another gives one up for it."""
+    max_sequences: int = 1024
+    """Of a session."""
+    max_tokens: int = MAX_TOKENS
+    """Of a sequence."""
+    max_bytes: int = MAX_MESSAGE_BYTES
+    """Of a message."""
+    max_depth: int = MAX_DEPTH
+    max_nodes: int = MAX_NODES
+    """Of a tree."""
+    max_deltas: int = MAX_DELTAS
+    ask_nodes: int = 16384
+    """Of the trees that one message asks for."""
+    in_flight: int = 4096
+    """Sequences of an account for which trees are on their way."""
+    total_in_flight: int = 16384
+    batch_nodes: int = 4096
+    batch_rows: int = 2048
+    """Nodes of all trees, and tokens read, in one batch."""
+    held_bytes: int = 512 << 20
+    """Of texts and trees in all; see draft_service/server/held.py."""
+    rate: float = 2000.0
+    burst: float = 4000.0
+    """Messages of a client, a second and at once."""
+    total_rate: float = 20000.0
+    byte_rate: float = 16.0 * (1 << 20)
+    byte_burst: float = 32.0 * (1 << 20)
+    """Bytes of a client, a second and at once."""
+    total_byte_rate: float = 64.0 * (1 << 20)
+    retry: float = 1.0
+    longest_retry: float = 30.0
+    active_for: float = 1.0
+    by_model: bool = True
+
+
+class Admission:
+    """Decides by `limits` and by the model of draft_service/star.py with live figures."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def active(self, session: Session, now: float) -> bool:
+        """Whether a session counts as one of the N targets."""
+        if session.asked is not None:
+            return True
+        return session.served is not None and now - session.served < self._limits.active_for
+
+    def most(self, figures: Figures, star: Star) -> int:
+        """N_max, as far as it can be told by now."""
+        if not (self._limits.by_model and figures.known and figures.plain.count):
+            return self._limits.max_sessions
+        return min(star.most(figures.progress, figures.plain.value), self._limits.max_sessions)
+
+    def ahead(self, account: Account, active: Iterable[Session], session: Session | None) -> int:
+        """How many of the `active` sessions come before `session` of `account`, None for a new one, among
+        the N_max: first the first of every account, then the second of every account; those of one account,
+        and equals, as they came."""
+        ranks: dict[Account, int] = {}
+        places: list[tuple[int, float, int]] = []
+        own: tuple[int, float, int] | None = None
+        for one in sorted(active, key=lambda one: (one.opened, one.tag)):
+            rank = ranks[one.account] = ranks.get(one.account, -1) + 1
+            if one is session:
+                own = rank, one.opened, one.tag
+            else:
+                places.append((rank, one.opened, one.tag))
+        if own is None:
+            own = ranks.get(account, -1) + 1, float("inf"), 0
+        return sum(place < own for place in places)
+
+    def overdrawn(self, session: Session, ask: Ask, sessions: Iterable[Session]) -> Reason | None:
+        """Which limit a message of a session would pass, if it is taken."""
+        limits = self._limits
+        if len(ask.deltas) > limits.max_deltas:
+            return "rate"  # so many deltas at once would be a way around it
+        if sum(min(max(delta.nodes, 0), limits.max_nodes) for delta in ask.deltas) > limits.ask_nodes:
+            return "nodes"
+        if not ask.deltas:
+            return None
+        accounts = {one.account for one in sessions}
+        total = len(ask.deltas) + sum(account.in_flight for account in accounts)
+        own = len(ask.deltas) + session.account.in_flight
+        return "in-flight" if own > limits.in_flight or total > limits.total_in_flight else None
+
+
+def barred_for(failures: int) -> float:
+    """Seconds for which a session is not drafted for after so many failed batches for it alone."""
+    return min(FAILED_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
+
+
+def yielding(sessions: Iterable[Session], own: int) -> Session | None:
+    """The session to end for another client that has `own`: of the account with most, if it has at least two
+    more, the one that was heard longest ago."""
+    found = min(sessions, key=lambda one: (-one.account.sessions, one.heard), default=None)
+    return found if found is not None and found.account.sessions >= own + 2 else None

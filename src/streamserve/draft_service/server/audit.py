@@ -1,0 +1,65 @@
+"""What a draft service writes down about who used it: a line a session, never a token of a prompt."""
+
+import logging
+
+from streamserve.draft_service.server.sessions import Session
+from streamserve.protocol.drafting import printable
+
+logger = logging.getLogger("streamserve.draft.audit")
+
+SECONDS = 1.0
+"""Between two lines about the same kind of refusal."""
+LINES = 600
+"""About sessions that open, and about sessions that close, in a minute."""
+
+
+class Audit:
+    """Lines for the log. Who is refused over and over gets one a second, with the number since the last."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._since: dict[str, int] = {}
+        self._lines: dict[str, tuple[int, int]] = {}
+
+    def opened(self, session: Session) -> None:
+        if self._may("opened", session.opened):
+            logger.info("session %d opened: %s", session.tag, _who(session))
+
+    def closed(self, session: Session, now: float, reason: str) -> None:
+        if not self._may("closed", now):
+            return
+        logger.info(
+            "session %d closed, as %s: %s, %.1f s, %d requests, %d trees, %d of %d guesses accepted",
+            session.tag, reason, _who(session), now - session.opened, session.asks, session.trees,
+            session.accepted, session.guessed,
+        )  # fmt: skip
+
+    def refused(self, reason: str, text: str, now: float) -> None:
+        if self._due(reason, now):
+            text = printable(text, 200)
+            logger.warning("refused (%s): %s; %d since the last line", reason, text, self._take(reason))
+
+    def _may(self, kind: str, now: float) -> bool:
+        """Whether a line of this kind may be written: at most so many a minute."""
+        minute = int(now // 60.0)
+        before, count = self._lines.get(kind, (minute, 0))
+        count = count + 1 if before == minute else 1
+        self._lines[kind] = minute, count
+        if count == LINES:
+            logger.warning("many sessions are %s: no more lines about that in this minute", kind)
+        return count < LINES
+
+    def _due(self, kind: str, now: float) -> bool:
+        self._since[kind] = self._since.get(kind, 0) + 1
+        if now - self._last.get(kind, float("-inf")) < SECONDS:
+            return False
+        self._last[kind] = now
+        return True
+
+    def _take(self, kind: str) -> int:
+        return self._since.pop(kind)
+
+
+def _who(session: Session) -> str:
+    key = f"key {session.key[:16]}…" if session.key else "no key"
+    return f"target {printable(session.name)!r}, {key}"

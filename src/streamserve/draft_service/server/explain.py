@@ -1,0 +1,78 @@
+"""What a draft service tells of itself: the model's prediction beside what was measured."""
+
+import msgspec
+
+from streamserve.draft_service.server.service import Service
+from streamserve.protocol.drafting import DraftReport, DraftSums
+
+
+def report(service: Service, now: float) -> DraftReport:
+    """The service's state, counters and predictions now."""
+    figures, warmth = service.figures, service.turns.warmth
+    star, active = figures.star(), len(service.active(now))
+    known = figures.known
+    rounds = star.round(active) if active and known else 0.0
+    return DraftReport(
+        targets=len(service.sessions),
+        active=active,
+        waiting=sum(session.asked is not None for session in service.sessions.values()),
+        blocks_total=service.memory.pool.size,
+        blocks_used=service.memory.pool.size - service.memory.pool.free,
+        evictions=service.memory.evictions,
+        pass_seconds=figures.pass_seconds,
+        turn_seconds=figures.turn.value,
+        turn_variance=figures.turn.variance,
+        depth=figures.depth.value,
+        batch=figures.batch.value,
+        back_seconds=figures.back.value,
+        verify_seconds=figures.verify.value,
+        communication_seconds=figures.communication,
+        plain_seconds=figures.plain.value,
+        beta=figures.beta,
+        progress=figures.progress,
+        full=star.full if known else 0,
+        most=service.most() if known else 0,
+        predicted_round_seconds=rounds,
+        predicted_idle_seconds=star.idle(active) if rounds else 0.0,
+        predicted_load=star.load(active) if rounds else 0.0,
+        at=now,
+        cold_seconds=warmth.cost(False),
+        warm_seconds=warmth.cost(True),
+        keeping_warm=warmth.on,
+        sums=msgspec.structs.replace(
+            figures.counters,
+            rebuilt=service.shelf.rebuilt,
+            warm_passes=warmth.passes,
+            refused=dict(figures.counters.refused),
+        ),
+    )
+
+
+def explain(report: DraftReport, last: DraftReport | None = None) -> str:
+    """A paragraph for people: what was measured since `last`, and what the model says."""
+    span = report.at - last.at if last else 0.0
+    now, before = report.sums, last.sums if last else DraftSums()
+    busy, idle = now.busy - before.busy, now.idle - before.idle
+    requests, rounds = now.requests - before.requests, now.rounds - before.rounds
+    waited = (now.waited - before.waited) / requests if requests else 0.0
+    measured = (now.round_seconds - before.round_seconds) / rounds if rounds else 0.0
+    per_round = idle / rounds * max(report.active, 1) if rounds else 0.0
+    lines = [
+        f"N = {report.active} of {report.targets} targets; {requests} requests in {span:.1f} s, "
+        f"{report.batch:.1f} targets a batch",
+        f"t_s = {_ms(report.pass_seconds)}  d = {report.depth:.1f}  S = {_ms(report.turn_seconds)}  "
+        f"t_c = {_ms(report.communication_seconds)}  t_v = {_ms(report.verify_seconds)}  "
+        f"β = {report.beta:.2f}  plain step {_ms(report.plain_seconds)}",
+        f"N_full = {report.full}  N_max = {report.most}",
+        f"round    predicted {_ms(report.predicted_round_seconds)}  measured {_ms(measured)}",
+        f"T_idle   predicted {_ms(report.predicted_idle_seconds)}  measured {_ms(per_round)}",
+        f"load     predicted {report.predicted_load:.1%}  measured {busy / span if span else 0.0:.1%}",
+        f"T_wait   measured {_ms(waited)}",
+        f"after a gap, a level: cold {_ms(report.cold_seconds)}  warmed {_ms(report.warm_seconds)}  "
+        f"kept warm: {'yes' if report.keeping_warm else 'no'}",
+    ]
+    return "\n".join(lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"

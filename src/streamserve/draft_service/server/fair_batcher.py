@@ -1,0 +1,178 @@
+"""The work-conserving loop without its thread: what to draft next, what that was for, what it cost.
+
+in-queue ── batch ──▶ drafter ── drafted ──▶ answers
+(a request a target)  (one batch at a time, never idle while anything waits)
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from streamserve.draft_service.server import queue
+from streamserve.draft_service.server.admission import barred_for
+from streamserve.draft_service.server.keep_warm import Warmth
+from streamserve.draft_service.server.sequence_store import Shelf
+from streamserve.draft_service.server.sessions import DraftedSequence, Session
+from streamserve.draft_service.server.statistics import Figures
+from streamserve.draft_service.server.types import Answer, Batch, ServiceConfig
+from streamserve.draft_service.star import Star
+from streamserve.engine.plan import DraftRequest
+from streamserve.protocol.drafting import Draft
+from streamserve.speculation.learned_cost import RefinedCost
+from streamserve.speculation.tree import TokenTree
+
+FEW_TOKENS = 32
+"""A batch that first read more tokens than this says nothing about the cost of guessing."""
+
+
+class Turns:
+    """Takes requests of sessions from the in-queue in fair order; `config` says how many at once. `cost`
+    gives the seconds of a draft pass over so many rows until passes were timed."""
+
+    def __init__(
+        self, config: ServiceConfig, shelf: Shelf, figures: Figures, cost: Callable[[int, int], float]
+    ) -> None:
+        self.running = False
+        self.warmth = Warmth(config.keep_warm)
+        self._config = config
+        limits = config.limits
+        self._bounds = queue.Bounds(
+            config.max_batch, config.max_batch_seconds, limits.batch_nodes, limits.batch_rows
+        )
+        self._shelf = shelf
+        self._figures = figures
+        self._cost = RefinedCost(cost)
+        self._virtual = 0.0
+        self._idle_since: float | None = None
+
+    def enqueue(self, session: Session, now: float) -> None:
+        """It waits from now on. Who has been away does not bring the time it did not use, a few turns
+        excepted."""
+        account = session.account
+        account.virtual = max(account.virtual, self._virtual - queue.TURNS * self._figures.turn.value)
+        session.asked = now
+
+    def backlog(self, sessions: Iterable[Session]) -> float:
+        """Seconds of work that waits."""
+        waiting = sum(session.asked is not None for session in sessions)
+        return math.ceil(waiting / self._figures.star().batch) * self._figures.turn.value
+
+    def capacity(self) -> Star:
+        """The model for as many targets in a pass as pays, as far as costs are known."""
+        star, config = self._figures.star(), self._config
+        depth = max(1, round(self._figures.depth.value))
+        batch, seconds = 1, star.draft
+        for size in range(2, config.max_batch + 1):
+            together = self._cost(size, 0) * depth
+            if together <= config.max_batch_seconds and together / size < seconds / batch:
+                batch, seconds = size, together
+        return Star(star.draft, star.back, batch, seconds)
+
+    def batch(self, sessions: Mapping[int, Session], now: float) -> Batch | None:
+        """What to draft next; None if nothing waits. Nothing else may be in hand."""
+        assert not self.running, "one batch at a time"
+        counters = self._figures.counters
+        ordered = queue.in_order(sessions.values(), self._figures.turn.value)
+        chosen = queue.batch(ordered, self._seconds, self._bounds, self._shelf.unread)
+        requests: list[DraftRequest] = []
+        members: list[tuple[Session, list[DraftedSequence]]] = []
+        for session, sequences in chosen:
+            made = [(one, request) for one in sequences if (request := self._shelf.request(one, now))]
+            if made:
+                members.append((session, [one for one, _ in made]))
+                requests += [request for _, request in made]
+        if not requests:
+            self._idle_since = now if self._idle_since is None else self._idle_since
+            return None
+        self._virtual = max(self._virtual, min(session.account.virtual for session in ordered))
+        waited = {session.tag: now - (session.asked or now) for session, _ in members}
+        if self._idle_since is not None:
+            counters.idle += now - self._idle_since
+            self.warmth.gap(now - self._idle_since)
+            self._idle_since = None
+        counters.waited += sum(waited.values())
+        counters.requests += len(members)
+        self.running = True
+        return Batch(requests, self._shelf.take_released(), members, waited, now)
+
+    def drafted(self, done: Batch, trees: Mapping[int, TokenTree], now: float) -> list[Answer]:
+        """A batch is done: take back what it was for, and say who gets which trees."""
+        self.running = False
+        seconds = now - done.started
+        self._learn(done, seconds, now)
+        answers = []
+        requests = iter(done.requests)
+        whole = sum(map(_work, done.requests))
+        for session, sequences in done.members:
+            own = [next(requests) for _ in sequences]
+            share = seconds * sum(map(_work, own)) / whole
+            session.virtual += share
+            session.account.virtual += share / session.account.weight
+            settled = [
+                self._shelf.settle(one, request, trees) for one, request in zip(sequences, own, strict=True)
+            ]
+            drafts: list[Draft] = [draft for draft in settled if draft]
+            if drafts:
+                answers.append(Answer(session, drafts, done.waited[session.tag], seconds))
+            if not session.waiting():
+                session.asked = session.deadline = None
+            elif drafts:
+                session.asked = now
+            if drafts:
+                session.apart, session.failures = False, 0
+        return answers
+
+    def failed(self, done: Batch, now: float) -> list[Answer]:
+        """A batch could not be drafted. One for several sessions is tried again for each alone; of one alone
+        nobody gets a tree, and its session is barred for a while. Their sequences are read anew."""
+        alone = len(done.members) == 1
+        failures = [session.failures for session, _ in done.members]
+        sequences = [one for _, members in done.members for one in members]
+        if alone:
+            for sequence in sequences:
+                sequence.want(None)
+        answers = self.drafted(done, {}, now) if alone else self._put_back(done, now)
+        for (session, _), before in zip(done.members, failures, strict=True):
+            session.apart, session.failures = True, before + alone
+            if alone:
+                session.barred_until = now + barred_for(session.failures)
+        for sequence in sequences:
+            self._shelf.read_anew(sequence)
+        return answers
+
+    def _put_back(self, done: Batch, now: float) -> list[Answer]:
+        """Its members wait again."""
+        self.running = False
+        for session, sequences in done.members:
+            for sequence in sequences:
+                self._shelf.put_back(sequence)
+            if not session.waiting():
+                session.asked = session.deadline = None
+        self._figures.counters.busy += now - done.started
+        return []
+
+    def _seconds(self, sequences: list[DraftedSequence]) -> float:
+        """What drafting for these in the same passes takes: the first reads what was not read yet."""
+        seconds = self._cost(max(sum(self._shelf.unread(one) for one in sequences), 1), 0)
+        wanted = [one.wanted for one in sequences if one.wanted]
+        for level in range(1, max((delta.depth for delta in wanted), default=0)):
+            seconds += self._cost(sum(delta.width for delta in wanted if delta.depth > level), 0)
+        return seconds
+
+    def _learn(self, done: Batch, seconds: float, now: float) -> None:
+        requests = done.requests
+        depth = max(request.depth for request in requests)
+        unread = sum(request.keep + len(request.new_tokens) - request.computed for request in requests)
+        read = unread > FEW_TOKENS + len(requests)
+        self._figures.drafted(len(done.members), depth, seconds, read)
+        waited = max(done.waited.values())
+        self.warmth.drafted((waited + seconds) / depth if depth and not read else None, now)
+        if depth and not read:
+            rows = sum(request.width for request in requests if request.depth)
+            self._cost.observe(max(rows, 1), 0, seconds / depth)
+        elif not depth:
+            self._cost.observe(max(unread, 1), 0, seconds)
+
+
+def _work(request: DraftRequest) -> int:
+    """What of a batch's time a request is charged for: the tokens that it reads and the nodes of its tree."""
+    return request.keep + len(request.new_tokens) - request.computed + request.nodes + 1

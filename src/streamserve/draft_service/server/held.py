@@ -1,0 +1,96 @@
+"""How much of its targets' texts a draft service keeps, in bytes, made room for before a text is taken in.
+
+Where that is short the account that holds most loses texts, those first that were used longest ago. It costs
+no more than time: the target is told that they are lost when it goes on with them, and tells them anew.
+"""
+
+from collections.abc import Callable, Mapping
+
+from streamserve.draft_service.server.sessions import DraftedSequence, Session
+from streamserve.protocol.drafting import Delta
+from streamserve.protocol.sampling import SamplingParams
+
+TOKEN_BYTES = 80
+"""A token's number, and its places in the lists of service, drafter and path state."""
+NODE_BYTES = 160
+SEQUENCE_BYTES = 32768
+"""More than one without tokens takes: so the limit bounds how many there are, too."""
+ENTRY_BYTES = 160
+"""Of a bias, or of a token that a request allows."""
+SPARE = 0.1
+"""Share of the limit that is freed at once: looking through all texts takes a while."""
+
+
+def size(tokens: int, nodes: int, params: SamplingParams) -> int:
+    """Bytes that a sequence of so many tokens, with a tree of so many nodes, is counted as."""
+    listed = len(params.logit_bias) + len(params.allowed_token_ids) + len(params.stop_token_ids)
+    return SEQUENCE_BYTES + tokens * TOKEN_BYTES + nodes * NODE_BYTES + listed * ENTRY_BYTES
+
+
+class Held:
+    """The sum of what `sessions` hold, which stays below `limit` bytes. `drop` forgets a sequence of a
+    session, and calls `release`."""
+
+    def __init__(
+        self,
+        limit: int,
+        sessions: Mapping[int, Session],
+        drop: Callable[[Session, DraftedSequence], None],
+    ) -> None:
+        self.limit = limit
+        self.total = 0
+        self.dropped = 0
+        """Texts that were dropped to make room."""
+        self._sessions = sessions
+        self._drop = drop
+
+    def make_room(self, session: Session, delta: Delta) -> bool:
+        """See to it that `delta` can be taken, dropping texts of accounts that hold more than this one would
+        then, or its own; false if that is not enough. What is being drafted for stays."""
+        known = session.sequences.get(delta.sequence)
+        params = delta.params or (known.params if known else SamplingParams())
+        tokens = (min(delta.keep, len(known.tokens)) if known else 0) + len(delta.tokens)
+        growth = size(tokens, delta.nodes, params) - (known.held if known else 0)
+        over = self.total + growth - self.limit
+        if growth <= 0 or over <= 0:
+            return True
+        own = session.account
+        droppable = [
+            (owner, one)
+            for owner in self._sessions.values()
+            if owner.account is own or owner.account.held > own.held + growth
+            for one in owner.sequences.values()
+            if not one.running and one is not known
+        ]
+        if sum(one.held for _, one in droppable) < over:
+            return False
+        goal = over + SPARE * self.limit
+        for victim in sorted(droppable, key=_order):
+            if goal <= 0:
+                break
+            goal -= victim[1].held
+            self.dropped += 1
+            self._drop(*victim)
+        return True
+
+    def settle(self, session: Session, sequence: DraftedSequence) -> None:
+        """Count a sequence as it is now."""
+        nodes = sequence.wanted.nodes if sequence.wanted else 0
+        if sequence.answer is not None and sequence.answer.tree is not None:
+            nodes = len(sequence.answer.tree.tokens)
+        self._set(session, sequence, size(len(sequence.tokens), nodes, sequence.params))
+
+    def release(self, session: Session, sequence: DraftedSequence) -> None:
+        """It is kept no longer."""
+        self._set(session, sequence, 0)
+
+    def _set(self, session: Session, sequence: DraftedSequence, held: int) -> None:
+        change = held - sequence.held
+        sequence.held = held
+        session.account.held += change
+        self.total += change
+
+
+def _order(one: tuple[Session, DraftedSequence]) -> tuple[int, bool, float]:
+    session, sequence = one
+    return -session.account.held, sequence.wanted is not None, sequence.used

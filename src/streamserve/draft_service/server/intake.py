@@ -1,0 +1,128 @@
+"""What a draft service reads: messages and bytes a second, charged by the size of raw frames before they are
+decoded, for each client and in total.
+
+Each client may use up to its own limit. When all together use the total, each still gets an equal part of it.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from streamserve.draft_service.server.admission import Limits
+from streamserve.protocol.drafting import Reason
+
+SOURCES = 4096
+"""Clients that are remembered: the one that was silent for longest is forgotten first."""
+RECENT = 1.0
+"""Seconds after its last message for which a client counts among those that share the total."""
+TELL_SECONDS = 0.1
+"""Between two answers to messages of one client that were not read."""
+
+
+@dataclass
+class Bucket:
+    """An allowance that grows by `rate` a second up to `burst`."""
+
+    rate: float
+    burst: float
+    level: float
+    at: float
+
+    def wait(self, amount: float, now: float, rate: float | None = None) -> float:
+        """Seconds until `amount` could be taken; 0 if it can be now."""
+        grown = (now - self.at) * (self.rate if rate is None else rate)
+        self.level, self.at = min(self.burst, self.level + max(grown, 0.0)), now
+        missing = min(amount, self.burst) - self.level
+        return 0.0 if missing <= 0.0 else missing / max(self.rate if rate is None else rate, 1e-9)
+
+
+def bucket(rate: float, burst: float, now: float) -> Bucket:
+    """A full one."""
+    return Bucket(rate, burst, burst, now)
+
+
+@dataclass
+class _Source:
+    messages: Bucket
+    bytes: Bucket
+    share: Bucket
+    heard: float
+    told: float = float("-inf")
+
+
+@dataclass(frozen=True)
+class Overdrawn:
+    """A message is not to be read, for `reason`, and may come again after `retry` seconds. `tell` is false
+    where its sender was told so a moment ago."""
+
+    reason: Reason
+    retry: float
+    tell: bool
+
+
+class Intake:
+    """Counts what comes, by `limits`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._messages: Bucket | None = None
+        self._bytes: Bucket | None = None
+        self._sources: OrderedDict[bytes, _Source] = OrderedDict()
+
+    def charge(self, source: bytes, size: int, now: float) -> Overdrawn | None:
+        """Take a message of `size` bytes into account, or say why it is not to be read; then it costs
+        nothing."""
+        known = self._source(source, now)
+        total = self._total(now)
+        waits: list[tuple[float, Reason]] = [
+            (known.messages.wait(1.0, now), "rate"),
+            (known.bytes.wait(size, now), "bytes"),
+        ]
+        wait, reason = max(waits, key=lambda one: one[0])
+        if not wait:
+            waits = [(total[0].wait(1.0, now), "rate"), (total[1].wait(size, now), "bytes")]
+            wait, reason = max(waits, key=lambda one: one[0])
+            share = self._limits.total_byte_rate / self._recent(now)
+            if wait and not known.share.wait(size, now, share):
+                wait = 0.0  # the others use up the total, and this is its part
+        if wait:
+            tell = now - known.told >= TELL_SECONDS
+            known.told = now if tell else known.told
+            return Overdrawn(reason, min(max(wait, TELL_SECONDS), self._limits.longest_retry), tell)
+        for charged, amount in ((known.messages, 1.0), (known.bytes, size), (known.share, size)):
+            charged.level -= amount
+        # What clients take as their part leaves a debt, so that others get no more than what is left over.
+        total[0].level = max(total[0].level - 1.0, -total[0].burst)
+        total[1].level = max(total[1].level - size, -total[1].burst)
+        return None
+
+    def _source(self, source: bytes, now: float) -> _Source:
+        limits = self._limits
+        known = self._sources.get(source)
+        if known is None:
+            if len(self._sources) >= SOURCES:
+                self._sources.popitem(last=False)
+            known = self._sources[source] = _Source(
+                bucket(limits.rate, limits.burst, now),
+                bucket(limits.byte_rate, limits.byte_burst, now),
+                bucket(limits.total_byte_rate, limits.max_bytes, now),
+                now,
+            )
+        self._sources.move_to_end(source)
+        known.heard = now
+        return known
+
+    def _total(self, now: float) -> tuple[Bucket, Bucket]:
+        limits = self._limits
+        if self._messages is None or self._bytes is None:
+            self._messages = bucket(limits.total_rate, limits.total_rate, now)
+            self._bytes = bucket(limits.total_byte_rate, limits.total_byte_rate, now)
+        return self._messages, self._bytes
+
+    def _recent(self, now: float) -> int:
+        """Clients that were heard lately, this one among them."""
+        count = 0
+        for source in reversed(self._sources.values()):
+            if now - source.heard > RECENT:
+                break
+            count += 1
+        return max(count, 1)

@@ -1,0 +1,112 @@
+"""What a draft service measures of itself, and what the model in draft_service/star.py makes of it."""
+
+from dataclasses import dataclass, field
+
+from streamserve.draft_service.star import Star, progress
+from streamserve.protocol.drafting import DraftSums
+
+RATE = 0.1
+"""Share of the newest value in a moving mean."""
+GAP = 2.0
+"""A target that stays away for longer, in seconds, was not verifying."""
+PRIOR = 0.6, 20.0
+"""Acceptance as long as nothing is known, and how many guesses that counts for."""
+
+
+@dataclass
+class Mean:
+    """A moving mean, and the moving mean of squared distances from it."""
+
+    value: float = 0.0
+    variance: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        share = max(RATE, 1.0 / self.count)
+        distance = value - self.value
+        self.value += share * distance
+        self.variance = (1.0 - share) * (self.variance + share * distance * distance)
+
+
+@dataclass
+class Figures:
+    """Live means, over all targets: of the draft pass t_s, its depth d, targets in a batch, the way back Z
+    and the verification t_v in it, plain steps; and what was accepted."""
+
+    counters: DraftSums = field(default_factory=DraftSums)
+    turn: Mean = field(default_factory=Mean)
+    draft: Mean = field(default_factory=Mean)
+    depth: Mean = field(default_factory=Mean)
+    batch: Mean = field(default_factory=Mean)
+    back: Mean = field(default_factory=Mean)
+    verify: Mean = field(default_factory=Mean)
+    plain: Mean = field(default_factory=Mean)
+    tested: float = PRIOR[1]
+    right: float = PRIOR[0] * PRIOR[1]
+
+    @property
+    def beta(self) -> float:
+        """The chance that a guess is accepted if those before it were."""
+        return self.right / self.tested
+
+    @property
+    def pass_seconds(self) -> float:
+        """t_s."""
+        return self.turn.value / self.depth.value if self.depth.value else 0.0
+
+    @property
+    def communication(self) -> float:
+        """t_c, both ways."""
+        return max(0.0, self.back.value - self.verify.value)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is enough to predict from."""
+        return self.back.count >= 8 and self.turn.count >= 8
+
+    def star(self) -> Star:
+        """The model with the means as they are, for batches as large as they have been."""
+        batch = max(1, round(self.batch.value))
+        alone = self.draft.value if self.draft.count else self.turn.value
+        return Star(max(alone, 1e-9), self.back.value, batch, max(self.turn.value, 1e-9))
+
+    @property
+    def progress(self) -> float:
+        """Tokens that a target's round yields, the one it would have had anyway included."""
+        return progress(self.beta, max(1, round(self.depth.value)))
+
+    def verified(self, right: int, tested: int) -> None:
+        """Take in what a target made of guesses."""
+        self.counters.accepted += right
+        self.counters.guesses += tested
+        fade = 0.998**tested
+        self.right, self.tested = self.right * fade + right, self.tested * fade + tested
+
+    def returned(self, back: float, verify: float, plain: float) -> None:
+        """A target came back `back` seconds after its trees were sent."""
+        if back < GAP:
+            self.back.add(back)
+            self.counters.returns += 1
+            self.counters.away_seconds += back
+            if 0.0 < verify <= back:
+                self.verify.add(verify)
+        if 0.0 < plain < GAP:
+            self.plain.add(plain)
+
+    def drafted(self, targets: int, depth: int, seconds: float, read: bool) -> None:
+        """A batch for so many targets took `seconds`, with `depth` passes; `read`: it read long prompts too,
+        and says nothing about the cost of guessing."""
+        counters = self.counters
+        counters.batches += 1
+        counters.busy += seconds
+        if read or not depth:
+            return
+        counters.passes += depth
+        counters.pass_seconds += seconds
+        counters.pass_squares += seconds * seconds / depth
+        self.turn.add(seconds)
+        self.depth.add(depth)
+        self.batch.add(targets)
+        if targets == 1:
+            self.draft.add(seconds)

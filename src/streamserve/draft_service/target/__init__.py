@@ -1,0 +1,1 @@
+"""A target's side of draft services."""

@@ -1,0 +1,122 @@
+"""What a target takes of a draft service's answers: a service is another party, and may be broken or hostile.
+
+A wrong answer is dropped and counted. A service that gives several in a short time is put on probation: its
+connection is closed, and it is asked again after a while that doubles each time.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamserve.draft_service.server.intake import bucket
+from streamserve.protocol.drafting import Busy, Delta, Drafts, Pong, ToTarget, Tree, Welcome
+from streamserve.speculation.tree import TokenTree
+
+Fault = Literal["unreadable", "tree", "foreign", "timing", "lost", "flood", "internal"]
+"""What is wrong with an answer: it cannot be read, its tree is none that was asked for, it answers what was
+never asked, its seconds cannot be, it loses a sequence over and over, it comes with too many
+others; or taking it failed here."""
+
+STRIKES = 3
+STRIKE_SECONDS = 60.0
+"""So many wrong answers in so many seconds put a service on probation."""
+FIRST_PROBATION, LONGEST_PROBATION = 10.0, 600.0
+"""Seconds, which double each time."""
+LONGEST_SECONDS = 3600.0
+"""What an answer may say that something took, or is going to."""
+OVER_ONE = 1.001
+"""Scores are rounded on their way here: the largest that is taken, as one."""
+LOST_IN_A_ROW = 8
+"""So many times a sequence may be called lost without a tree for it."""
+ANSWERS_A_SECOND = 5000.0
+BYTES_A_SECOND = 64.0 * (1 << 20)
+
+
+@dataclass
+class Conduct:
+    """What a target remembers of a service's wrong answers."""
+
+    until: float = float("-inf")
+    """When its probation ends."""
+    probations: int = 0
+    _strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
+    _next: float = FIRST_PROBATION
+
+    def strike(self, now: float, certain: bool = False) -> bool:
+        """Count a wrong answer; true if that puts it on probation, as a `certain` one does at once."""
+        self._strikes.append(now)
+        often = len(self._strikes) == STRIKES and now - self._strikes[0] <= STRIKE_SECONDS
+        if not (often or certain):
+            return False
+        if now - self.until > 4 * LONGEST_PROBATION:
+            self._next = FIRST_PROBATION  # it has been good for long
+        self._strikes.clear()
+        self.until = now + self._next
+        self._next = min(2.0 * self._next, LONGEST_PROBATION)
+        self.probations += 1
+        return True
+
+
+class Flood:
+    """Counts the answers of a service, and says when they are more than any honest one sends."""
+
+    def __init__(self) -> None:
+        self._answers = bucket(ANSWERS_A_SECOND, 2 * ANSWERS_A_SECOND, 0.0)
+        self._bytes = bucket(BYTES_A_SECOND, 2 * BYTES_A_SECOND, 0.0)
+
+    def over(self, size: int, now: float) -> bool:
+        """Whether a message of `size` bytes is beyond that."""
+        if self._answers.wait(1.0, now) or self._bytes.wait(size, now):
+            return True
+        self._answers.level -= 1.0
+        self._bytes.level -= size
+        return False
+
+
+def unlikely(message: ToTarget) -> str:
+    """What about a message's seconds cannot be; "" if they can."""
+    match message:
+        case Drafts():
+            seconds: Sequence[float] = (message.waited, message.seconds, message.queue)
+        case Pong():
+            seconds = (message.queue, message.seconds)
+        case Busy():
+            seconds = (message.retry,)
+        case Welcome():
+            seconds = (message.lease,)
+        case _:
+            return ""
+    bad = [one for one in seconds if not 0.0 <= one <= LONGEST_SECONDS]  # NaN is not, either
+    if bad:
+        return f"it says {bad[0]} seconds"
+    if isinstance(message, Pong) and not (math.isfinite(message.sent) and message.active >= 0):
+        return "it answers no ping"
+    return ""
+
+
+def checked(tree: Tree, root: int, delta: Delta, vocabulary: int) -> TokenTree:
+    """A tree that was asked for by `delta`, whose last token was `root`. Raises ValueError if it is not one
+    that an honest service would send for a target with a `vocabulary` of so many tokens."""
+    size = len(tree.tokens)
+    if not 1 <= size <= delta.nodes + 1:
+        raise ValueError(f"{size - 1} nodes, {delta.nodes} were asked for")
+    if tree.tokens[0] != root:
+        raise ValueError("its root is another token")
+    if min(tree.tokens) < 0 or max(tree.tokens) >= vocabulary:
+        raise ValueError(f"the vocabulary has {vocabulary} tokens")
+    for shares in (tree.scores, tree.accept):
+        if not all(0.0 <= one <= OVER_ONE for one in shares):
+            raise ValueError("a score is none")
+    found = TokenTree(
+        tree.tokens,
+        tree.parents,
+        tuple(min(one, 1.0) for one in tree.scores),
+        tuple(min(one, 1.0) for one in tree.accept),
+    ).check()
+    if max(found.depths()) > delta.depth:
+        raise ValueError(f"{max(found.depths())} levels, {delta.depth} were asked for")
+    if len(set(zip(tree.parents, tree.tokens, strict=True))) < size:
+        raise ValueError("two children of a node are the same")
+    return found

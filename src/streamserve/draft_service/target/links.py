@@ -1,0 +1,287 @@
+"""A target's connection to one draft service: handshake, silence, and how soon it answers."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streamserve.draft_service.target.answers import Conduct, Flood
+from streamserve.protocol.drafting import (
+    DRAFT_VERSION,
+    Ask,
+    Busy,
+    Bye,
+    Drafts,
+    Hello,
+    Lost,
+    Ping,
+    Pong,
+    Refused,
+    ToService,
+    ToTarget,
+    Unknown,
+    Welcome,
+    printable,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""Between two Hellos."""
+SOON_SECONDS = 0.1
+"""To the next Hello where the last could not even be sent."""
+ABSENT_SECONDS = 1.0
+"""After which it is said that nobody answers a Hello."""
+REFUSED_SECONDS = 30.0
+"""After which even a service that refused is asked again: it may be another by then."""
+SILENCE_SECONDS = 3.0
+"""After which who does not answer is gone."""
+PINGS = 16
+"""That may be on their way."""
+RATE = 0.2
+"""Share of the newest value in a moving mean."""
+
+
+@dataclass(frozen=True)
+class Out:
+    """A message to the service of link number `link`."""
+
+    link: int
+    message: ToService
+
+
+@dataclass
+class Link:
+    """A session with a service, or the attempt to get one. `usual` is how long answers take, the `transit`
+    part of it on the way; `address` is for the log."""
+
+    number: int
+    address: str
+    name: str
+    tokenizer: str
+    vocabulary: str
+    ping: float
+    models: tuple[str, ...] = ()
+    nonce: int = 0
+    tag: int = 0
+    channel: bytes = b""
+    model: str = ""
+    max_model_len: int = 0
+    retry_at: float = 0.0
+    busy_until: float = 0.0
+    pinged: float = float("-inf")
+    unanswered: float | None = None
+    usual: float = 0.0
+    transit: float = 0.0
+    queue: float = 0.0
+    seconds: float = 0.0
+    active: int = 0
+    answers: int = 0
+    sessions: int = 0
+    refusal: str = ""
+    calling_since: float | None = None
+    """Since when Hellos have been said that nobody has answered."""
+    missed: bool = False
+    """Whether the log says that nobody is there."""
+    max_bytes: int = 0
+    """What it reads of one message."""
+    opened: float = 0.0
+    """When the session began."""
+    fruitful: bool = False
+    """Whether trees have come in it."""
+    conduct: Conduct = field(default_factory=Conduct)
+    flood: Flood = field(default_factory=Flood)
+    _logged: tuple[str, float] = ("", float("-inf"))
+    _pings: deque[float] = field(default_factory=lambda: deque(maxlen=PINGS))
+    _gone: list[int] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        return bool(self.tag)
+
+    def usable(self, now: float) -> bool:
+        """Whether it may be asked for trees."""
+        return self.open and now >= self.busy_until
+
+    def on_probation(self, now: float) -> bool:
+        """Whether it is not to be spoken to, for what it answered."""
+        return now < self.conduct.until
+
+    def punish(self, now: float, fault: str, certain: bool) -> bool:
+        """It gave a wrong answer; true if it is on probation from now on."""
+        if self.on_probation(now) or not self.conduct.strike(now, certain):
+            return False
+        logger.warning(
+            "the draft service at %s answers wrongly (%s): going on without it for %.0f s",
+            self.address, printable(fault, 120), self.conduct.until - now,
+        )  # fmt: skip
+        self._close(now)
+        self.retry_at = self.conduct.until
+        return True
+
+    def answers_ping(self, message: Pong) -> bool:
+        """Whether a Pong is for a Ping that was sent in this session."""
+        return message.tag != self.tag or message.sent in self._pings
+
+    def reads(self, length: int) -> bool:
+        """Whether its model can read so many tokens."""
+        return length <= self.max_model_len
+
+    def fail(self, now: float) -> None:
+        """It cannot be reached."""
+        if self.open:
+            self._close(now)
+        self.retry_at = now + SOON_SECONDS
+
+    @property
+    def promise(self) -> float:
+        """Seconds in which it would answer."""
+        return self.queue + self.seconds + self.transit
+
+    def tick(self, now: float) -> list[Out]:
+        """Say Hello where there is no session, Ping where there is."""
+        if self.open and self.unanswered is not None and now - self.unanswered > SILENCE_SECONDS:
+            self._close(now)
+            self._miss("is silent")
+        if not self.open:
+            return self._call(now)
+        outs = []
+        if self._gone:
+            gone, self._gone = self._gone, []
+            outs.append(
+                self.send(Ask(tag=self.tag, channel=self.channel, deltas=[], released=gone), now, False)
+            )
+        if now - self.pinged >= self.ping:
+            self.pinged = now
+            self._pings.append(now)
+            outs.append(self.send(Ping(self.tag, self.channel, now), now))
+        return outs
+
+    def _call(self, now: float) -> list[Out]:
+        """Say Hello, if it is time."""
+        if self.calling_since is not None and now - self.calling_since >= ABSENT_SECONDS:
+            self._miss("does not answer")
+        if now < self.retry_at:
+            return []
+        if self.calling_since is None:
+            self.calling_since = now
+        self.nonce += 1
+        self.retry_at = now + RETRY_SECONDS
+        return [Out(self.number, Hello(
+            version=DRAFT_VERSION, tokenizer=self.tokenizer, vocabulary=self.vocabulary, name=self.name,
+            nonce=self.nonce,
+        ))]  # fmt: skip
+
+    def _miss(self, how: str) -> None:
+        """Say once that it is not there."""
+        if not self.missed:
+            self.missed = True
+            logger.warning(
+                "the draft service at %s %s: going on without it, until it is there", self.address, how
+            )
+
+    def _met(self) -> None:
+        """It has answered a Hello, whatever."""
+        if self.missed:
+            logger.warning("the draft service at %s is there again", self.address)
+        self.calling_since, self.missed = None, False
+
+    def send(self, message: ToService, now: float, answered: bool = True) -> Out:
+        """A message that is going to be `answered`."""
+        if answered and self.unanswered is None:
+            self.unanswered = now
+        return Out(self.number, message)
+
+    def heard(self, message: ToTarget, now: float) -> bool:
+        """Take in what the service says; false if it is about another session."""
+        match message:
+            case Welcome():
+                return self._welcome(message, now)
+            case Refused(nonce, reason, text):
+                if nonce in (0, self.nonce):
+                    self._met()
+                    self.refusal = printable(f"{reason}: {text}", 200)
+                    if self.refusal != self._logged[0] or now - self._logged[1] >= REFUSED_SECONDS:
+                        self._logged = self.refusal, now
+                        logger.error("the draft service at %s refuses: %s", self.address, self.refusal)
+                    self._close(now)
+                    for_good = reason in ("version", "tokenizer", "vocabulary", "key")
+                    self.retry_at = now + (REFUSED_SECONDS if for_good else RETRY_SECONDS)
+                return True
+            case Busy(nonce, tag, retry):
+                return self._busy(nonce, tag, min(max(retry, 0.0), REFUSED_SECONDS), now)
+            case Unknown(tag):
+                if tag == self.tag:
+                    self._close(now)
+                return True
+            case Drafts() | Lost() | Pong():
+                if message.tag != self.tag:
+                    return False
+                self.unanswered = None
+                if isinstance(message, Pong):
+                    self.queue, self.seconds, self.active = message.queue, message.seconds, message.active
+                    self._transit(now - message.sent)
+                return True
+
+    def answered(self, seconds: float, drafts: Drafts) -> None:
+        """Trees came so long after they were asked for."""
+        self.fruitful = True
+        self.usual = seconds if not self.answers else self.usual + RATE * (seconds - self.usual)
+        self.answers += 1
+        self.queue, self.seconds = drafts.queue, drafts.seconds
+        self._transit(seconds - drafts.waited - drafts.seconds)
+
+    def abandon(self, sequences: Sequence[int]) -> None:
+        """Leave the session open, but let the service forget these."""
+        self._gone += sequences
+
+    def close(self, now: float) -> list[Out]:
+        """End the session."""
+        if not self.open:
+            return []
+        out = Out(self.number, Bye(self.tag, self.channel))
+        self._close(now)
+        return [out]
+
+    def _transit(self, seconds: float) -> None:
+        """The least of late: who looks for answers only between steps sees most of them too late."""
+        seconds = max(seconds, 0.0)
+        self.transit = seconds if not self.transit else min(seconds, 1.05 * self.transit)
+
+    def _welcome(self, welcome: Welcome, now: float) -> bool:
+        if welcome.nonce != self.nonce or self.open or self.on_probation(now):
+            return False
+        self._met()
+        if self.models and welcome.model not in self.models:
+            self.refusal = f"its draft model {printable(welcome.model)} is not one of the allowed"
+            logger.error("the draft service at %s: %s", self.address, self.refusal)
+            self.retry_at = now + REFUSED_SECONDS
+            return False
+        if welcome.model != self.model:
+            logger.info("the draft service at %s has model %s", self.address, printable(welcome.model))
+        self.opened, self.fruitful = now, False
+        self.max_bytes = welcome.max_bytes
+        self._pings.clear()
+        self.tag, self.channel, self.model = welcome.tag, welcome.channel, welcome.model
+        self.max_model_len = welcome.max_model_len
+        self.active, self.refusal, self.unanswered = welcome.active, "", None
+        self.busy_until, self.sessions = 0.0, self.sessions + 1
+        self._gone = []
+        return True
+
+    def _busy(self, nonce: int, tag: int, retry: float, now: float) -> bool:
+        if tag == self.tag and not nonce:  # both have none of a message that was not read
+            self.unanswered = None
+            self.busy_until = self.retry_at = now + retry
+        elif self.open and not (tag or nonce):
+            self.busy_until = now + retry
+        elif nonce == self.nonce:
+            self._met()
+            self.retry_at = now + retry
+        return True
+
+    def _close(self, now: float) -> None:
+        short = not self.fruitful and now - self.opened < RETRY_SECONDS
+        self.tag, self.channel, self.unanswered = 0, b"", None
+        # A session in which no tree came is not opened again at once: each tells whole texts anew.
+        self.retry_at = now + RETRY_SECONDS if short else now

@@ -1,0 +1,31 @@
+"""What is left of a tree once some of its way has been gone."""
+
+from collections.abc import Sequence
+
+from streamserve.speculation.tree import TokenTree
+
+
+def rebase(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
+    """The guesses of `tree` behind `tokens`, which were committed since its root was the last; None if it
+    guessed otherwise, or no further."""
+    if not tokens:
+        return tree if len(tree) > 1 else None
+    path = tree.follow(tokens)
+    if len(path) <= len(tokens):
+        return None
+    root = path[-1]
+    below = {root}
+    for node in range(root + 1, len(tree)):
+        if tree.parents[node] in below:
+            below.add(node)
+    if len(below) == 1:
+        return None
+    kept = sorted(below)
+    place = {node: number for number, node in enumerate(kept)}
+    reached = tree.accept[root] or 1.0
+    return TokenTree(
+        tuple(tree.tokens[node] for node in kept),
+        (-1, *(place[tree.parents[node]] for node in kept[1:])),
+        (1.0, *(tree.scores[node] for node in kept[1:])),
+        (1.0, *(min(1.0, tree.accept[node] / reached) for node in kept[1:])),
+    )

@@ -1,0 +1,157 @@
+"""What a step came to: tokens appended, choices forked, ended or handed over, and the events that tell it."""
+
+from streamserve.engine.batch import Pace
+from streamserve.engine.kv_transfer import Exchange
+from streamserve.engine.observer import Watch
+from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
+from streamserve.engine.scheduler import Scheduler
+from streamserve.engine.sequence import Sequence
+from streamserve.protocol.messages import Event, Finished, FinishReason, Guessed, PromptLogprobs, Token
+
+NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
+
+
+class Outcomes:
+    """Moves the sequences of `scheduler` on by what was computed of them. `eos`: the tokens that end a text;
+    `pace` and `watch` are told of what ended."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        exchange: Exchange,
+        pace: Pace,
+        watch: Watch,
+        eos: frozenset[int],
+        max_model_len: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._exchange = exchange
+        self._pace = pace
+        self._watch = watch
+        self._eos = eos
+        self._max_model_len = max_model_len
+        self.generation_tokens = 0
+        self.corrupted_requests = 0
+
+    def commit(self, span: Span, outcome: SpanResult) -> list[Event]:
+        """Move one sequence on by what its span came to."""
+        sequence = self._scheduler.sequences[span.sequence]
+        events: list[Event] = []
+        if outcome.prompt_logprobs:
+            events += _prompt_logprobs(sequence, span, outcome)
+        sequence.computed[span.plane] += len(span.tokens)
+        if outcome.not_finite:
+            return self._corrupted(sequence)
+        if outcome.error:
+            self._exchange.remove(sequence)
+            return events + [_refused(sequence, choice, outcome.error) for choice in sequence.choices]
+        if span.tree is None:
+            self._scheduler.tables.register(sequence)
+            self._exchange.advance(sequence)
+            return events
+        if sequence.handoff:
+            return events + self._hand_over(sequence, outcome)
+        if len(span.tree) > 1:
+            guessed, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
+            events.append(Guessed(sequence.request, sequence.attempt, sequence.choices[0], guessed, accepted))
+        branches = self._scheduler.fork(sequence)
+        for branch, sampled in zip(branches, outcome.outputs, strict=True):
+            events += self._extend(branch, sampled)
+        return events
+
+    def _corrupted(self, sequence: Sequence) -> list[Event]:
+        """End a sequence whose numbers are not finite; later requests find none of its KV."""
+        self.corrupted_requests += 1
+        self._scheduler.tables.disown(sequence)
+        self._exchange.remove(sequence)
+        return [
+            Finished(sequence.request, sequence.attempt, choice, "error", NOT_FINITE, status=500)
+            for choice in sequence.choices
+        ]
+
+    def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
+        """The next token of each choice, and no more: the KV is held until the worker that decodes has it."""
+        events: list[Event] = []
+        going = []
+        self._scheduler.tables.register(sequence)
+        if sequence.returned:
+            sequence.held = True
+            self._exchange.advance(sequence)
+            return events
+        for choice, (one,) in zip(sequence.choices, outcome.outputs, strict=True):
+            sequence.tokens.append(one.token)
+            finish = sequence.finish_reason(self._eos, self._max_model_len)
+            finish = "stop" if one.ends else finish
+            events.append(_token(sequence, choice, one, finish))
+            sequence.tokens.pop()
+            self.generation_tokens += 1
+            self._watch.moment("output 0", sequence.request)
+            if not finish:
+                going.append(choice)
+        if going:
+            sequence.choices, sequence.held = tuple(going), True
+            self._exchange.advance(sequence)
+        else:
+            self._exchange.remove(sequence)
+        return events
+
+    def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[Event]:
+        """Append new tokens up to the first that ends the sequence. KV is there for all but the last."""
+        events: list[Event] = []
+        finish: FinishReason | None = sequence.finish_reason(self._eos, self._max_model_len)
+        if finish:  # nothing was to be generated: only the prompt was asked about
+            events.append(Finished(sequence.request, sequence.attempt, sequence.choices[0], finish))
+        elif not sequence.outputs:
+            self._watch.moment("output 0", sequence.request)
+        for number, one in enumerate(sampled):
+            if finish:
+                break
+            sequence.tokens.append(one.token)
+            sequence.computed[TARGET] += number > 0
+            finish = sequence.finish_reason(self._eos, self._max_model_len)
+            finish = "stop" if one.ends else finish
+            self.generation_tokens += 1
+            events.append(_token(sequence, sequence.choices[0], one, finish))
+        self._scheduler.tables.register(sequence)
+        if finish:
+            self._watch.moment("finishing", sequence.request)
+        if finish and sequence.open:
+            sequence.ending = _last(events)
+        elif finish:
+            self._pace.ended(sequence.outputs)
+            self._exchange.remove(sequence)
+        return events
+
+
+def _prompt_logprobs(sequence: Sequence, span: Span, outcome: SpanResult) -> list[Event]:
+    """Those not sent before a preemption; the next ones follow with the next chunk."""
+    start = span.start + 1
+    new = outcome.prompt_logprobs[max(0, sequence.prompt_logprobs_sent + 1 - start) :]
+    first = max(start, sequence.prompt_logprobs_sent + 1)
+    sequence.prompt_logprobs_sent = max(sequence.prompt_logprobs_sent, first + len(new) - 1)
+    sequence.prompt_logprobs_done = sequence.prompt_logprobs_sent >= sequence.prompt_length - 1
+    return [PromptLogprobs(sequence.request, sequence.attempt, first, new)] if new else []
+
+
+def _last(events: list[Event]) -> Token | Finished:
+    """Takes the event that ends a choice from behind the others."""
+    last = events.pop()
+    assert isinstance(last, Token | Finished)
+    return last
+
+
+def _refused(sequence: Sequence, choice: int, error: str) -> Finished:
+    return Finished(sequence.request, sequence.attempt, choice, "error", error)
+
+
+def _token(sequence: Sequence, choice: int, sampled: Sampled, finish: FinishReason | None) -> Token:
+    return Token(
+        sequence.request,
+        sequence.attempt,
+        choice,
+        sequence.outputs - 1,
+        sampled.token,
+        sampled.logprob,
+        sampled.top,
+        finish,
+    )

@@ -1,0 +1,151 @@
+"""An engine's dealings with other workers: tickets taken and given, and what there is to tell of them."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import asdict
+
+from streamserve.engine.observer import Watch
+from streamserve.engine.plan import TARGET
+from streamserve.engine.scheduler import Scheduler
+from streamserve.engine.sequence import Sequence
+from streamserve.engine.transport import Incoming, Outgoing
+from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferNews
+from streamserve.protocol.reports import TransferReport
+from streamserve.protocol.tickets import Join, Push, Release
+
+
+class Exchange:
+    """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `watch` is told what happens
+    to KV."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        outgoing: Outgoing | None,
+        incoming: Incoming | None,
+        watch: Watch,
+    ) -> None:
+        self._scheduler = scheduler
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._watch = watch
+        self._told: list[TransferNews] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether KV is on its way to other workers: `news` tells when it has landed."""
+        return bool(self._told) or (self._outgoing is not None and self._outgoing.busy)
+
+    def moving(self) -> list[Sequence]:
+        """The sequences whose KV may be on its way to other workers."""
+        if self._outgoing is None:
+            return []
+        return [s for s in self._scheduler.sequences.values() if s.handoff and s.granted]
+
+    def serves(self, phase: Phase) -> bool:
+        """Whether requests in this phase can be taken."""
+        if phase == "both":
+            return True
+        return (self._incoming if phase == "decode" else self._outgoing) is not None
+
+    def handle(self, message: Push | Join | Release) -> None:
+        """Take what the fleet says of a ticket."""
+        match message:
+            case Push():
+                self._push(message)
+            case Join():
+                self._join(message)
+            case Release():
+                sequence = self._incoming.release(message.ticket) if self._incoming else None
+                if sequence is not None:
+                    self._scheduler.remove(sequence)
+
+    def issue(self) -> None:
+        """Tickets for the sequences that have just got blocks for KV to come."""
+        if self._incoming is not None:
+            taken = self._scheduler.take_reserved()
+            self._told += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
+            for sequence in taken:
+                self._watch.moment("reserved", sequence.request)
+
+    def advance(self, sequence: Sequence, coming: int = 0) -> None:
+        """More of the sequence has KV, or its next `coming` tokens get theirs by the step about to run."""
+        if self._outgoing and sequence.handoff and self._outgoing.advance(sequence, coming):
+            self._watch.moment("mid-layer push", sequence.request)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence; blocks that others read or write are kept until they do no more."""
+        if self._outgoing and sequence.handoff:
+            self._outgoing.drop(sequence)
+        if self._incoming and sequence.reserved:
+            self._incoming.withdraw(sequence)
+        self._scheduler.remove(sequence)
+
+    def news(self) -> list[TransferNews]:
+        """What there is to tell, after the events so far. Sequences whose KV has landed elsewhere go."""
+        if self._outgoing is not None:
+            told, over = self._outgoing.poll()
+            self._told += told
+            for news in told:
+                if not news.error:
+                    self._watch.moment("last layer landed", news.request)
+            for sequence in over:
+                self._scheduler.remove(sequence)
+        told_now, self._told = self._told, []
+        return told_now
+
+    def held_blocks(self) -> list[int]:
+        """Blocks that transfers hold, besides those of sequences: each once for each holder."""
+        return [block for side in (self._outgoing, self._incoming) if side for block in side.held_blocks()]
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the reservations, given and taken."""
+        live = self._scheduler.sequences
+        for side in (self._outgoing, self._incoming):
+            for sequence in side.sequences() if side else ():
+                if live.get(sequence.id) is not sequence:
+                    yield f"a transfer reservation is for sequence {sequence.id}, which is gone"
+                if side is self._incoming and not (sequence.held and sequence.reserved):
+                    yield f"sequence {sequence.id} waits for KV, but takes part in steps"
+
+    def report(self) -> TransferReport | None:
+        """What went out and came in, of a worker that does either."""
+        sides = [asdict(side.report()) for side in (self._outgoing, self._incoming) if side]
+        return (
+            TransferReport(**{key: sum(side[key] for side in sides) for key in sides[0]}) if sides else None
+        )
+
+    def _push(self, message: Push) -> None:
+        ticket = message.ticket
+        if self._outgoing is None:
+            error = "this worker hands nothing over"
+            self._told.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
+            return
+        wanted = (
+            sequence
+            for sequence in self._scheduler.of(ticket.request)
+            if sequence.attempt == ticket.attempt and set(sequence.choices) & set(ticket.choices)
+        )
+        if self._outgoing.grant(ticket, next(wanted, None)):
+            self._watch.moment("mid-layer push", ticket.request)
+
+    def _join(self, message: Join) -> None:
+        """The KV of a prompt has come: its sequence decodes from here on."""
+        sequence = self._incoming.joined(message.ticket) if self._incoming else None
+        if sequence is None:
+            error = "nobody waits for this ticket"
+            self._told.append(Pushed(message.request, message.attempt, message.ticket, error))
+            return
+        sequence.held = sequence.reserved = False
+        have = sequence.computed[TARGET]
+        for plane, known in enumerate(sequence.computed[: message.planes]):
+            if known >= have:  # what was not sent is there in this plane too
+                sequence.computed[plane] = len(sequence.tokens)
+        self._scheduler.tables.register(sequence)
+        sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
+        if not sequence.choices:
+            self._scheduler.remove(sequence)
+            return
+        for branch in self._scheduler.fork(sequence):
+            branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
+            branch.first_token_at = message.began[branch.choices[0]]

@@ -1,0 +1,161 @@
+"""Prompts that are still arriving: edits of live sequences, and what is told of them (Stream2LLM).
+
+before  [c1 c1 c1|c2 c2 c2|q]      keep = 3        KV of the first three tokens stays, in the pool or on the
+after   [c1 c1 c1|c4 c4|q]         tokens = c4 q   host; the rest is dropped at slot precision, and computed
+                                                   anew by the steps that follow
+
+An edit is taken between steps. Who answered the prompt as it stood begins anew.
+"""
+
+from dataclasses import dataclass
+
+from streamserve.engine.plan import TARGET
+from streamserve.engine.scheduler import Scheduler
+from streamserve.engine.sequence import Sequence
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Progress, Token, Withdrawn
+from streamserve.scheduling.eviction import learn_survival
+
+PROGRESS_SECONDS = 0.25
+"""How often the progress of one prompt is told while there is more to come."""
+
+
+@dataclass
+class Counters:
+    """What came of arriving prompts so far, as in StreamReport."""
+
+    chunks: int = 0
+    invalidated: int = 0
+    finished: int = 0
+    tokens: int = 0
+    computed_before: int = 0
+    withdrawn: int = 0
+
+
+class Streams:
+    """The edits of one engine's open sequences."""
+
+    def __init__(self, scheduler: Scheduler, config: EngineConfig, model: ModelInfo) -> None:
+        self.counters = Counters()
+        self.survival = 1.0
+        """The share that survives an edit, as far as the prompts so far tell; expected of new ones."""
+        self._scheduler = scheduler
+        self._config = config
+        self._model = model
+
+    def edit(self, message: Edit) -> list[Event]:
+        """Change an open prompt. One that cannot be served any more ends with an error."""
+        branches = self._branches(message)
+        if not branches:
+            return []
+        error = self._refusal(message, branches[0])
+        if error:
+            return [event for branch in branches for event in self._refuse(branch, error)]
+        events: list[Event] = []
+        if _changes(message, branches[0]):
+            sequence, *others = branches
+            self._merge(sequence, others)
+            self._change(sequence, message)
+            branches = [sequence]
+            if sequence.early:
+                events.append(Withdrawn(sequence.request, sequence.attempt, message.version))
+        for branch in branches:
+            branch.version, branch.tail, branch.open = message.version, message.tail, not message.finish
+            branch.finished_at = message.arrival if message.finish else None
+        events.append(_progress(branches[0]))
+        if message.finish:
+            self._finish(branches[0])
+            for branch in branches:
+                events += self._release(branch)
+        return events
+
+    def progress(self, id: int, now: float) -> list[Event]:
+        """After a step: how far an open prompt has come, if it is time to tell."""
+        sequence = self._scheduler.sequences.get(id)
+        if sequence is None or not sequence.open or sequence.outputs:
+            return []
+        if sequence.todo(idle=False) and now - sequence.told_at < PROGRESS_SECONDS:
+            return []
+        sequence.told_at = now
+        return [_progress(sequence)]
+
+    def _branches(self, message: Edit) -> list[Sequence]:
+        """The open sequences of a request's choices, one for all as long as none was sampled."""
+        return [
+            sequence
+            for sequence in self._scheduler.sequences.values()
+            if (sequence.request, sequence.attempt) == (message.request, message.attempt) and sequence.open
+        ]
+
+    def _refusal(self, message: Edit, sequence: Sequence) -> str:
+        length = message.keep + len(message.tokens)
+        if not 0 <= message.keep <= sequence.prompt_length:
+            return f"an edit keeps {message.keep} of {sequence.prompt_length} tokens"
+        if message.finish and not length:
+            return "the prompt is empty"
+        if length > self._config.max_model_len:
+            return f"the prompt has {length} tokens, but the model's limit is {self._config.max_model_len}"
+        if any(not 0 <= token < self._model.vocab_size for token in message.tokens):
+            return f"the prompt holds a token outside the vocabulary of {self._model.vocab_size}"
+        return ""
+
+    def _refuse(self, sequence: Sequence, error: str) -> list[Event]:
+        self._scheduler.remove(sequence)
+        return [
+            Finished(sequence.request, sequence.attempt, choice, "error", error)
+            for choice in sequence.choices
+        ]
+
+    def _merge(self, sequence: Sequence, others: list[Sequence]) -> None:
+        """The choices of an early answer go back to one sequence: they have only the prompt in common."""
+        self.counters.withdrawn += sum(branch.outputs for branch in (sequence, *others))
+        sequence.choices = tuple(sorted(c for branch in (sequence, *others) for c in branch.choices))
+        for branch in others:
+            self._scheduler.remove(branch)
+
+    def _change(self, sequence: Sequence, message: Edit) -> None:
+        """Tokens and KV of the sequence from now on. What executor and drafter know of it is void behind
+        what is kept."""
+        before = sequence.prompt_length - sequence.tail
+        sequence.survival = learn_survival(sequence.survival, message.keep, before)
+        self.survival = learn_survival(self.survival, message.keep, before)
+        sequence.kept.append(message.keep)
+        self.counters.chunks += 1
+        # The last token is always computed anew, for its output is wanted.
+        last = message.keep + len(message.tokens) - 1
+        self.counters.invalidated += self._scheduler.cut(sequence, max(0, min(message.keep, last)))
+        sequence.tokens = sequence.tokens[: message.keep] + message.tokens
+        sequence.prompt_length = len(sequence.tokens)
+        sequence.params = message.params or sequence.params
+        sequence.ending = None
+        sequence.first_token_at, sequence.decode_seconds, sequence.clocked = None, 0.0, 1
+        sequence.preempted_at = -1
+        sequence.epoch += 1
+        sequence.told = min(sequence.told, message.keep)
+        sequence.stale = True
+        sequence.chunk_at = message.arrival
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.counters.finished += 1
+        self.counters.tokens += sequence.prompt_length
+        self.counters.computed_before += min(sequence.computed[TARGET], sequence.prompt_length)
+
+    def _release(self, sequence: Sequence) -> list[Event]:
+        """What was held back of an answer that stands now."""
+        event: Token | Finished | None = sequence.ending
+        if event is None:
+            return []
+        self._scheduler.remove(sequence)
+        return [event]
+
+
+def _changes(message: Edit, sequence: Sequence) -> bool:
+    """Whether a prompt, or how it is to be answered, becomes another by the edit."""
+    prompt = sequence.tokens[: sequence.prompt_length]
+    params = message.params or sequence.params
+    return prompt[: message.keep] + message.tokens != prompt or params != sequence.params
+
+
+def _progress(sequence: Sequence) -> Progress:
+    computed = min(sequence.computed[TARGET], sequence.prompt_length)
+    return Progress(sequence.request, sequence.attempt, sequence.version, computed, sequence.prompt_length)

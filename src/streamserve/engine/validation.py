@@ -1,0 +1,85 @@
+"""What becomes of a request that comes in: a refusal, or the sequence that it starts as."""
+
+from streamserve.engine.sequence import Sequence
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Event, Finished, ModelInfo, Submit
+from streamserve.scheduling.feasibility import Load, hopeless
+
+
+def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: bool) -> str:
+    """Why a request cannot run here at all; empty if it can. `serves`: whether its phase is this worker's."""
+    length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
+    if not message.outputs or not (message.prompt or message.open):
+        return "the prompt is empty"
+    if message.open and message.params.prompt_logprobs is not None:
+        return "a prompt that is still arriving has no prompt log-probabilities"
+    if length > config.max_model_len:
+        return f"the prompt has {length} tokens, but the model's limit is {config.max_model_len}"
+    if not serves:
+        return f"this worker does not {message.phase} for others"
+    if len(message.outputs) > config.max_num_seqs:
+        return f"n is {len(message.outputs)}, but at most {config.max_num_seqs} sequences run at once"
+    if any(not 0 <= choice < message.params.n for choice in message.outputs):
+        return f"choices {sorted(message.outputs)} are not among {message.params.n}"
+    told = (message.prompt, *message.outputs.values())
+    if any(not 0 <= token < model.vocab_size for tokens in told for token in tokens):
+        return f"the prompt holds a token outside the vocabulary of {model.vocab_size}"
+    return ""
+
+
+def may_be_hopeless(message: Submit) -> bool:
+    """Whether its latency targets are to be looked at: what has begun goes on."""
+    return not (any(message.outputs.values()) or message.phase == "decode" or message.open)
+
+
+def hopeless_ends(message: Submit, load: Load) -> list[Event]:
+    """The ends of a request whose latency targets cannot be met beside this load; none if they can."""
+    slo = message.params.slo
+    tpot = slo.tpot_ms if message.phase == "both" else None  # else another worker decodes
+    found = hopeless(slo.ttft_ms, tpot, len(message.prompt), load)
+    if found is None:
+        return []
+    missed, again = found
+    error = f"the latency targets cannot be met at present (slo_admission): {'; '.join(missed)}"
+    return ends(message, error, 503, again)
+
+
+def ends(message: Submit, error: str, status: int = 400, retry_after: float | None = None) -> list[Event]:
+    """The end of each choice, with an error."""
+    return [
+        Finished(message.request, message.attempt, choice, "error", error, status, retry_after)
+        for choice in message.outputs
+    ]
+
+
+def sequence_of(
+    message: Submit, choices: tuple[int, ...], id: int, root: bytes, planes: int, survival: float
+) -> Sequence:
+    """The sequence that these choices of a request start as. `survival`: the share of an open prompt that its
+    edits are expected to keep."""
+    return Sequence(
+        id=id,
+        request=message.request,
+        attempt=message.attempt,
+        choices=choices,
+        params=message.params,
+        prompt_length=len(message.prompt),
+        tokens=message.prompt + message.outputs[choices[0]],
+        root=root,
+        priority=message.priority,
+        arrival=message.arrival,
+        computed=[0] * planes,
+        prompt_logprobs_done=message.params.prompt_logprobs is None
+        or 0 not in choices
+        or message.phase == "decode",
+        first_token_at=message.began.get(choices[0]),
+        handoff=message.phase in ("prefill", "return"),
+        returned=message.phase == "return",
+        reserved=message.phase == "decode",
+        open=message.open,
+        early=message.answer_early,
+        tail=message.tail,
+        version=message.version,
+        chunk_at=message.arrival,
+        survival=survival,
+    )

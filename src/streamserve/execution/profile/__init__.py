@@ -1,0 +1,1 @@
+"""Measured costs of steps on this machine: measuring, keeping, checking them."""

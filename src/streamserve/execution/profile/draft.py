@@ -1,0 +1,40 @@
+"""What drafting takes, timed while nobody is served yet: the first idea of it, which steps correct."""
+
+import time
+
+from streamserve.engine.plan import Drafter, DraftRequest
+from streamserve.execution.load import Loaded
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling.cost import StepCost, fit
+
+ROWS = (1, 8, 64)
+DEPTH = 2
+TIMES = 3
+"""What disturbs a measurement only adds time: the shortest of so many counts."""
+
+
+def draft_cost(loaded: Loaded) -> StepCost | None:
+    """Seconds of a level of trees by their rows; None if nobody drafts with a model."""
+    drafter, blocks = loaded.drafter, loaded.engine_config.num_blocks
+    if drafter is None or drafter.plane is None or loaded.engine_config.block_size <= DEPTH:
+        return None
+    rows = [count for count in ROWS if count <= blocks]
+    return fit(rows, [0], [[min(_level(drafter, count) for _ in range(TIMES))] for count in rows])
+
+
+def _level(drafter: Drafter, rows: int) -> float:
+    """Seconds of a level of so many chains."""
+    params = SamplingParams(temperature=0.0)
+    requests = [
+        DraftRequest(
+            id=-1 - block, epoch=0, keep=0, new_tokens=[0], choice=0, output=0, params=params,
+            depth=DEPTH, width=1, nodes=DEPTH, computed=0, blocks=[block],
+        )
+        for block in range(rows)
+    ]  # fmt: skip
+    started = time.perf_counter()
+    drafter.begin(requests)
+    drafter.collect(started)
+    seconds = time.perf_counter() - started
+    drafter.release([request.id for request in requests])
+    return seconds / DEPTH

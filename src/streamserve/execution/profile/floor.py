@@ -1,0 +1,87 @@
+"""The floor of a step: the least time in which this machine could read what it reads and multiply what it
+multiplies. max(bytes / bandwidth, operations / matrix rate); nothing else is counted, so it is never reached.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamserve.engine.plan import Span, StepPlan
+from streamserve.execution.load import Loaded
+from streamserve.execution.profile.profile import Profile
+from streamserve.execution.spec import ModelSpec
+from streamserve.execution.weights import weight_shapes
+
+
+def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":
+    """The floor of a loaded model's steps on a machine with this profile."""
+    model, size = loaded.model, loaded.engine_config.block_size
+    return StepFloor(model.spec, model.dtype.itemsize, size, profile.bandwidth, profile.matrix_rate)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step cannot do without: `bytes` to be read, and floating point `operations` of matrices."""
+
+    bytes: int
+    operations: int
+
+
+class StepFloor:
+    """Called with a plan it gives the seconds of the step's floor. `bandwidth` in bytes and `matrix_rate` in
+    operations a second; numbers of weights and cache take `itemsize` bytes."""
+
+    def __init__(
+        self, spec: ModelSpec, itemsize: int, block_size: int, bandwidth: float, matrix_rate: float
+    ) -> None:
+        self.layer_numbers = sum(
+            math.prod(shape)
+            for name, shape in weight_shapes(spec).items()
+            if name.startswith("model.layers.") and len(shape) == 2
+        )
+        self.head_numbers = spec.vocab_size * spec.hidden_size
+        self._itemsize = itemsize
+        self._block_size = block_size
+        self._bandwidth = bandwidth
+        self._matrix_rate = matrix_rate
+        self._windows = Counter(spec.windows)
+        self._query_numbers = spec.num_heads * spec.head_dim
+        self._kv_numbers = 2 * spec.num_kv_heads * spec.head_dim
+
+    def __call__(self, plan: StepPlan) -> float:
+        if not plan.spans:
+            return 0.0
+        work = self.work(plan.spans)
+        return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
+
+    def work(self, spans: Sequence[Span]) -> Work:
+        """Each weight is read once, if there are rows for it, and each KV slot that any of the spans sees."""
+        reaches = [(span.start, span.rows, span.blocks) for span in spans]
+        rows = sum(count for _, count, _ in reaches)
+        sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
+        read = self.layer_numbers + (self.head_numbers if sampled else 0)
+        products = rows * self.layer_numbers + sampled * self.head_numbers
+        for window, layers in self._windows.items():
+            slots, pairs = _seen(reaches, window, self._block_size)
+            read += layers * self._kv_numbers * slots
+            products += layers * 2 * self._query_numbers * pairs
+        return Work(read * self._itemsize, 2 * products)
+
+
+def _seen(
+    reaches: Sequence[tuple[int, int, list[int]]], window: int | None, block_size: int
+) -> tuple[int, int]:
+    """KV slots that sequences see, those of shared blocks once, and the query rows times the tokens that each
+    sees, of (start, rows, blocks). Nodes of a tree count as if they were a chain."""
+    blocks: set[int] = set()
+    unseen = pairs = 0
+    for start, rows, table in reaches:
+        end, first, within = start + rows, 0, rows
+        if window is not None:
+            first, within = max(0, start - window + 1), min(max(window - start, 0), rows)
+        # The last block is the sequence's own, as it is written to: its free slots count off exactly.
+        blocks.update(table[first // block_size : -(-end // block_size)])
+        unseen += first % block_size - end % -block_size
+        pairs += within * start + within * (within + 1) // 2 + (rows - within) * (window or 0)
+    return len(blocks) * block_size - unseen, pairs

@@ -1,0 +1,288 @@
+"""Measuring a profile: memory, matrices and steps of loaded models, in rounds.
+
+A round measures everything once, so what is compared was measured under the same conditions; results are
+medians over rounds.
+"""
+
+import itertools
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from streamserve.execution.kv_cache import bytes_per_block
+from streamserve.execution.linear import Linear
+from streamserve.execution.load import Loaded
+from streamserve.execution.memory import available_bytes
+from streamserve.execution.native.library import Team
+from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.profile.floor import StepFloor
+from streamserve.execution.profile.lock import Others, alone
+from streamserve.execution.profile.profile import Kept, Profile, Subject, this_machine
+from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
+from streamserve.scheduling.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
+
+log = logging.getLogger(__name__)
+
+KV_BYTES = 1 << 30
+"""The most memory for the KV that steps are measured on; a quarter of what is free if that is less."""
+
+READ_BYTES = 256 << 20
+"""The most memory that is read for the bandwidth: more than the caches that are ours."""
+
+MATRIX = (8192, 1024)
+"""Outputs and inputs of the weight that tells the matrix rate."""
+
+SWAPPED = (1, 4, 16, 64)
+"""Blocks that are copied out to a host pool at once, and back."""
+
+AGREE = 0.05
+"""Share by which half of the series may differ between one half of the rounds and the other."""
+APART = 0.25
+"""Share by which none may."""
+
+WAIT_SECONDS = 20.0
+"""How long a server that starts waits for others to have measured."""
+
+LEAST_SECONDS = 0.002
+"""What takes less is repeated until it has taken this long."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What to measure: steps with these `rows` over sequences that hold `contexts` tokens together, and one
+    sequence with a span of `span` rows, in `rounds`; where these do not agree, in up to `most_rounds`.
+    Nothing new is begun after `seconds`, beyond the least needed."""
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    span: int
+    matrix_rows: tuple[int, ...]
+    rounds: int
+    seconds: float
+    most_rounds: int = 0
+
+
+FULL = Effort(
+    (1, 2, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512), (0, 512, 2048, 6144), 128, (256, 512), 5, 60.0, 8
+)
+QUICK = Effort((1, 4, 8, 16, 64, 256), (0, 2048), 32, (256,), 2, 1.0, 6)
+
+
+@dataclass
+class Series:
+    """Something that is measured once a round. `rank` orders a round; what comes last is left out first."""
+
+    call: Callable[[], object]
+    rank: float
+    needed: bool = True
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def difference(self) -> float:
+        """By what share the medians of every other round differ; infinite if there was only one."""
+        if len(self.seconds) < 2:
+            return math.inf
+        even, odd = statistics.median(self.seconds[::2]), statistics.median(self.seconds[1::2])
+        return max(even, odd) / min(even, odd) - 1
+
+
+def agree(series: Iterable[Series]) -> bool:
+    """Whether the rounds of what was measured repeatedly are about the same."""
+    differences = [one.difference for one in series if len(one.seconds) > 1]
+    return bool(differences) and statistics.median(differences) <= AGREE and max(differences) <= APART
+
+
+def run_rounds(series: Iterable[Series], effort: Effort, advance: Callable[[], None]) -> None:
+    """Measure all `series`, a round of them at a time, until rounds agree; `advance` is called after each.
+    What is needed is measured twice even if time is up, so that there is something to compare."""
+    ranked = sorted(series, key=lambda one: one.rank)
+    started = time.perf_counter()
+    for number in range(max(effort.rounds, effort.most_rounds)):
+        if number >= effort.rounds and agree(ranked):
+            return
+        for one in ranked:
+            late = time.perf_counter() - started > effort.seconds
+            if late and number > 1:
+                return
+            if not late or one.needed:
+                if not number:
+                    one.call()  # what is slow only the first time is no cost of a step
+                one.seconds.append(seconds_of(one.call))
+            advance()
+
+
+def seconds_of(call: Callable[[], object], least: float = LEAST_SECONDS) -> float:
+    """Of one call: the mean of a few if it takes less than `least` seconds."""
+    started, calls, passed = time.perf_counter(), 0, 0.0
+    while not calls or passed < least:
+        call()
+        calls += 1
+        passed = time.perf_counter() - started
+    return passed / calls
+
+
+class Bench:
+    """What is measured of one loaded model, and the profile that it comes to."""
+
+    def __init__(self, name: str, loaded: Loaded, effort: Effort) -> None:
+        self._name, self._loaded, self._effort = name, loaded, effort
+        spec, dtype, limits = loaded.model.spec, loaded.model.dtype, loaded.engine_config
+        self._kv_token_bytes = bytes_per_block(spec, 1, dtype)
+        self._work = StepFloor(spec, dtype.itemsize, limits.block_size, 1.0, 1.0)
+        self._weight_bytes = (self._work.layer_numbers + self._work.head_numbers) * dtype.itemsize
+        # As much as the weights, so that a model which stays in a cache is held to that cache.
+        self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
+        room = min(KV_BYTES, available_bytes() // 4) // (self._kv_token_bytes * limits.block_size)
+        self._grid = grid_points(effort.rows, effort.contexts, limits, room)
+        self._spans = span_points(effort.span, self._grid[0][-1].context, limits, room)
+        self._steps = Steps(loaded, [point for line in (*self._grid, self._spans) for point in line])
+        self._block_bytes = self._kv_token_bytes * limits.block_size
+        host, out, back = self._steps.swaps(max(SWAPPED))
+        counts = [count for count in SWAPPED if count <= host.num_blocks]
+        self._outs = {count: Series(partial(host.copy, out[:count], ()), 0) for count in counts}
+        self._backs = {count: Series(partial(host.copy, (), back[:count]), 0) for count in counts}
+        self._read = Series(_reader(loaded.team, self._read_bytes), -2)
+        self._products = {rows: Series(_product(loaded, rows), -1) for rows in effort.matrix_rows}
+        least = self._grid[:2]
+        self._points = {
+            point: Series(self._steps.call(point), point.rows, any(point in line for line in least))
+            for point in self._steps.plans
+        }
+
+    def series(self) -> list[Series]:
+        swaps = (*self._outs.values(), *self._backs.values())
+        return [self._read, *self._products.values(), *swaps, *self._points.values()]
+
+    def profile(self, stable: bool) -> Profile:
+        """What was measured so far; `stable`: nobody else measured or computed meanwhile."""
+        lines = [line for line in self._grid if all(self._points[point].seconds for point in line)]
+        bandwidth, matrix_rate = self._rates([point for line in lines for point in line])
+        model = self._loaded.model
+        floor = StepFloor(
+            model.spec, model.dtype.itemsize, self._loaded.engine_config.block_size, bandwidth, matrix_rate
+        )
+        curve = fit(
+            [line[0].rows for line in lines],
+            [point.context * self._kv_token_bytes for point in lines[0]],
+            [[self._points[point].median for point in line] for line in lines],
+            token_seconds=2 * self._work.layer_numbers / matrix_rate,
+            byte_seconds=1 / bandwidth,
+        )
+        return Profile(
+            subject=subject_of(self._loaded),
+            model=self._name,
+            measured=datetime.now(UTC).isoformat(timespec="seconds"),
+            quick=self._effort is QUICK,
+            stable=stable and agree(self._points.values()),
+            rounds=max(len(series.seconds) for series in self._points.values()),
+            bandwidth=bandwidth,
+            matrix_rate=matrix_rate,
+            weight_bytes=self._weight_bytes,
+            kv_token_bytes=self._kv_token_bytes,
+            cost=replace(curve, pair_seconds=self._pair_seconds(curve)),
+            swap=SwapCost(self._line(self._outs), self._line(self._backs)),
+            floor=tuple(tuple(floor(self._steps.plans[point]) for point in line) for line in lines),
+        )
+
+    def _line(self, copies: dict[int, Series]) -> Line:
+        """Seconds by bytes, through what was measured by blocks."""
+        sizes = [count * self._block_bytes for count in copies]
+        return fit_line(sizes, [series.median for series in copies.values()])
+
+    def _rates(self, points: Sequence[Point]) -> tuple[float, float]:
+        """Bandwidth and matrix rate: the best that was seen, in whole steps too."""
+        bandwidths = [self._read_bytes / self._read.median]
+        operations = 2 * MATRIX[0] * MATRIX[1]
+        rates = [rows * operations / series.median for rows, series in self._products.items()]
+        for point in points:
+            work, seconds = self._work.work(self._steps.plans[point].spans), self._points[point].median
+            bandwidths.append(work.bytes / seconds)
+            rates.append(work.operations / seconds)
+        return max(bandwidths), max(rates)
+
+    def _pair_seconds(self, curve: StepCost) -> float:
+        """What a long span behind much context costs beyond one behind none, and beyond reading that."""
+        if not self._spans or not all(self._points[point].seconds for point in self._spans):
+            return 0.0
+        none, much = self._spans
+        cost = self._points[much].median - self._points[none].median
+        reading = curve(much.rows, much.context * self._kv_token_bytes) - curve(much.rows)
+        pairs = further_pairs(much.rows, much.context) - further_pairs(none.rows, none.context)
+        return max((cost - reading) / pairs, 0.0)
+
+
+def _reader(team: Team | None, size: int) -> Callable[[], object]:
+    """Reads `size` bytes with all threads."""
+    if team is None:
+        return torch.ones(size // 8, dtype=torch.int64).sum
+    memory = team.memory(size)
+    memory.fill_(1)
+    return lambda: team.library.ss_read(team.pool, memory.data_ptr(), size // 8)
+
+
+def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
+    """Multiplies `rows` rows with a weight, as the model's linear maps do."""
+    weight = torch.full(MATRIX, 0.5, dtype=loaded.model.dtype)
+    linear = Linear(weight) if loaded.team is None else NativeLinear(loaded.team, weight)
+    x = torch.full((rows, MATRIX[1]), 0.5, dtype=loaded.model.dtype)
+    return lambda: linear(x)
+
+
+def subject_of(loaded: Loaded) -> Subject:
+    """Whom a profile of this loaded model is of."""
+    backend, threads = "reference", torch.get_num_threads()
+    if loaded.team is not None:
+        backend = f"native-{Path(loaded.team.library._name).stem[:8]}"
+        threads = loaded.team.threads
+    info = loaded.model_info
+    return Subject(this_machine(threads), info.fingerprint, info.dtype, backend)
+
+
+@torch.inference_mode()
+def measure(
+    models: Sequence[tuple[str, Loaded]],
+    effort: Effort,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    stable: bool = True,
+) -> list[Profile]:
+    """Profiles of the named models, measured in the same rounds. `progress` is told how many of how many
+    measurements are done. They are stable if rounds agree and nobody else computes, where they can be."""
+    others = Others(max(subject_of(loaded).machine.threads for _, loaded in models))
+    benches = [Bench(name, loaded, effort) for name, loaded in models]
+    series = [one for bench in benches for one in bench.series()]
+    total = len(series) * effort.rounds
+    done = itertools.count(1)
+    run_rounds(series, effort, lambda: progress(min(next(done), total), total))
+    stable = stable and not others.disturb
+    return [bench.profile(stable) for bench in benches]
+
+
+def first_profile(name: str, loaded: Loaded, kept: Kept, wait: float = WAIT_SECONDS) -> Profile | None:
+    """The kept profile of a model, or a quick one that is measured now and kept. Other processes that measure
+    are waited for, `wait` seconds at most; then what is measured counts as unstable. Whatever goes wrong is
+    said in the log, and the model is served without a profile then."""
+    try:
+        profile = kept.read(subject_of(loaded))
+        if profile is None:
+            with alone(kept.folder, wait) as undisturbed:
+                profile = kept.read(subject_of(loaded))  # another may have measured just this one
+                if profile is None:
+                    log.info("measuring the model on this machine, once (--no-profile leaves it out)")
+                    (profile,) = measure([(name, loaded)], QUICK, stable=undisturbed)
+                    log.info("%s; kept in %s", profile.summary, kept.write(profile))
+        return profile
+    except Exception as error:
+        log.warning("there is no profile of this model: %s: %s", type(error).__name__, error)
+        return None

@@ -1,0 +1,128 @@
+"""Profiles: what a machine and a model on it are capable of, measured once and kept in the user's cache."""
+
+import logging
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from streamserve.scheduling.cost import StepCost, SwapCost
+
+log = logging.getLogger(__name__)
+
+FORMAT = 3
+MAX_BYTES = 1 << 20
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a profile holds: the processor's name, the machine's cores, the worker's threads."""
+
+    processor: str
+    cores: int
+    threads: int
+
+
+class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whom a profile is of: a machine, a model by its fingerprint, and what computes it ("native" with the
+    key of the compiled kernels, or "reference")."""
+
+    machine: Machine
+    fingerprint: str
+    dtype: str
+    backend: str
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bandwidth in bytes and matrix rate in floating point operations a second; the cost of steps and their
+    floor in seconds, over the same grid; the cost of swapping KV, by bytes. `quick`: measured while a server
+    started, on a coarse grid. `stable`: no other process measured or computed meanwhile, and rounds agreed;
+    what is not stable is kept until it is measured anew."""
+
+    subject: Subject
+    model: str
+    measured: str
+    quick: bool
+    stable: bool
+    rounds: int
+    bandwidth: float
+    matrix_rate: float
+    weight_bytes: int
+    kv_token_bytes: int
+    cost: StepCost
+    floor: tuple[tuple[float, ...], ...]
+    swap: SwapCost | None = None
+    format: int = FORMAT
+
+    @property
+    def summary(self) -> str:
+        """In a few words."""
+        return (
+            f"{self.bandwidth / 1e9:.1f} GB/s, {self.matrix_rate / 1e9:.0f} GFLOP/s, "
+            f"a row {1e3 * self.cost(1):.2f} ms, {self.cost.tokens[-1]} rows "
+            f"{1e3 * self.cost(self.cost.tokens[-1]):.2f} ms{'' if self.stable else ' (unstable)'}"
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The folder of profiles."""
+
+    folder: Path
+
+    def path(self, subject: Subject) -> Path:
+        """The file of `subject`'s profile, whether it exists or not."""
+        machine = subject.machine
+        processor = re.sub(r"[^a-z0-9]+", "-", machine.processor.lower()).strip("-")[:60] or "processor"
+        name = f"{processor}-{machine.cores}c-{machine.threads}t-{subject.fingerprint[:16]}"
+        return self.folder / f"{name}-{subject.dtype}-{subject.backend}.json"
+
+    def read(self, subject: Subject) -> Profile | None:
+        """What is kept of `subject`. A file that cannot be read, or is of something else, counts as none."""
+        path = self.path(subject)
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it is larger than {MAX_BYTES} bytes")
+            profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors too
+            log.warning("%s is not used: %s", path, error)
+            return None
+        return profile if profile.subject == subject and profile.format == FORMAT else None
+
+    def write(self, profile: Profile) -> Path:
+        """Keep `profile`, in place of an earlier one. Raises OSError if it cannot be written."""
+        path = self.path(profile.subject)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(suffix=".json", dir=self.folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(profile)) + b"\n")
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return path
+
+
+def users_profiles() -> Kept:
+    """Where this user's profiles are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Kept((Path(base) if base else Path.home() / ".cache") / "streamserve" / "profiles")
+
+
+def this_machine(threads: int) -> Machine:
+    """The machine that this process runs on, with so many threads."""
+    return Machine(_processor(), os.cpu_count() or 1, threads)
+
+
+def _processor() -> str:
+    """Its name, as Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else os.uname().machine

@@ -1,0 +1,86 @@
+"""Measuring a profile anew beside serving, in pieces that are one short step each.
+
+A piece is a step of a few query tokens without context: a request that arrives waits for no more than that.
+Longer steps, and those with context, are corrected by the same factor as the longest that was measured.
+"""
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import msgspec
+import torch
+
+from streamserve.execution.load import Loaded
+from streamserve.execution.profile.lock import Others, alone
+from streamserve.execution.profile.measure import APART, Series, agree, seconds_of
+from streamserve.execution.profile.profile import Kept, Profile
+from streamserve.execution.profile.steps import Steps, grid_points
+from streamserve.scheduling.cost import StepCost, fit
+
+PIECE_SECONDS = 0.005
+"""The longest step that is a piece, as far as the profile knows; that of one query token always is."""
+
+ROUNDS = 4
+"""Of all pieces; the first one only warms up."""
+
+
+@dataclass
+class Remeasurement:
+    """The pieces of one profile's measurement. `disturbed`: others measured or computed meanwhile."""
+
+    loaded: Loaded
+    kept: Kept
+    old: Profile
+    disturbed: bool = False
+    _series: dict[int, Series] = field(default_factory=dict)
+    _done: int = 0
+
+    def __post_init__(self) -> None:
+        (rows,) = zip(*grid_points(self.old.cost.tokens, (), self.loaded.engine_config, 1 << 20), strict=True)
+        short = [one for one in rows if one.rows == 1 or self.old.cost(one.rows) <= PIECE_SECONDS]
+        self._steps = Steps(self.loaded, short)
+        self._series = {point.rows: Series(self._steps.call(point), point.rows) for point in short}
+        self._others = Others(self.old.subject.machine.threads)
+
+    @torch.inference_mode()
+    def piece(self) -> bool:
+        """Measure one step, if nobody else is measuring; whether that was the last."""
+        with alone(self.kept.folder, 0.0) as undisturbed:
+            if not undisturbed:
+                self.disturbed = True
+                return False
+            numbers = list(self._series)
+            series = self._series[numbers[self._done % len(numbers)]]
+            seconds = seconds_of(series.call, least=0.0)
+            if self._done >= len(numbers):
+                series.seconds.append(seconds)
+            self._done += 1
+        return self._done >= ROUNDS * len(numbers)
+
+    def profile(self) -> Profile:
+        """The profile as it was measured now, stable if rounds agreed and nobody else computed."""
+        stable = agree(self._series.values()) and not (self.disturbed or self._others.disturb)
+        factors = {rows: one.median / self.old.cost(rows) for rows, one in self._series.items()}
+        return msgspec.structs.replace(
+            self.old,
+            cost=_corrected(self.old.cost, factors),
+            stable=stable,
+            measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def contradicts(profile: Profile, other: Profile) -> bool:
+    """Whether two profiles differ by more than a quarter for some number of query tokens."""
+    ratios = [other.cost(rows) / profile.cost(rows) for rows in profile.cost.tokens]
+    return max(*ratios, *(1 / ratio for ratio in ratios)) > 1 + APART
+
+
+def _corrected(cost: StepCost, factors: dict[int, float]) -> StepCost:
+    """The curve with each line multiplied by its factor, and lines beyond by that of the last measured."""
+    known = [rows for rows in cost.tokens if rows in factors]
+    lines = []
+    for rows, line in zip(cost.tokens, cost.seconds, strict=True):
+        factor = factors[max((one for one in known if one <= rows), default=known[0])]
+        lines.append([factor * seconds for seconds in line])
+    curve = fit(cost.tokens, cost.kv_bytes, lines, cost.token_seconds, cost.byte_seconds)
+    return replace(curve, pair_seconds=cost.pair_seconds)

@@ -1,0 +1,1 @@
+"""The fleet: admission, routing, what happens when a worker dies; and the runtime that carries it out."""

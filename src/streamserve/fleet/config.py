@@ -1,0 +1,23 @@
+"""What a fleet is made of, and its limits."""
+
+from dataclasses import dataclass, field
+
+from streamserve.fleet.worker_state import Topology
+from streamserve.scheduling.routing import FlowGuard, Router
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """`max_requests`: how many may be open at once, running and waiting. `max_waiting_tokens` bounds the
+    prompts of those that wait; one request may always wait. A worker that says nothing for `stuck_after`
+    seconds counts as stuck. A request that ended its worker `max_attempts` times while it ran alone, or whose
+    KV could not be moved so often, is not tried again. A decode worker that has all but
+    `continue_tokens` of a prompt, and more than the prefill worker, computes the rest itself."""
+
+    topology: Topology = field(default_factory=Topology)
+    router: Router = field(default_factory=FlowGuard)
+    max_requests: int = 1024
+    max_waiting_tokens: int = 1 << 20
+    stuck_after: float = 30.0
+    max_attempts: int = 3
+    continue_tokens: int = 64

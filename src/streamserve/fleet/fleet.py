@@ -1,0 +1,404 @@
+"""The fleet without input or output: events in, commands out. Asyncio and ZeroMQ are a thin shell around it.
+
+    door    Open, Edit, Close     ┌───────┐   Deliver, Refuse        → door
+    workers FromWorker, Lost   →  │ Fleet │   Send                   → workers
+    clock   Tick                  └───────┘   Start, Kill            → processes
+
+It remembers of each request what its client has been given. When a worker dies, its requests go to another
+(or to the same one, started anew) as a next attempt that carries those tokens, and goes on behind them.
+Of an open prompt it keeps the latest version, so an edit that a client was told of is never lost.
+"""
+
+from collections import ChainMap
+from collections.abc import Iterator
+from itertools import count
+
+from streamserve.fleet.admission import Admission
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import (
+    Close,
+    Command,
+    Deliver,
+    Edit,
+    FleetEvent,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Rest,
+    Send,
+    Tick,
+)
+from streamserve.fleet.isolation import Isolation, conviction
+from streamserve.fleet.kv_writeback import Returns
+from streamserve.fleet.placement import Placement
+from streamserve.fleet.quarantine import Quarantine
+from streamserve.fleet.requests import GapError, OpenRequest
+from streamserve.fleet.reservations import TicketBook
+from streamserve.fleet.supervisor import Crew
+from streamserve.fleet.worker_state import Queued, WorkerState
+from streamserve.protocol import messages
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import (
+    Admitted,
+    Cached,
+    Cancel,
+    Event,
+    Events,
+    Failed,
+    Finished,
+    Progress,
+    Ready,
+    Reserved,
+    Token,
+    TransferNews,
+    Transfers,
+    Withdrawn,
+)
+from streamserve.protocol.reports import IncidentReport, Report
+
+
+class Fleet:
+    """All the workers and all the open requests of one server."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self.config = config
+        self.crew = Crew(config.topology, config.stuck_after)
+        self.quarantine = Quarantine(config.topology, config.max_attempts)
+        self.requests: dict[str, OpenRequest] = {}
+        self.tickets = TicketBook()
+        self.returns = Returns(config.topology)
+        self.placement = Placement(self.crew, config.router, config.continue_tokens)
+        self._admission = Admission(config.max_requests, config.max_waiting_tokens)
+        self._isolation = Isolation(
+            self.quarantine, self.crew, self.requests, self._withdraw, self._place_waiting
+        )
+        self._attempts = count()
+        self.convicted = 0
+
+    @property
+    def workers(self) -> dict[str, WorkerState]:
+        """What is known of each worker."""
+        return self.crew.workers
+
+    def start(self, now: float) -> list[Command]:
+        """The commands that bring up the workers."""
+        return [*self.crew.start(now)]
+
+    def handle(self, event: FleetEvent, now: float) -> list[Command]:
+        """Take one event; returns what is to be done about it, in order."""
+        match event:
+            case Open():
+                return list(self._open(event, now))
+            case Edit():
+                return list(self._edit(event, now))
+            case Close():
+                return list(self._close(event, now))
+            case Rest():
+                return list(self._rest(event, now))
+            case Heard():
+                return list(self._heard(event, now))
+            case Lost():
+                return list(self._lost(event, now))
+            case Tick():
+                return list(self._tick(event, now))
+
+    def health(self) -> tuple[bool, str]:
+        """Whether requests are being served, and if not, why."""
+        return self.crew.health()
+
+    def incidents(self) -> IncidentReport:
+        """What went wrong so far, and what is being done about it."""
+        return IncidentReport(
+            deaths=self.crew.deaths,
+            suspects=self.quarantine.suspected,
+            quarantined=len(self.quarantine),
+            convicted=self.convicted,
+        )
+
+    def abandon(self, name: str, error: RequestError) -> list[Command]:
+        """Give up a request, wherever it is."""
+        request = self.requests.get(name)
+        return [] if request is None else [*self._cancel(request), self._refuse(request, error)]
+
+    def open_at(self, worker: str) -> int:
+        """How many requests hold something at a worker, or at the other half of its pair."""
+        names = self.config.topology.partners(worker)
+        return sum(bool(names & request.workers) for request in self.requests.values())
+
+    def edit_refusal(self, event: Edit) -> RequestError | None:
+        """Why an edit cannot be taken; `handle` ignores it then, and nothing changes."""
+        request = self.requests.get(event.request)
+        if request is None:
+            return RequestError(f"there is no request {event.request}", status=404)
+        return request.edit_refusal(event)
+
+    def _open(self, event: Open, now: float) -> Iterator[Command]:
+        if event.request in self.requests:
+            yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
+            return
+        refusal = self._admission.refusal(event, self.requests.values(), now)
+        if refusal is None and (closed := self.crew.closed()):
+            refusal = self._unserved(closed, now)
+        if refusal:
+            yield Refuse(event.request, refusal)
+            return
+        choices = range(event.params.n)
+        request = OpenRequest(event, now, next(self._attempts))
+        request.outputs = {choice: [] for choice in choices}
+        request.resumed = {choice: [] for choice in choices}
+        request.open_choices = set(choices)
+        self.requests[event.request] = request
+        yield from self._place(request, now)
+
+    def _edit(self, event: Edit, now: float) -> Iterator[Command]:
+        """The latest prompt is kept for a next attempt. An answer to an earlier one is withdrawn at once."""
+        if self.edit_refusal(event):
+            return
+        request = self.requests[event.request]
+        void = request.edit(event)
+        if request.worker is not None:
+            params = request.limited(event.params) if event.params else None
+            message = messages.Edit(
+                event.request, request.attempt, event.version, event.keep, event.tokens, event.finish,
+                params, event.tail, now,
+            )  # fmt: skip
+            yield Send(request.worker, message)
+            yield from self._reserve(request)
+        if void:
+            withdrawn = Withdrawn(event.request, request.attempt, event.version)
+            yield Deliver(event.request, [withdrawn], last=False)
+
+    def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
+        """Give a request to where the router says; with no place for it now it waits for one."""
+        if not self.crew.served:
+            yield self._refuse(request, self._unserved(self.health()[1], now))
+            return
+        name, trial = request.name, self.quarantine.trial
+        if self.quarantine.waits(name):
+            return
+        if trial and name in trial.group.members:
+            place = self.placement.choose(request, now, only=trial.place)
+        else:
+            place = self.placement.choose(request, now, without=self.quarantine.reserved(now))
+        if place is None:
+            return
+        front, decode, tokens = place
+        # What ends with its first token, or is answered while it changes, is not worth a move.
+        params, early = request.opened.params, request.opened.answer_early
+        whole = decode is None or params.max_tokens in (0, 1) or early
+        request.worker, request.decode = front, None if whole else decode
+        request.handing = set() if whole else set(request.open_choices)
+        request.awaits = None
+        ttft = request.opened.params.slo.ttft_ms
+        deadline = None if ttft is None else request.arrival + ttft / 1000
+        self.workers[front].queue(request.opened.request, Queued(tokens, deadline), now)
+        self.workers[request.decode or front].coming.add(request.opened.request)
+        yield Send(front, request.submit("both" if whole else "prefill"))
+
+    def _close(self, event: Close, now: float) -> Iterator[Command]:
+        request = self.requests.get(event.request)
+        if request is None:
+            return
+        if event.choice is None:
+            request.open_choices.clear()
+        else:
+            request.open_choices.discard(event.choice)
+            request.handing.discard(event.choice)
+        for worker in sorted(request.workers):
+            yield Send(worker, Cancel(event.request, event.choice))
+        if not request.open_choices:
+            self._end(request, now)
+
+    def _heard(self, event: Heard, now: float) -> Iterator[Command]:
+        worker = self.crew.hear(event.worker, event.incarnation, now)
+        if worker is None:
+            return
+        match event.message:
+            case Ready():
+                if self.crew.join(event.worker, event.message, now):
+                    yield from self._isolation.advance(now)
+                    yield from self._place_waiting(now)
+                else:
+                    yield Kill(event.worker)
+                    yield from self._fail_all(now)
+            case Failed():
+                self.crew.fail(event.worker, event.message)
+                yield from self._fail_all(now)
+            case Report():
+                worker.reported(event.message)
+            case Cached():
+                self.placement.view.told(event.worker, event.message, worker.blocks)
+            case Events():
+                yield from self._deliver(event.message.events, now)
+            case Transfers():
+                for news in event.message.news:
+                    yield from self._transfer(event.worker, news, now)
+
+    def _rest(self, event: Rest, now: float) -> Iterator[Command]:
+        """What waits for a worker that is to rest goes elsewhere; what is there goes on."""
+        self.workers[event.worker].draining = event.draining
+        yield from self._place_waiting(now)
+
+    def _place_waiting(self, now: float) -> Iterator[Command]:
+        for request in list(self.requests.values()):
+            if request.worker is None:
+                yield from self._place(request, now)
+
+    def _deliver(self, events: list[Event], now: float) -> Iterator[Command]:
+        """Pass on what is new of each request, in one piece each."""
+        by_request: dict[str, list[Event]] = {}
+        for event in events:
+            by_request.setdefault(event.request, []).append(event)
+        for name, news in by_request.items():
+            request = self.requests.get(name)
+            if request is None:
+                if any(isinstance(event, Finished) for event in news):
+                    yield from self.returns.drop(name)
+                continue
+            try:
+                fresh = [taken for event in news if (taken := request.accept(event, now)) is not None]
+            except GapError as gap:
+                yield from self._cancel(request)
+                yield self._refuse(request, RequestError(str(gap), status=500))
+                continue
+            yield from self._noticed(request, news, fresh, now)
+            last = not request.open_choices
+            if last:
+                if request.decode and name not in self.workers[request.decode].decoding:
+                    yield Send(request.decode, Cancel(name))  # it ended before its KV had to move
+                refused = any(isinstance(event, Finished) and event.error for event in fresh)
+                if refused:
+                    yield from self._cancel(request)  # by one half of a pair: the other still holds it
+                self._end(request, now)
+                if not refused:
+                    yield from self.returns.begin(request, self.workers, now)
+            if fresh or last:
+                yield Deliver(name, fresh, last)
+        yield from self._isolation.advance(now)
+
+    def _noticed(
+        self, request: OpenRequest, news: list[Event], fresh: list[Event], now: float
+    ) -> Iterator[Command]:
+        """What the fleet's own books take from a request's news."""
+        if any(isinstance(event, Admitted) for event in fresh):
+            self._admission.begun(now, len(request.opened.prompt))
+        if request.worker and any(isinstance(event, Token) for event in fresh):
+            self.workers[request.worker].begun(request.opened.request, now)
+            if request.decode is None:
+                self._decodes(request)
+            if not request.handing and request.decoded:
+                self.quarantine.showed(request)
+        if request.opened.open and any(isinstance(event, Progress) for event in fresh):
+            self.quarantine.showed(request)
+        if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
+            request.planned = True
+            yield from self._reserve(request)
+
+    def _reserve(self, request: OpenRequest) -> Iterator[Command]:
+        """Once a prompt is complete and its first chunk planned, its decode worker is to hold blocks for
+        it."""
+        due = request.planned and not request.opened.open and bool(request.open_choices)
+        if due and request.decode and not request.reserving:
+            request.reserving = True
+            yield Send(request.decode, request.submit("decode"))
+
+    def _transfer(self, worker: str, news: TransferNews, now: float) -> Iterator[Command]:
+        known = ChainMap(self.requests, self.returns.open)
+        request = known.get(news.request)
+        if isinstance(news, Reserved):
+            yield from self.returns.reserved(news.request)
+            yield from self.tickets.reserved(worker, news, request)
+            return
+        commands, again = self.tickets.pushed(worker, news, known)
+        yield from commands
+        name = again.opened.request if again else news.request
+        if name in self.returns.open:
+            yield from self.returns.drop(name) if again else self.returns.over(name)
+        elif again:
+            yield from self._cancel(again)
+            yield from self._retry(again, f"its KV could not be moved: {news.error}", now)
+        elif request and request.decode and not request.handing:
+            self._decodes(request)
+
+    def _decodes(self, request: OpenRequest) -> None:
+        """A request's prompt is computed, and its KV is where it is decoded."""
+        place = request.decode or request.worker
+        if place:
+            self.workers[place].decodes(request.opened.request)
+
+    def _lost(self, event: Lost, now: float) -> Iterator[Command]:
+        """Blame the requests of the lost step, and let all that were at the worker go on."""
+        if not self.crew.lives(event.worker, event.incarnation):
+            return
+        affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
+        blamed, convicted = self.quarantine.lost(event.worker, affected, event.suspects)
+        yield from self.crew.lose(event.worker, event.incarnation, event.reason, now, blamed)
+        self.placement.view.forget(event.worker)
+        yield from self.tickets.lose(event.worker)
+        yield from self.returns.lose(event.worker)
+        for request in affected:
+            yield from self._withdraw(request, gone=event.worker)
+        for request in convicted:
+            self.convicted += 1
+            yield self._refuse(request, conviction(request, event))
+        yield from self._fail_all(now)
+        yield from self._isolation.advance(now)
+        yield from self._place_waiting(now)
+
+    def _withdraw(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
+        """Take a request from its workers, to go on elsewhere or later, after what its client has."""
+        yield from self._cancel(request, gone)
+        self._leave(request)
+        request.next_attempt(next(self._attempts))
+
+    def _tick(self, event: Tick, now: float) -> Iterator[Command]:
+        yield from self.crew.tick(now, event.beats)
+        yield from self._isolation.tick(now)
+
+    def _retry(self, request: OpenRequest, reason: str, now: float) -> Iterator[Command]:
+        """Another attempt, behind what the client has."""
+        request.losses += 1
+        self._leave(request)
+        request.next_attempt(next(self._attempts))
+        if request.losses >= self.config.max_attempts:
+            message = f"this request was lost {request.losses} times: {reason}"
+            yield self._refuse(request, RequestError(message, status=500))
+        else:
+            yield from self._place(request, now)
+
+    def _cancel(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
+        """Let all workers but the one that is gone forget a request."""
+        for worker in sorted(request.workers - {gone}):
+            yield Send(worker, Cancel(request.opened.request))
+
+    def _leave(self, request: OpenRequest) -> None:
+        """A request is at no worker any more."""
+        for name in request.workers:
+            self.workers[name].leave(request.opened.request)
+
+    def _end(self, request: OpenRequest, now: float) -> None:
+        self._admission.finished(now)
+        self.placement.ended(request)
+        for worker in request.workers:
+            self.crew.worked(worker)
+        self._forget(request)
+
+    def _forget(self, request: OpenRequest) -> None:
+        self._leave(request)
+        del self.requests[request.name]
+        self.quarantine.left(request.name)
+
+    def _unserved(self, why: str, now: float) -> RequestError:
+        return RequestError(why, status=503, retry_after=self.crew.retry_after(now))
+
+    def _fail_all(self, now: float) -> Iterator[Command]:
+        """With no place left, nobody waits in vain."""
+        if not self.crew.served:
+            for request in list(self.requests.values()):
+                yield from self._place(request, now)
+
+    def _refuse(self, request: OpenRequest, error: RequestError) -> Command:
+        self._forget(request)
+        return Refuse(request.name, error)

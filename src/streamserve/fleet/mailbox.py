@@ -1,0 +1,83 @@
+"""Events on their way to a client that reads slowly: held up to a budget of all clients together."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamserve.fleet.events import Deliver, Refuse
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import Event, PromptLogprobs, Token
+
+EVENT_BYTES, SCORE_BYTES = 200, 120
+"""What an event takes, and each log-probability in it, about."""
+
+FAIR_BYTES = 64 << 10
+"""What one client may always have waiting: it is those who leave more unread that have to go."""
+
+
+@dataclass
+class Undelivered:
+    """The budget of all mailboxes, in bytes, and how much of it is in use."""
+
+    limit: int = 64 << 20
+    held: int = 0
+
+
+class Mailbox:
+    """What a client has not taken yet. Beyond the budget it is thrown away for an error, and `overflowed`.
+    One task at a time takes from it."""
+
+    def __init__(self, budget: Undelivered) -> None:
+        self.overflowed = False
+        self._budget = budget
+        self._held = 0
+        self._waiting: deque[tuple[Deliver | Refuse, int]] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, news: Deliver | Refuse) -> None:
+        """Add what comes next."""
+        if self.overflowed:
+            return
+        size = _size(news.events) if isinstance(news, Deliver) else 0
+        if self._held + size > FAIR_BYTES and self._budget.held + size > self._budget.limit:
+            self.clear()
+            self.overflowed = True
+            error = RequestError("the reply was left unread for too long", status=503, retry_after=1.0)
+            news, size = Refuse(news.request, error), 0
+        self._count(size)
+        self._waiting.append((news, size))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> Deliver | Refuse:
+        """What comes next, once it is there."""
+        while not self._waiting:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        news, size = self._waiting.popleft()
+        self._count(-size)
+        return news
+
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    def clear(self) -> None:
+        """Throw away what waits."""
+        self._waiting.clear()
+        self._count(-self._held)
+
+    def _count(self, size: int) -> None:
+        self._held += size
+        self._budget.held += size
+
+
+def _size(events: Sequence[Event]) -> int:
+    scores = 0
+    for event in events:
+        if isinstance(event, Token):
+            scores += len(event.top) if event.top else 0
+        elif isinstance(event, PromptLogprobs):
+            scores += sum(1 + len(entry.top) for entry in event.entries)
+    return len(events) * EVENT_BYTES + scores * SCORE_BYTES

@@ -1,0 +1,176 @@
+"""The router at work: the places there are now, what each has cached, and why requests went where they did.
+
+OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None, tokens to compute)
+                 │ PrefixView: blocks each worker has, as far as the fleet knows
+                 └ recent decisions, for GET /v1/router
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamserve.fleet.requests import OpenRequest
+from streamserve.fleet.supervisor import Crew
+from streamserve.protocol.messages import Cached
+from streamserve.scheduling.prefix import extend_hashes, namespace
+from streamserve.scheduling.routing import NOBODY, Arrival, Decision, Place, Router
+
+REMEMBERED_DECISIONS = 100
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A decision and what it was made on."""
+
+    time: float
+    request: str
+    prompt_tokens: int
+    places: tuple[str, ...]
+    cached: tuple[int, ...]
+    decision: Decision
+
+
+class PrefixView:
+    """Which full blocks each worker has, by their names: as the halves of pairs tell, and before that as is
+    to be expected of what was sent there. A wrong guess is forgotten when as many others came: it costs a
+    recomputation, never a wrong text."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, OrderedDict[bytes, None]] = {}
+
+    def cached(self, worker: str, hashes: Sequence[bytes]) -> int:
+        """How many of the first blocks a worker has."""
+        known: Mapping[bytes, None] = self._blocks.get(worker, {})
+        count = 0
+        while count < len(hashes) and hashes[count] in known:
+            count += 1
+        return count
+
+    def learn(self, worker: str, hashes: Sequence[bytes], most: int) -> None:
+        """A worker computes these blocks, and holds `most` at the most."""
+        known = self._blocks.setdefault(worker, OrderedDict())
+        for digest in hashes:
+            known[digest] = None
+            known.move_to_end(digest)
+        while len(known) > most:
+            known.popitem(last=False)
+
+    def told(self, worker: str, news: Cached, most: int) -> None:
+        """A worker has come to know some blocks, and forgot others."""
+        self.learn(worker, news.stored, most)
+        known = self._blocks.get(worker, OrderedDict())
+        for digest in news.dropped:
+            known.pop(digest, None)
+
+    def forget(self, worker: str) -> None:
+        """A worker's cache is gone."""
+        self._blocks.pop(worker, None)
+
+
+class Placement:
+    """Chooses where requests go, among the workers that are ready and open for them. What continues what a
+    decode worker has, but for at most `continue_tokens` tokens, is computed by that worker itself."""
+
+    def __init__(self, crew: Crew, router: Router, continue_tokens: int) -> None:
+        self._crew = crew
+        self._continue_tokens = continue_tokens
+        self.recent: deque[Explained] = deque(maxlen=REMEMBERED_DECISIONS)
+        self.view = PrefixView()
+        self._router = router
+        self._turn = 0
+
+    def choose(
+        self,
+        request: OpenRequest,
+        now: float,
+        only: frozenset[str] | None = None,
+        without: frozenset[str] = frozenset(),
+    ) -> tuple[str, str | None, int] | None:
+        """The worker that computes the prompt, the one that decodes if it is another, and how many tokens of
+        the prompt are to be computed; None if nobody can take the request now. `only` these workers count, if
+        there are any, and none of those it is to do `without`."""
+        candidates = self._candidates(self._crew.open() - without if only is None else only)
+        if not all(candidates):
+            return None
+        hashes = self._hashes(candidates[0][0][0], request.cache_salt, request.opened.prompt)
+        chosen = [self._route(request, places, hashes, now) for places in candidates]
+        self._turn += 1
+        front = chosen[0][0]
+        back = next((back for _, back in chosen if back and back != front), None)
+        if back and self._continues(request, front, back, hashes):
+            front, back = back, None
+        known = self.view.cached(front, hashes) * self._crew.workers[front].block_size
+        self._learn(front, hashes)
+        return front, back, max(len(request.opened.prompt) - known, 1)
+
+    def ended(self, request: OpenRequest) -> None:
+        """A request is over: whoever decoded it has the KV of its outputs too, which the next turn of a chat
+        begins with."""
+        worker = request.decode or request.worker
+        if worker and self._crew.workers[worker].ready:
+            for outputs in request.outputs.values():
+                tokens = request.opened.prompt + outputs[:-1]
+                self._learn(worker, self._hashes(worker, request.cache_salt, tokens))
+
+    def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
+        """Whether a decode worker has more of a prompt than its prefill worker, and nearly all: then to
+        compute the rest there costs less than to compute what the other lacks, and to move it."""
+        known = self.view.cached(back, hashes)
+        left = len(request.opened.prompt) - known * self._crew.workers[back].block_size
+        if left > self._continue_tokens or request.opened.open:
+            return False
+        whole = request.opened.params.prompt_logprobs is not None  # wants all of the prompt computed
+        return not whole and known > self.view.cached(front, hashes)
+
+    def _learn(self, worker: str, hashes: list[bytes]) -> None:
+        self.view.learn(worker, hashes, self._crew.workers[worker].blocks)
+
+    def _candidates(self, allowed: Collection[str]) -> list[list[tuple[str, str]]]:
+        """One list of places (prefill worker, decode worker) to choose from; of uneven pools two lists, of
+        one half each."""
+        topology = self._crew.topology
+        ready = {name for name in allowed if self._crew.workers[name].ready}
+        if topology.unified:
+            return [[(name, name) for name in topology.unified if name in ready]]
+        if topology.paired:
+            matched = zip(topology.prefill, topology.decode, strict=True)
+            return [[pair for pair in matched if ready.issuperset(pair)]]
+        return [
+            [(name, "") for name in topology.prefill if name in ready],
+            [("", name) for name in topology.decode if name in ready],
+        ]
+
+    def _route(
+        self, request: OpenRequest, candidates: Sequence[tuple[str, str]], hashes: list[bytes], now: float
+    ) -> tuple[str, str]:
+        workers = self._crew.workers
+        names = {name for pair in candidates for name in pair}
+        loads = {name: workers[name].load(name, now) if name else NOBODY for name in names}
+        cached = [
+            self.view.cached(front, hashes) * workers[front].block_size if front else 0
+            for front, _ in candidates
+        ]
+        places = [
+            Place(loads[front], loads[back], count)
+            for (front, back), count in zip(candidates, cached, strict=True)
+        ]
+        tokens, slo = len(request.opened.prompt), request.opened.params.slo
+        arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
+        decision = self._router(arrival, places, self._turn)
+        named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
+        self.recent.append(Explained(now, request.opened.request, tokens, named, tuple(cached), decision))
+        return candidates[decision.chosen]
+
+    def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:
+        """The names of the full blocks of these tokens, as the workers' own prefix index has them."""
+        state = self._crew.workers[worker]
+        if state.ready is None:
+            return []
+        hashes: list[bytes] = []
+        root = namespace(state.ready.model.fingerprint, salt)
+        extend_hashes(hashes, root, tokens, state.block_size, len(tokens))
+        return hashes
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

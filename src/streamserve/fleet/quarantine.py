@@ -1,0 +1,203 @@
+"""Isolation of requests that may end a worker whenever it computes them: which one does is found by trials.
+
+    lost step ── suspects ──▶ groups ──▶ trial: a group alone at one place ──▶ died: halves, first of the line
+                                          │                               └─▶ died alone: one try less
+                                          └──▶ new tokens of each, or its end: cleared
+
+A trial is exclusive: nothing else is sent to its place, so a death in it is the group's. At most one trial
+runs at a time. When a group dies, the other groups of the same split are released: one explanation is enough.
+A request that has been cleared before is, once it is alone again, only cleared by its end: its fault needs
+company.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from streamserve.fleet.requests import OpenRequest
+from streamserve.fleet.worker_state import Topology
+
+UNEXPLAINED = 3
+"""Losses of its worker outside of any step after which a request counts as a suspect all the same."""
+
+CLEARED = 3
+"""When all suspects have been cleared so often, what else was at the worker is suspected with them."""
+
+MAX_STRIKES = 32
+"""Lost steps that a request may have been in: more than halving the largest batch takes, twice over."""
+
+TRIAL_SECONDS = 10.0
+"""A trial that lasts longer gives way to the requests that wait, for as long; its next turn may last twice as
+long."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Suspects that are tried together. Groups of one `split` are alternatives. It had so many `turns`."""
+
+    members: tuple[str, ...]
+    split: int
+    turns: int = 0
+
+
+@dataclass
+class Trial:
+    """A group at work at `place` since a time; those `pending` have shown nothing yet."""
+
+    group: Group
+    place: frozenset[str]
+    pending: set[str]
+    since: float
+
+    @property
+    def alone(self) -> bool:
+        """Whether a death in it can only be one request's."""
+        return len(self.group.members) == 1
+
+    def overdue(self, now: float) -> bool:
+        """Whether it should give way to others that wait."""
+        limit: float = TRIAL_SECONDS * 2**self.group.turns
+        return now - self.since > limit
+
+
+@dataclass
+class Quarantine:
+    """All suspects of one fleet. A request that died alone `max_tries` times is given up."""
+
+    topology: Topology
+    max_tries: int
+    trial: Trial | None = None
+    place: frozenset[str] = frozenset()
+    """Where trials are held; empty without suspects."""
+    suspected: int = 0
+    """How often a request became a suspect so far."""
+    recess_until: float = 0.0
+    """The time until which no trial is held, since others had to wait for long."""
+    _groups: deque[Group] = field(default_factory=deque)
+    _splits: "count[int]" = field(default_factory=count)
+
+    def __len__(self) -> int:
+        """How many requests are suspects now."""
+        tried = len(self.trial.pending) if self.trial else 0
+        return tried + sum(len(group.members) for group in self._groups)
+
+    def waits(self, name: str) -> bool:
+        """Whether a request is a suspect whose trial has not begun."""
+        return any(name in group.members for group in self._groups)
+
+    def reserved(self, now: float) -> frozenset[str]:
+        """The workers that other requests are not to be sent to."""
+        if self.trial or (self._groups and now >= self.recess_until):
+            return self.place
+        return frozenset()
+
+    def lost(
+        self, worker: str, affected: Sequence[OpenRequest], suspects: frozenset[int] | None
+    ) -> tuple[bool, list[OpenRequest]]:
+        """A worker died, and with it what `affected` requests had there; `suspects` are the attempts in the
+        lost step, None if that is not known. Returns whether some request is blamed, and the requests to be
+        given up."""
+        named = [r for r in affected if suspects is None or r.attempt in suspects]
+        if self.trial and worker in self.trial.place:
+            return self._died(self.trial, affected, named)
+        if not named:
+            for request in affected:
+                request.unexplained += 1
+            named = [request for request in affected if request.unexplained >= UNEXPLAINED]
+        if not named:
+            return False, []
+        if min(request.cleared for request in named) >= CLEARED:
+            named = list(affected)  # it is none of these, however often they were in the lost step
+        self.place = self.place or self.topology.place_of(worker)
+        convicted = self._strike(named)
+        self._groups.extend(self._split([r for r in named if r not in convicted]))
+        return True, convicted
+
+    def next(self, alive: Collection[str]) -> Group | None:
+        """The group to be tried next, of the requests that are still open; None if there is none."""
+        if self.trial is not None:
+            return None
+        while self._groups:
+            group = self._groups.popleft()
+            members = tuple(name for name in group.members if name in alive)
+            if members:
+                self._groups.appendleft(Group(members, group.split, group.turns))
+                return self._groups[0]
+        self.place = frozenset()
+        return None
+
+    def begin(self, place: frozenset[str], now: float) -> Trial:
+        """Try the next group at `place`."""
+        group = self._groups.popleft()
+        self.place = place
+        self.trial = Trial(group, place, set(group.members), now)
+        return self.trial
+
+    def suspend(self, now: float) -> tuple[str, ...]:
+        """Interrupt the trial for as long as it has lasted; returns its members."""
+        assert self.trial is not None
+        trial, self.trial = self.trial, None
+        pending = tuple(name for name in trial.group.members if name in trial.pending)
+        self._groups.appendleft(Group(pending, trial.group.split, trial.group.turns + 1))
+        self.recess_until = now + (now - trial.since)
+        return trial.group.members
+
+    def showed(self, request: OpenRequest) -> None:
+        """A request has been decoded, or of an open prompt something has been computed."""
+        trial = self.trial
+        if trial is None or request.name not in trial.pending:
+            return
+        if trial.alone and request.cleared and not request.opened.open:
+            return
+        request.cleared += 1
+        request.tries = 0
+        self.left(request.name)
+
+    def left(self, name: str) -> None:
+        """A request is cleared, or over."""
+        if self.trial is not None:
+            self.trial.pending.discard(name)
+            if not self.trial.pending:
+                self.trial = None
+
+    def _died(
+        self, trial: Trial, affected: Sequence[OpenRequest], named: Sequence[OpenRequest]
+    ) -> tuple[bool, list[OpenRequest]]:
+        """A trial has ended in a death. Those of it that were in the lost step are blamed, else all of it."""
+        self.trial = None
+        members = [request for request in affected if self._in(trial.group, request)]
+        pending = [request for request in members if request.name in trial.pending]
+        accused = [r for r in pending if r in named] or [r for r in members if r in named] or members
+        if not accused:
+            return False, []
+        self._groups = deque(group for group in self._groups if group.split != trial.group.split)
+        for request in accused:
+            request.tries += trial.alone
+        convicted = self._strike(accused)
+        self._groups.extendleft(reversed(self._split([r for r in accused if r not in convicted])))
+        return True, convicted
+
+    def _in(self, group: Group, request: OpenRequest) -> bool:
+        return request.name in group.members
+
+    def _strike(self, requests: Sequence[OpenRequest]) -> list[OpenRequest]:
+        """Count a lost step against requests; returns those that are to be given up."""
+        for request in requests:
+            request.strikes += 1
+            request.unexplained = 0
+            self.suspected += not request.isolated
+            request.isolated = True
+        return [r for r in requests if r.tries >= self.max_tries or r.strikes >= MAX_STRIKES]
+
+    def _split(self, requests: Sequence[OpenRequest]) -> list[Group]:
+        """Two groups of suspects: those that were in the most lost steps, if they are no more than half of
+        all, and the rest; else halves."""
+        if not requests:
+            return []
+        ranked = sorted(requests, key=lambda request: -request.strikes)
+        most = sum(request.strikes == ranked[0].strikes for request in ranked)
+        half = most if most <= len(ranked) // 2 else -(-len(ranked) // 2)
+        split = next(self._splits)
+        parts = (ranked[:half], ranked[half:])
+        return [Group(tuple(r.name for r in part), split) for part in parts if part]

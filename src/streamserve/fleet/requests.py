@@ -1,0 +1,215 @@
+"""An open request as the fleet keeps it: what its client has been given, and what may still come.
+
+Exactly the next index of the current attempt is taken; repeats are dropped, a gap is an error.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from streamserve.fleet.events import Edit, Open
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import (
+    Admitted,
+    Event,
+    Finished,
+    Guessed,
+    Phase,
+    Progress,
+    PromptLogprobs,
+    Submit,
+    Withdrawn,
+)
+from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
+
+UNSPECULATED = SpeculationLimits(enabled=False)
+
+
+class GapError(Exception):
+    """A worker skipped something: its client must not get the rest."""
+
+
+@dataclass
+class OpenRequest:
+    """What a client asked for and has been given so far. No two attempts of a fleet have the same number, so
+    nothing a worker still says of an earlier request of the same name can be taken for this one's.
+
+    `worker` computes its prompt, and unless it goes to a stream pair its tokens too. In a pair `decode` does
+    that for all choices but those `handing`, whose KV has not come yet; it is asked to hold blocks
+    (`reserving`) when the prompt's first chunk is `planned`. `resumed` are the outputs that the current
+    attempt began with; `began` is when each choice had its first token.
+
+    `opened` holds the latest prompt. After an edit of a prompt that is answered early, the worker's tokens
+    are of an older prompt until it says that it `awaits` no longer: that it has come to this version.
+    """
+
+    opened: Open
+    arrival: float
+    attempt: int
+    worker: str | None = None
+    decode: str | None = None
+    planned: bool = False
+    reserving: bool = False
+    handing: set[int] = field(default_factory=set)
+    resumed: dict[int, list[int]] = field(default_factory=dict)
+    losses: int = 0
+    strikes: int = 0
+    tries: int = 0
+    cleared: int = 0
+    unexplained: int = 0
+    isolated: bool = False
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    began: dict[int, float] = field(default_factory=dict)
+    open_choices: set[int] = field(default_factory=set)
+    admitted: bool = False
+    awaits: int | None = None
+    prompt_logprobs: int = 0
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+        return self.opened.request
+
+    @property
+    def cache_salt(self) -> str:
+        """What keeps its KV apart from that of other requests: where it is isolated, from all of them."""
+        salt = self.opened.cache_salt
+        return f"{salt}\0isolated\0{self.name}" if self.isolated else salt
+
+    @property
+    def decoded(self) -> bool:
+        """Whether this attempt has brought each open choice a token beyond the one that ends the prompt."""
+        return all(len(self.outputs[choice]) - len(self.resumed[choice]) > 1 for choice in self.open_choices)
+
+    def limited(self, params: SamplingParams) -> SamplingParams:
+        """Parameters for its next attempt: speculation, which never changes the text, is off in isolation."""
+        return msgspec.structs.replace(params, speculation=UNSPECULATED) if self.isolated else params
+
+    @property
+    def workers(self) -> set[str]:
+        """Who may hold something for it."""
+        return {name for name in (self.worker, self.decode) if name}
+
+    def depends_on(self, worker: str) -> bool:
+        """Whether it cannot go on without `worker`."""
+        if self.decode is None:
+            return self.worker == worker
+        return self.decode == worker or (self.worker == worker and bool(self.handing))
+
+    def next_attempt(self, number: int) -> None:
+        """Start over behind what the client has."""
+        self.attempt = number
+        self.worker = self.decode = None
+        self.planned = self.reserving = False
+        self.handing = set()
+        self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items()}
+
+    def edit_refusal(self, event: Edit) -> RequestError | None:
+        """Why an edit cannot be taken."""
+        opened = self.opened
+        if not opened.open:
+            return RequestError(f"the prompt of {event.request} is finished", status=409)
+        if event.version <= opened.version:
+            message = f"version {event.version} is not newer than {opened.version}, the current one"
+            return RequestError(message, status=409)
+        if not 0 <= event.keep <= len(opened.prompt):
+            message = f"keep is {event.keep}, but the prompt has {len(opened.prompt)} tokens"
+            return RequestError(message, status=400)
+        if not 0 <= event.tail <= event.keep + len(event.tokens):
+            return RequestError(f"tail is {event.tail}, more than the prompt's tokens", status=400)
+        if event.params is not None and event.params.n != opened.params.n:
+            return RequestError("the number of choices (n) cannot change", status=400)
+        return None
+
+    def edit(self, event: Edit) -> bool:
+        """Take an edit of the prompt; returns whether tokens that were given are void."""
+        before = self.opened
+        self.opened = replace(
+            before,
+            prompt=before.prompt[: event.keep] + event.tokens,
+            params=event.params or before.params,
+            open=not event.finish,
+            tail=event.tail,
+            version=event.version,
+        )
+        same = (self.opened.prompt, self.opened.params) == (before.prompt, before.params)
+        if same or not before.answer_early:
+            return False
+        self.awaits = event.version if self.worker is not None else None
+        given = any(self.outputs.values())
+        if given:
+            self.outputs = {choice: [] for choice in self.outputs}
+            self.resumed = {choice: [] for choice in self.outputs}
+            self.began.clear()
+        return given
+
+    def submit(self, phase: Phase) -> Submit:
+        """The message that gives this attempt to a worker: behind what the client had when it began."""
+        opened = self.opened
+        return Submit(
+            opened.request,
+            self.attempt,
+            opened.prompt,
+            self.limited(opened.params),
+            {choice: self.resumed[choice] for choice in sorted(self.open_choices)},
+            self.arrival,
+            opened.priority,
+            self.cache_salt,
+            {choice: self.began[choice] for choice in sorted(self.open_choices) if self.resumed[choice]},
+            opened.open,
+            opened.answer_early,
+            opened.tail,
+            opened.version,
+            phase,
+        )
+
+    def accept(self, event: Event, now: float) -> Event | None:
+        """The event, if it is new to the client at `now`. Raises GapError if something is missing before
+        it."""
+        if event.attempt != self.attempt:
+            return None
+        if isinstance(event, PromptLogprobs):
+            return self._accept_prompt_logprobs(event)
+        if isinstance(event, Progress):
+            return event if event.version == self.opened.version else None
+        if isinstance(event, Withdrawn):  # its client knows already
+            if self.awaits is not None and event.version >= self.awaits:
+                self.awaits = None
+            return None
+        if event.choice not in self.open_choices:
+            return None
+        if isinstance(event, Admitted):
+            fresh, self.admitted = not self.admitted, True
+            return event if fresh else None
+        if isinstance(event, Guessed):
+            return event
+        if isinstance(event, Finished):
+            self._end(event.choice)
+            return event
+        if self.awaits is not None:
+            return None
+        given = self.outputs[event.choice]
+        if event.index > len(given):
+            raise GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
+        if event.index < len(given):
+            return None
+        if not given:
+            self.began[event.choice] = now
+        given.append(event.token)
+        if event.finish:
+            self._end(event.choice)
+        return event
+
+    def _end(self, choice: int) -> None:
+        self.open_choices.discard(choice)
+        self.handing.discard(choice)
+
+    def _accept_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
+        """A next attempt computes the prompt anew, perhaps in other chunks: only what is new is passed on."""
+        seen, first = self.prompt_logprobs, event.start - 1
+        if first > seen:
+            raise GapError(f"prompt position {event.start} came after {seen} positions")
+        if first + len(event.entries) <= seen:
+            return None
+        self.prompt_logprobs = first + len(event.entries)
+        return PromptLogprobs(event.request, event.attempt, seen + 1, event.entries[seen - first :])

@@ -1,0 +1,359 @@
+"""The asyncio shell around the Fleet: worker processes, their ZeroMQ messages, and the clients' queues.
+
+clients ── open/close ──▶ Fleet.handle ── Send ──▶ ROUTER ═══ ipc ═══ DEALER  worker process
+        ◀─── Deliver ───                ◀─ Heard ──                     (config on its stdin; it leaves
+                                        ◀─ Lost ─── exit status          when that pipe closes)
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import (
+    Close,
+    Command,
+    Deliver,
+    Edit,
+    FleetEvent,
+    Heard,
+    Kill,
+    Lost,
+    Open,
+    Refuse,
+    Rest,
+    Send,
+    Start,
+    Tick,
+)
+from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.mailbox import Mailbox, Undelivered
+from streamserve.fleet.tasks import Supervisor
+from streamserve.fleet.tracing.recorder import Recorder
+from streamserve.fleet.worker_process import WorkerProcess, start_worker
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
+from streamserve.protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    Cached,
+    Event,
+    Events,
+    Stop,
+    Traced,
+    decode_from_worker,
+    encode,
+)
+from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.runtime_folder import RuntimeFolder, make_runtime_folder
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+WorkerSettings = Callable[[str, int, str], WorkerConfig]
+"""What a worker is told: from its name, incarnation and the endpoint to connect to."""
+
+Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
+"""Starts a worker. Raises OSError if that is not possible now."""
+
+
+def _free(
+    owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: RuntimeFolder
+) -> None:
+    """Also for a shell that nobody closed: who collects a context with an open socket waits for ever. A
+    fork of the process that owns them leaves them alone."""
+    if os.getpid() != owner:
+        return
+    socket.close()
+    context.term()
+    folder.remove()
+
+
+class FleetShell:
+    """Runs a Fleet in the current event loop. Use as an async context manager, or `start` and `close`."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        settings: WorkerSettings,
+        recorder: Recorder | None = None,
+        launch: Launch = start_worker,
+    ) -> None:
+        self.fleet = Fleet(config)
+        self._launch = launch
+        self._recorder = recorder
+        self._settings = settings
+        self._clients: dict[str, Mailbox] = {}
+        self._undelivered = Undelivered()
+        self._processes: dict[str, WorkerProcess] = {}
+        self._supervisor = Supervisor(self._give_up)
+        self._failure: FleetError | None = None
+        self._crash_reports = self._observer_failures = 0
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._free: Callable[[], object] = lambda: None
+
+    async def start(self) -> None:
+        """Bind the socket and start the workers; returns before they are ready."""
+        folder = make_runtime_folder()
+        self._folder = folder.path
+        self._endpoint = f"ipc://{self._folder}/control"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(self._endpoint)
+        self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, folder)
+        self._supervisor.keep(self._receive, "receive")
+        self._supervisor.keep(self._tick, "tick")
+        await self._do(self.fleet.start(time.monotonic()))
+
+    async def close(self) -> None:
+        """Stop the workers and free everything; harmless when closed already. Open requests end with an
+        error."""
+        if self._closing:
+            return
+        self._closing = True
+        for name in list(self._clients):
+            error = RequestError("the server is shutting down", status=503, retry_after=5.0)
+            self._clients[name].put(Refuse(name, error))
+        try:
+            for worker in self._processes:
+                await self._send(Send(worker, Stop()))
+            await asyncio.gather(*(process.end() for process in self._processes.values()))
+            await self._supervisor.close()
+        finally:
+            self._free()
+        if self._recorder:
+            try:
+                await asyncio.to_thread(self._recorder.close)
+            except RuntimeError:  # Python ends, and starts no more threads
+                self._recorder.close()
+
+    async def __aenter__(self) -> "FleetShell":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def process_id(self, worker: str) -> int:
+        """The process that runs a worker now."""
+        return self._processes[worker].pid
+
+    async def until_ready(self) -> None:
+        """Wait for the workers. Raises CheckpointError if one cannot serve its model, StartError if one
+        cannot start for another reason, FleetError if this part of the server failed itself."""
+        while not self.fleet.health()[0]:
+            if self._failure:
+                raise self._failure
+            for failure in (worker.failure for worker in self.fleet.workers.values()):
+                if failure:
+                    raise (CheckpointError if failure.code == 2 else StartError)(failure.error)
+            if not self.fleet.crew.served:
+                raise StartError(self.fleet.health()[1])
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_failed(self) -> None:
+        """Wait for the end that should never come. Raises FleetError."""
+        while self._failure is None:
+            self._changed.clear()
+            await self._changed.wait()
+        raise self._failure
+
+    def incidents(self) -> IncidentReport:
+        """What went wrong so far."""
+        return msgspec.structs.replace(
+            self.fleet.incidents(),
+            crash_reports=self._crash_reports,
+            observer_failures=self._observer_failures + (self._recorder.failures if self._recorder else 0),
+        )
+
+    async def submit(self, request: Open) -> AsyncGenerator[list[Event], None]:
+        """Events of one request as they come; before them an empty list, once it is taken. Raises
+        RequestError if it is refused or lost; leaving early cancels it."""
+        if self._closing:
+            raise RequestError("the server is shutting down", status=503, retry_after=5.0)
+        if self._failure:
+            raise RequestError(str(self._failure), status=500)
+        if request.request in self._clients:
+            raise RequestError(f"request id {request.request} is in use", status=409)
+        queue = Mailbox(self._undelivered)
+        self._clients[request.request] = queue
+        done = False
+        try:
+            await self._handle(request)
+            if queue.empty():
+                yield []
+            while not done:
+                news = await queue.get()
+                if isinstance(news, Refuse):
+                    done = not queue.overflowed
+                    raise news.error
+                done = news.last
+                yield news.events
+        finally:
+            del self._clients[request.request]
+            queue.clear()
+            if not done:
+                await self.cancel(request.request)
+
+    async def edit(self, edit: Edit) -> None:
+        """Change the prompt of an open request, whose events go on in its `submit`. Raises RequestError,
+        and changes nothing, if there is none, if its prompt is finished, or if the edit does not fit it."""
+        error = self.fleet.edit_refusal(edit)
+        if error:
+            raise error
+        await self._handle(edit)
+
+    async def rest(self, worker: str, draining: bool) -> int:
+        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
+        other half of its pair. Raises RequestError if there is no such worker."""
+        if worker not in self.fleet.workers:
+            names = ", ".join(self.fleet.workers)
+            raise RequestError(f"there is no worker {worker!r}; there are {names}", status=404)
+        await self._handle(Rest(worker, draining))
+        return self.fleet.open_at(worker)
+
+    async def cancel(self, request: str, choice: int | None = None) -> None:
+        """Stop a request, or one choice of it; harmless if it is over."""
+        await self._handle(Close(request, choice))
+
+    async def _handle(self, event: FleetEvent) -> None:
+        now = time.monotonic()
+        commands = self.fleet.handle(event, now)
+        if self._recorder:
+            self._observe(self._recorder, event, commands, now)
+        await self._do(commands)
+
+    def _observe(self, recorder: Recorder, event: FleetEvent, commands: list[Command], now: float) -> None:
+        """Write down what happened; a recorder that cannot is done without."""
+        try:
+            recorder.observe(event, commands, now)
+        except Exception:
+            logger.exception("what happens to requests is not written down any more")
+            self._observer_failures += 1
+            self._recorder = None
+
+    async def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Send():
+                    await self._send(command)
+                case Deliver() | Refuse():
+                    if command.request in self._clients:
+                        self._clients[command.request].put(command)
+                case Start():
+                    self._supervisor.spawn(self._run(command))
+                case Kill():
+                    logger.error(
+                        "worker %s has been silent for too long, or does not fit: killing it", command.worker
+                    )
+                    self._kill(command.worker)
+
+    async def _send(self, command: Send) -> None:
+        worker = self.fleet.workers[command.worker]
+        identity = f"{command.worker}/{worker.incarnation}".encode()
+        # A worker that is gone cannot be reached; its loss is being reported.
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send_multipart([identity, encode(command.message)])
+
+    async def _run(self, command: Start) -> None:
+        """Start a worker's process and report its end; that it cannot be started is reported as one."""
+        await asyncio.sleep(command.after)
+        if self._closing:
+            return
+        worker, incarnation = command.worker, command.incarnation
+        try:
+            process = await self._launch(self._settings(worker, incarnation, self._endpoint))
+        except OSError as error:
+            lost = Lost(worker, incarnation, f"it could not be started: {error}", frozenset())
+        else:
+            self._processes[worker] = process
+            if self._closing:
+                await process.end()
+                return
+            lost = await process.lost(worker, incarnation)
+        if self._closing:
+            return
+        self._crash_reports += bool(lost.report)
+        logger.error("worker %s: %s%s", worker, lost.reason, f", in phase {lost.phase}" if lost.phase else "")
+        await self._handle(lost)
+        self._changed.set()
+
+    async def _receive(self) -> None:
+        while True:
+            parts = await self._socket.recv_multipart()
+            sender = self._sender(parts)
+            if sender is None:
+                logger.warning("a message of %r is ignored: it is no worker that runs now", parts[0][:64])
+                continue
+            worker, incarnation = sender
+            try:
+                message = decode_from_worker(parts[1])
+            except msgspec.DecodeError:
+                logger.exception("worker %s sent what cannot be read: killing it", worker)
+                self._kill(worker)
+                continue
+            if isinstance(message, Traced):
+                if self._recorder:
+                    self._recorder.worked(worker, message.work)
+                continue
+            await self._hear(Heard(worker, incarnation, message))
+            self._changed.set()
+
+    def _sender(self, parts: list[bytes]) -> tuple[str, int] | None:
+        """The worker that a message of these parts is from, and its incarnation; None for a stranger, whose
+        bytes must not cost a worker."""
+        name = parts[0].decode(errors="replace")
+        worker, _, incarnation = name.rpartition("/")
+        state = self.fleet.workers.get(worker)
+        if len(parts) != 2 or state is None or incarnation != str(state.incarnation):
+            return None
+        return worker, state.incarnation
+
+    async def _hear(self, event: Heard) -> None:
+        """Take a worker's message. One that cannot be taken costs its requests, or its worker, no others."""
+        try:
+            await self._handle(event)
+            return
+        except Exception:
+            logger.exception("a message of worker %s could not be taken", event.worker)
+        if isinstance(event.message, Events):
+            error = RequestError("the server failed to handle this request", status=500)
+            for name in {one.request for one in event.message.events}:
+                await self._do(self.fleet.abandon(name, error))
+        elif not isinstance(event.message, Report | Cached):
+            self._kill(event.worker)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            found = {name: process.beat() for name, process in self._processes.items()}
+            states = self.fleet.workers
+            beats = {(name, states[name].incarnation): beat for name, beat in found.items() if beat}
+            await self._handle(Tick(beats))
+
+    def _kill(self, worker: str) -> None:
+        if worker in self._processes:
+            self._processes[worker].kill()
+
+    def _give_up(self, error: Exception) -> None:
+        """A failure that cannot be mended: nobody waits in vain, and whoever runs this is told."""
+        logger.critical("the fleet failed", exc_info=error)
+        self._failure = FleetError(f"the server failed: {type(error).__name__}")
+        for name in list(self._clients):
+            refusal = RequestError(str(self._failure), status=500)
+            self._clients[name].put(Refuse(name, refusal))
+        self._changed.set()

@@ -1,0 +1,233 @@
+"""The workers as a crew: who serves, who fits the others, who died, was silent for too long, or is to rest;
+and when a dead one is started anew. What becomes of its requests is the fleet's business.
+
+    Ready, Failed, Lost, Tick  ──▶  Crew  ──▶  Start, Kill
+
+Once the server has been ready, no worker stays down: it is started again, with a bounded back-off.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from streamserve.fleet.events import Beat, Kill, Start
+from streamserve.fleet.worker_state import Topology, WorkerState
+from streamserve.protocol.messages import Failed, Ready
+from streamserve.protocol.tickets import kv_fingerprint
+
+KILL_AFTER = 4
+"""A worker that has been silent this many times as long as counts as stuck is killed."""
+
+HANG_FACTOR = 10.0
+"""A step counts as hung when it has not moved on for this many times its predicted seconds."""
+
+BACK_OFF = 0.5
+"""Seconds until a worker is started anew after its second loss in a row, doubled by each further one; after
+the first it is at once."""
+
+MAX_BACK_OFF = 15.0
+"""The longest such wait, in seconds."""
+
+STEADY_SECONDS = 60.0
+"""A worker that was ready for so long before it died, or finished a request, died for the first time."""
+
+LOAD_SECONDS = 10.0
+"""How long a worker is expected to take until it is ready, as long as none has been."""
+
+LOAD_SILENCE = 120.0
+"""Seconds without a sign of life after which a worker that is loading its model is killed: imports of large
+libraries let no other thread run."""
+
+UNPLACED_RETRY_AFTER = 5.0
+"""Seconds after which a client is told to come again while it is not known when there is a place for it."""
+
+GIVE_UP_STARTS = 4
+"""Starts in a row that failed before requests stop waiting for a worker. It is started again all the same."""
+
+
+class Crew:
+    """All workers of one server. One that says nothing for `stuck_after` seconds counts as stuck."""
+
+    def __init__(self, topology: Topology, stuck_after: float) -> None:
+        self.topology = topology
+        self.workers = {name: WorkerState() for name in topology.names}
+        self.deaths = 0
+        self._stuck_after = stuck_after
+        self._was_ready = False
+
+    def start(self, now: float) -> list[Start]:
+        """The commands that bring up the workers."""
+        for worker in self.workers.values():
+            worker.heard_at = worker.starts_at = now
+        return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
+
+    def serving(self) -> set[str]:
+        """The workers that serve, or will soon."""
+        return {name for name, worker in self.workers.items() if not _down(worker)}
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a place for requests, or will be when workers have started."""
+        return self.topology.complete(self.serving())
+
+    def open(self) -> set[str]:
+        """Those of them that are to get requests: who is draining gets none while there is a place without
+        it."""
+        serving = self.serving()
+        working = {name for name in serving if not self.workers[name].draining}
+        return working if self.topology.complete(working) else serving
+
+    def whole(self, place: frozenset[str]) -> bool:
+        """Whether all workers of a place are at work."""
+        return all(_well(self.workers[name]) for name in place)
+
+    def closed(self) -> str:
+        """Why there is no place for a new request, nor will be soon; empty if there is."""
+        serving = self.serving()
+        if not self.topology.complete(serving):
+            return self.health()[1]
+        draining = {name for name, worker in self.workers.items() if worker.draining}
+        if self.topology.complete(serving - draining):
+            return ""
+        return f"draining: {', '.join(sorted(draining))}"
+
+    def health(self) -> tuple[bool, str]:
+        """Whether requests are being served, and if not, why."""
+        well = {name for name, worker in self.workers.items() if _well(worker) and not worker.draining}
+        if self.topology.complete(well):
+            return True, "ready"
+        for name, worker in self.workers.items():
+            if worker.failure:
+                return False, f"worker {name} is down: {worker.failure.error}"
+            if worker.ready is None and worker.error:
+                times = f" ({worker.failed_starts} starts failed)" if worker.failed_starts else ""
+                return False, f"worker {name} is being started again{times}: {worker.error}"
+            if worker.ready is None:
+                return False, f"worker {name} is loading its model"
+            if worker.stuck:
+                return False, f"worker {name} has said nothing for {self._stuck_after:g} seconds"
+        return False, self.closed() or "no place is whole"
+
+    def recovery(self, now: float) -> float | None:
+        """Seconds until requests are expected to be served, 0 if they are; None if that cannot be known."""
+        seconds = [
+            max(self._until_ready(worker, now) for worker in workers)
+            for place in self.topology.places()
+            for workers in ([self.workers[name] for name in place],)
+            if not any(worker.failure or worker.draining for worker in workers)
+        ]
+        return min(seconds, default=None)
+
+    def retry_after(self, now: float) -> float:
+        """Seconds after which a client is told to come again while requests are not served."""
+        return self.recovery(now) or UNPLACED_RETRY_AFTER
+
+    def lives(self, name: str, incarnation: int) -> bool:
+        """Whether this is the worker's present process."""
+        worker = self.workers[name]
+        return incarnation == worker.incarnation and not worker.failure
+
+    def hear(self, name: str, incarnation: int, now: float) -> WorkerState | None:
+        """A worker that said something; None if it is not the one that lives, or serves no more."""
+        if not self.lives(name, incarnation):
+            return None
+        worker = self.workers[name]
+        worker.heard_at, worker.stuck = now, False
+        return worker
+
+    def join(self, name: str, ready: Ready, now: float) -> bool:
+        """A worker has loaded its model. One whose KV does not fit the others' is not taken."""
+        worker = self.workers[name]
+        misfit = self._misfit(name, ready)
+        if misfit:
+            self.fail(name, misfit)
+            return False
+        worker.join(ready, now)
+        self._was_ready = self._was_ready or self.health()[0]
+        return True
+
+    def fail(self, name: str, failure: Failed) -> None:
+        """A worker cannot serve its model. Before the first request could be served that is final."""
+        worker = self.workers[name]
+        worker.error = worker.last_words = failure.error
+        worker.ready = None
+        if not self._was_ready:
+            worker.failure = failure
+
+    def worked(self, name: str) -> None:
+        """A worker has finished a request."""
+        self.workers[name].unsteady = 0
+
+    def lose(self, name: str, incarnation: int, reason: str, now: float, blamed: bool = False) -> list[Start]:
+        """A worker's process has ended: it is started anew, at once where a request is to `blame`. One that
+        never came up is left alone as long as no request could be served."""
+        worker = self.workers[name]
+        self.deaths += 1
+        first = incarnation == 1 and worker.ready is None
+        if worker.ready is None:
+            worker.failed_starts += 1
+        elif now - worker.ready_at >= STEADY_SECONDS:
+            worker.unsteady = 0
+        worker.error, worker.last_words = worker.last_words or reason, ""
+        worker.ready = worker.report = None
+        worker.stuck = False
+        if first and not self._was_ready:
+            worker.failure = Failed(reason, 1)
+            return []
+        worker.incarnation += 1
+        wait = 0.0
+        if not blamed:
+            wait = min(BACK_OFF * 2 ** min(worker.unsteady - 1, 9), MAX_BACK_OFF) if worker.unsteady else 0.0
+            worker.unsteady += 1
+        worker.heard_at = worker.starts_at = now + wait
+        return [Start(name, worker.incarnation, wait)]
+
+    def tick(self, now: float, beats: Mapping[tuple[str, int], Beat]) -> Iterator[Kill]:
+        """Look for workers that have gone silent, or hang in a step; those that stay so are killed."""
+        for name, worker in self.workers.items():
+            beat = beats.get((name, worker.incarnation))
+            quiet, limit = self._quiet(worker, beat, now)
+            worker.stuck = worker.ready is not None and quiet > limit
+            if quiet > KILL_AFTER * limit and now > worker.starts_at and not worker.failure:
+                worker.heard_at = now
+                yield Kill(name)
+
+    def _quiet(self, worker: WorkerState, beat: Beat | None, now: float) -> tuple[float, float]:
+        """For how many seconds a worker has shown nothing, and how many are in order. In a step it shows that
+        it lives by beats, and that it does not hang by moving on."""
+        limit = self._stuck_after
+        if worker.ready is None:
+            alive = max(worker.heard_at, beat.at) if beat else worker.heard_at
+            return now - alive, max(limit, LOAD_SILENCE / KILL_AFTER)
+        if beat is None or not beat.phase:
+            return now - worker.heard_at, limit
+        silent, still = now - max(worker.heard_at, beat.at), now - max(worker.heard_at, beat.moved_at)
+        patience = max(limit, HANG_FACTOR * beat.predicted)
+        return (silent, limit) if silent > limit else (still, patience)
+
+    def _until_ready(self, worker: WorkerState, now: float) -> float:
+        if _well(worker):
+            return 0.0
+        loading = LOAD_SECONDS if worker.took is None else worker.took
+        return max(1.0, (loading if worker.ready else worker.starts_at + loading - now))
+
+    def _misfit(self, name: str, ready: Ready) -> Failed | None:
+        """Why a worker cannot exchange KV with the others, if it cannot."""
+        for other, worker in self.workers.items():
+            if other == name or worker.ready is None:
+                continue
+            own, theirs = _kv_format(ready), _kv_format(worker.ready)
+            if own != theirs:
+                return Failed(f"its KV is of {own}, that of worker {other} of {theirs}", 1)
+        return None
+
+
+def _well(worker: WorkerState) -> bool:
+    return worker.ready is not None and not worker.stuck
+
+
+def _down(worker: WorkerState) -> bool:
+    """Whether requests should not wait for a worker."""
+    return worker.failure is not None or (worker.ready is None and worker.failed_starts >= GIVE_UP_STARTS)
+
+
+def _kv_format(ready: Ready) -> str:
+    return kv_fingerprint(ready.model.fingerprint, ready.block_size, ready.draft)

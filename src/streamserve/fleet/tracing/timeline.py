@@ -1,0 +1,58 @@
+"""A timeline file that Chrome (chrome://tracing) and ui.perfetto.dev show: steps of each process, and each
+request's spans above them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from streamserve.fleet.tracing.recorder import Span
+
+STEPS = 0
+"""The thread that a process's steps are shown on."""
+
+
+class Timeline:
+    """Writes one event a line as it comes, so that what there is can be read however the server ended. Raises
+    OSError if the file cannot be written."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self._file.write("[\n")
+        self._processes: dict[str, int] = {}
+
+    def add(self, span: Span) -> None:
+        """Steps are bars on their process's thread; spans of a request are a track of its own, for they
+        overlap; moments are marks."""
+        process = self._process(span.process)
+        if span.name == "step":
+            duration = _micros(span.end - span.start)
+            shown = {"ph": "X", "ts": _micros(span.start), "dur": duration, "args": {"rows": span.rows}}
+            self._write(name="step", pid=process, tid=STEPS, **shown)
+            return
+        common = {"cat": "request", "id": span.request, "pid": process, "tid": STEPS}
+        args = {"request": span.request}
+        if span.end > span.start:
+            self._write(name=span.name, ph="b", ts=_micros(span.start), args=args, **common)
+        for name, at in span.moments or (() if span.end > span.start else ((span.name, span.start),)):
+            self._write(name=name, ph="n", ts=_micros(at), args=args, **common)
+        if span.end > span.start:
+            self._write(name=span.name, ph="e", ts=_micros(span.end), **common)
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.write("{}]\n")
+        self._file.close()
+
+    def _process(self, name: str) -> int:
+        """The number of a process, which is named when it first appears."""
+        if name not in self._processes:
+            self._processes[name] = len(self._processes)
+            self._write(name="process_name", ph="M", pid=self._processes[name], args={"name": name})
+        return self._processes[name]
+
+    def _write(self, **event: Any) -> None:
+        self._file.write(json.dumps(event) + ",\n")
+
+
+def _micros(seconds: float) -> float:
+    return round(1e6 * seconds, 1)

@@ -1,0 +1,264 @@
+"""What the fleet knows of a worker, and how workers make up places: unified ones, stream pairs, uneven
+pools."""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import zip_longest
+from math import inf
+from typing import Any
+
+import msgspec
+
+from streamserve.protocol.config import Role
+from streamserve.protocol.messages import CostCurve, Failed, Ready
+from streamserve.protocol.reports import Report
+from streamserve.scheduling.cost import StepCost, further_pairs
+from streamserve.scheduling.routing import Costs, WorkerLoad
+
+RECENT = 0.2
+"""Share of the latest report in what speculation brings."""
+
+KEPT_PRICES = 4096
+"""Prices of steps that are kept of a curve."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A request whose prompt has so many `tokens` to be computed; its first token is wanted by `deadline`."""
+
+    tokens: int
+    deadline: float | None = None
+
+
+@dataclass
+class WorkerState:
+    """A worker as far as it has been heard of, and the requests that are there: `prefilling` ones wait or
+    have their prompt computed, the first of them since `computing_since`; `coming` ones will decode there,
+    `decoding` ones do. A `draining` one is to get no new ones.
+
+    Its process starts, or started, at `starts_at`, and was ready at `ready_at`; the last one to become ready
+    took `took` seconds. `failed_starts` in a row ended before they were ready, `unsteady` ones soon after;
+    `error` is why the last one
+    ended, as it said itself if it had `last_words`. `failure`: it could not serve at all when the fleet was
+    started."""
+
+    incarnation: int = 1
+    ready: Ready | None = None
+    report: Report | None = None
+    heard_at: float = 0.0
+    stuck: bool = False
+    draining: bool = False
+    starts_at: float = 0.0
+    ready_at: float = 0.0
+    took: float | None = None
+    failed_starts: int = 0
+    unsteady: int = 0
+    error: str = ""
+    last_words: str = ""
+    failure: Failed | None = None
+    prefilling: dict[str, Queued] = field(default_factory=dict)
+    computing_since: float = 0.0
+    coming: set[str] = field(default_factory=set)
+    decoding: set[str] = field(default_factory=set)
+    costs: Costs | None = None
+    speedup: float = 1.0
+
+    def join(self, ready: Ready, now: float) -> None:
+        """It has loaded its model."""
+        self.ready = ready
+        self.ready_at, self.took = now, max(0.0, now - self.starts_at)
+        self.failed_starts, self.error = 0, ""
+        self.costs = costs_of(ready.cost, ready.block_size) if ready.cost else None
+        self.speedup = 1.0
+
+    def reported(self, report: Report) -> None:
+        """It told its state; speculation is judged by what came since the last time."""
+        lately = _speedup(self.report, report) if self.report else None
+        if lately is not None:
+            self.speedup += RECENT * (lately - self.speedup)
+        self.report = report
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that it has; 0 before it is ready."""
+        return self.ready.num_blocks if self.ready else 0
+
+    @property
+    def block_size(self) -> int:
+        return self.ready.block_size if self.ready else 1
+
+    def queue(self, request: str, queued: Queued, now: float) -> None:
+        """A request has been sent there."""
+        if not self.prefilling:
+            self.computing_since = now
+        self.prefilling[request] = queued
+
+    def begun(self, request: str, now: float) -> None:
+        """A request has its first token: the next one is computed."""
+        if self.prefilling.pop(request, None):
+            self.computing_since = now
+
+    def decodes(self, request: str) -> None:
+        """A request's prompt is computed, and its KV is here."""
+        self.coming.discard(request)
+        self.decoding.add(request)
+
+    def leave(self, request: str) -> None:
+        """A request is here no more."""
+        self.prefilling.pop(request, None)
+        self.coming.discard(request)
+        self.decoding.discard(request)
+
+    def load(self, name: str, now: float) -> WorkerLoad:
+        """What a router sees of it."""
+        report, ready = self.report, self.ready
+        tokens = timely = 0
+        until = now
+        for one in self.prefilling.values():
+            deadline = inf if one.deadline is None else one.deadline
+            tokens += one.tokens
+            if deadline >= now:
+                timely += one.tokens
+                until = max(until, deadline)
+        return WorkerLoad(
+            worker=name,
+            queued=len(self.prefilling),
+            queued_tokens=tokens,
+            timely_tokens=timely,
+            busy=now - self.computing_since if timely else 0.0,
+            timely_for=until - now,
+            coming=len(self.coming),
+            decoding=len(self.decoding),
+            max_num_seqs=ready.max_num_seqs if ready else 1,
+            blocks_live=report.blocks_live if report else 0,
+            blocks_total=max(self.blocks, 1),
+            hit_rate=report.prefix_hits / report.prefix_queries if report and report.prefix_queries else 0.0,
+            silence=now - self.heard_at,
+            costs=self.costs,
+            speedup=self.speedup,
+        )
+
+
+@lru_cache(maxsize=256)
+def costs_of(curve: CostCurve, block_size: int) -> Costs:
+    """What a worker's steps cost, by its own curve; workers of the same curve share what is known of it.
+    Routers ask for the same few steps of a worker again and again, so prices are kept."""
+    step = StepCost(
+        curve.tokens, curve.kv_bytes, curve.seconds, curve.pair_seconds, curve.token_seconds,
+        curve.byte_seconds,
+    )  # fmt: skip
+    keep = lru_cache(maxsize=KEPT_PRICES)
+    return Costs(
+        prefill=keep(lambda tokens: step(tokens, 0, further_pairs(tokens, 0))),
+        decode=keep(step.in_tokens(curve.kv_token_bytes)),
+        token=curve.byte_seconds * curve.kv_token_bytes,
+        block_size=block_size,
+    )
+
+
+def _speedup(before: Report, now: Report) -> float | None:
+    """How much sooner tokens came between two reports than by plain steps: more a step, less what guessing
+    took. None if nothing was guessed, or not with a drafter."""
+    if not (before.speculation and now.speculation and before.step_parts and now.step_parts):
+        return None
+    tokens = now.generation_tokens - before.generation_tokens
+    plain = tokens - (now.speculation.accepted - before.speculation.accepted)
+    target = now.step_parts.target - before.step_parts.target
+    draft = now.step_parts.draft - before.step_parts.draft
+    if plain <= 0 or target <= 0:
+        return None
+    return tokens / plain * target / (target + draft)
+
+
+def total(reports: Iterable[Report]) -> Report | None:
+    """The reports of several workers as one: every count added up; None of none."""
+    summed = _sum([msgspec.to_builtins(report) for report in reports])
+    return msgspec.convert(summed, Report) if summed else None
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """Numbers added up, in dictionaries and lists place by place; what is None in some does not count."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    if isinstance(there[0], dict):
+        return {key: _sum([value.get(key) for value in there]) for key in there[0]}
+    if isinstance(there[0], list):
+        return [_sum(place) for place in zip_longest(*there)]
+    return there[0] if isinstance(there[0], str) else sum(there)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The workers by role: either `unified` ones, or `prefill` and `decode` ones. As many of one as of the
+    other are pairs: the first with the first, and so on; uneven pools mix freely."""
+
+    unified: tuple[str, ...] = ("unified-0",)
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.unified) == bool(self.prefill) or bool(self.prefill) != bool(self.decode):
+            raise ValueError(
+                "workers are either unified, or prefill and decode workers, at least one of each"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.unified + self.prefill + self.decode
+
+    def complete(self, some: Container[str]) -> bool:
+        """Whether these workers make up a place: a unified one, a pair, or one of each pool."""
+        if self.unified:
+            return any(name in some for name in self.unified)
+        if self.paired:
+            return any(a in some and b in some for a, b in zip(self.prefill, self.decode, strict=True))
+        return any(name in some for name in self.prefill) and any(name in some for name in self.decode)
+
+    def partners(self, worker: str) -> set[str]:
+        """The worker, and in stream pairs its other half."""
+        pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
+        return next((set(pair) for pair in pairs if worker in pair), {worker})
+
+    def places(self) -> list[frozenset[str]]:
+        """The sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
+        if self.unified:
+            return [frozenset((name,)) for name in self.unified]
+        if self.paired:
+            return [frozenset(pair) for pair in zip(self.prefill, self.decode, strict=True)]
+        return [frozenset((front, back)) for front in self.prefill for back in self.decode]
+
+    def place_of(self, worker: str) -> frozenset[str]:
+        """The first place that a worker belongs to."""
+        return next(place for place in self.places() if worker in place)
+
+    @property
+    def paired(self) -> bool:
+        """Whether each prefill worker hands over to one decode worker of its own."""
+        return len(self.prefill) == len(self.decode)
+
+
+def role(worker: str) -> Role:
+    """A worker's role, which its name begins with."""
+    found: Role = msgspec.convert(worker.rpartition("-")[0], Role)
+    return found
+
+
+def pairs(count: int) -> Topology:
+    """`count` stream pairs."""
+    return pools(count, count)
+
+
+def pools(prefill: int, decode: int) -> Topology:
+    """So many prefill and decode workers."""
+    return Topology(
+        (),
+        tuple(f"prefill-{number}" for number in range(prefill)),
+        tuple(f"decode-{number}" for number in range(decode)),
+    )
+
+
+def unified(count: int) -> Topology:
+    """`count` workers that do both halves."""
+    return Topology(tuple(f"unified-{number}" for number in range(count)))

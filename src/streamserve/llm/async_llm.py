@@ -1,0 +1,285 @@
+"""AsyncLLM: a served model inside an event loop. `LLM` and the HTTP server are built on it.
+
+prompt → AsyncLLM.submit → Fleet → worker process … events → text → Delta
+"""
+
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Open
+from streamserve.fleet.runtime import FleetShell
+from streamserve.fleet.tracing.recorder import Recorder, Sink
+from streamserve.fleet.tracing.telemetry import Telemetry, exporting
+from streamserve.fleet.tracing.timeline import Timeline
+from streamserve.fleet.view import RouterView, router_view
+from streamserve.fleet.worker_state import Topology, role, total
+from streamserve.llm.items import Item, read_items
+from streamserve.llm.prompt_stream import OpenPrompt
+from streamserve.protocol.config import ModelConfig, ServerConfig, WorkerConfig
+from streamserve.protocol.crashes import crash_folder
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.messages import ModelInfo, Ready
+from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.scheduling.routing import parse_router
+from streamserve.settings.checkpoints import root_name
+from streamserve.settings.resolve import Settings, SettingsError, topology
+from streamserve.text.chat import chat_template
+from streamserve.text.grammar import GrammarCheck, compiler
+from streamserve.text.latency import Stopwatch
+from streamserve.text.tokenizer import Tokenizer
+
+STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
+"""Settings that the two halves of a pair may have of their own: prefill_max_chunk and so on."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether requests are being served; `detail` says why not, and `retry_after` in how many seconds they
+    are expected to be."""
+
+    ready: bool
+    detail: str
+    retry_after: float | None = None
+
+
+class AsyncLLM:
+    """A model served by worker processes, for use in one event loop. Start with `start`, end with `close`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises CheckpointError if the folder's tokenizer or chat template cannot be read, SettingsError if
+        the timeline cannot be written."""
+        self.settings = settings
+        self.tokenizer = Tokenizer.from_folder(settings.model.path)
+        self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+        self.served_names = settings.server.served_model_name or (settings.name,)
+        self.root = root_name(settings.name, settings.model.path)
+        self.created = int(time.time())
+        server = settings.server
+        fleet = FleetConfig(
+            topology=topology(server),
+            router=parse_router(server.router),
+            max_requests=server.max_requests,
+            max_waiting_tokens=server.max_waiting_tokens,
+            stuck_after=server.stuck_after,
+            continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
+        )
+        self._grammars: GrammarCheck | None = None
+        self._shell = FleetShell(fleet, self._worker_config, recorder(server))
+
+    async def start(self, wait: bool = True) -> None:
+        """Start the workers, and wait until they are ready unless told otherwise."""
+        await self._shell.start()
+        if wait:
+            try:
+                await self._shell.until_ready()
+            except BaseException:
+                await self._shell.close()
+                raise
+
+    async def until_ready(self) -> None:
+        """Wait for the workers. Raises CheckpointError or StartError with the reason if they cannot start."""
+        await self._shell.until_ready()
+
+    async def until_failed(self) -> None:
+        """Wait for a failure of the server itself, which it does not outlive. Raises FleetError."""
+        await self._shell.until_failed()
+
+    async def close(self) -> None:
+        """Stop the workers and free everything; open requests end with an error."""
+        if self._grammars is not None:
+            self._grammars.close()
+        await self._shell.close()
+
+    @property
+    def ready(self) -> Ready:
+        """What a worker said when it was ready. Raises RequestError (503) before any is."""
+        workers = self._shell.fleet.workers.values()
+        ready = next((worker.ready for worker in workers if worker.ready), None)
+        if ready is None:
+            health = self.health()
+            raise RequestError(health.detail, status=503, retry_after=health.retry_after)
+        return ready
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model. Raises RequestError (503) while it is not loaded."""
+        return self.ready.model
+
+    def health(self) -> Health:
+        """Whether requests are being served now."""
+        fleet = self._shell.fleet
+        ready, detail = fleet.health()
+        return Health(ready, detail, None if ready else fleet.crew.retry_after(time.monotonic()))
+
+    def incidents(self) -> IncidentReport:
+        """What went wrong so far: deaths of workers, requests that were suspected of them."""
+        return self._shell.incidents()
+
+    def report(self) -> Report | None:
+        """The workers' latest reports, added up."""
+        workers = self._shell.fleet.workers.values()
+        return total(worker.report for worker in workers if worker.report)
+
+    def routing(self) -> RouterView:
+        """The workers now, and why recent requests went where they did."""
+        return router_view(self._shell.fleet, self.settings.server.router, time.monotonic())
+
+    async def rest(self, worker: str, draining: bool) -> int:
+        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
+        other half of its pair. Raises RequestError (404) if there is no such worker."""
+        return await self._shell.rest(worker, draining)
+
+    def process_id(self, worker: str = "unified-0") -> int:
+        """A worker's process."""
+        return self._shell.process_id(worker)
+
+    async def check_grammar(self, grammar: Grammar, field: str) -> None:
+        """Compile a grammar, if it was not before. Raises RequestError about `field` if it cannot be used."""
+        if self._grammars is None:
+            model, server = self.model, self.settings.server
+            compile = compiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
+            self._grammars = GrammarCheck(compile, server.max_grammar_bytes, server.grammar_timeout)
+        await self._grammars(grammar, field)
+
+    async def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[Item, None]:
+        """What a request comes to, as it comes; a Usage is last. Closing the iterator cancels the request.
+
+        Raises RequestError before the first item if the request is refused, or later if it is lost.
+        """
+        watch = Stopwatch(time.monotonic())
+        params = self.complete(prompt, params)
+        if type(priority) is not int or not isinstance(cache_salt, str):
+            raise RequestError("priority must be an integer, and cache_salt a text", field="priority")
+        if params.grammar is not None:
+            await self.check_grammar(params.grammar, "grammar")
+        opened = Open(request_id, prompt, params, priority, cache_salt)
+        async with aclosing(self._shell.submit(opened)) as steps:
+            items = read_items(steps, self._shell, self.tokenizer, request_id, len(prompt), params, watch)
+            async for item in items:
+                yield item
+
+    async def open(
+        self,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        answer_early: bool = False,
+    ) -> OpenPrompt:
+        """A prompt that is still arriving, empty at first. Unless it is answered early, only `params.n`
+        counts before it is finished. Raises RequestError if no more requests are taken, or if it cannot be
+        answered early."""
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        most = params.max_tokens if answer_early else None
+        params = msgspec.structs.replace(
+            params, seed=seed, max_tokens=self.model.max_model_len if most is None else most
+        )
+        if answer_early and params.stop:
+            raise RequestError(
+                "an answer that may be withdrawn cannot end by a stop string: leave out stop or answer_early",
+                field="stop",
+            )
+        opened = Open(request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early)
+        prompt = OpenPrompt(self._shell, self.tokenizer, opened)
+        await prompt.start()
+        return prompt
+
+    def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
+        """A request's parameters with a seed, and a length that the context holds. Raises RequestError for
+        a prompt or parameters that cannot be served."""
+        model = self.model
+        try:
+            msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
+            check_sampling(params, model.vocab_size, model.eos_token_ids)
+        except (TypeError, ValueError) as error:
+            raise RequestError(str(error), field=str(error).split("[")[0].split(" ")[0]) from error
+        if not prompt:
+            raise RequestError("the prompt is empty", field="prompt")
+        if not all(type(token) is int and 0 <= token < model.vocab_size for token in prompt):
+            message = f"the prompt must hold token ids, which are integers below {model.vocab_size}"
+            raise RequestError(message, field="prompt")
+        room = model.max_model_len - len(prompt)
+        if room < 0 or (room == 0 and params.max_tokens != 0):
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the model's context holds {model.max_model_len} "
+                "with the output",
+                field="prompt",
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise RequestError(
+                f"max_tokens is {params.max_tokens}, but behind a prompt of {len(prompt)} tokens the model's "
+                f"context of {model.max_model_len} holds only {room}",
+                field="max_tokens",
+            )
+        return msgspec.structs.replace(
+            params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+        )
+
+    def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
+        return WorkerConfig(
+            worker=f"{worker}/{incarnation}",
+            role=role(worker),
+            endpoint=endpoint,
+            model=worker_model(self.settings, worker, self._shell.fleet.config.topology),
+            memory_share=1 / len(self._shell.fleet.workers),
+            kv_transport=self.settings.server.kv_transport,
+            kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
+            crash_folder=str(crash_folder(os.environ)),
+            trace=bool(self.settings.server.timeline or self.settings.server.otlp_traces_endpoint),
+            log_level=self.settings.server.log_level,
+            log_format=self.settings.server.log_format,
+        )
+
+
+def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelConfig:
+    """How one of several workers loads the model: with its share of the processors, and with its role's own
+    limits of a step. Where prompts are only computed for others nobody guesses; but a draft model reads them,
+    for its KV is handed over too."""
+    model, own = settings.model, role(worker)
+    count = len(topology.names)
+    threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
+    apart = Path(model.draft).is_dir()
+    draft = "none" if own == "prefill" and not apart else model.draft
+    limits = {name: getattr(settings.server, f"{own}_{name}", None) for name in STEP_LIMITS}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return msgspec.structs.replace(model, threads=threads, draft=draft, **given)
+
+
+def recorder(server: ServerConfig) -> Recorder | None:
+    """Who writes down what happens to requests, if somebody wants to know."""
+    sinks: list[Sink] = []
+    if server.timeline:
+        try:
+            sinks.append(Timeline(server.timeline))
+        except OSError as error:
+            message = f"timeline: {server.timeline} cannot be written: {error.strerror}"
+            raise SettingsError(message) from error
+    if server.otlp_traces_endpoint:
+        sinks.append(Telemetry(exporting(server.otlp_traces_endpoint)))
+    return Recorder(sinks) if sinks else None
+
+
+def new_request_id() -> str:
+    """A fresh request id."""
+    return f"req-{secrets.token_hex(12)}"

@@ -1,0 +1,74 @@
+"""What a request comes to: the fleet's events as deltas of text, and the usage at the end."""
+
+import time
+from collections.abc import AsyncIterable, AsyncIterator
+
+from streamserve.fleet.runtime import FleetShell
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import (
+    Admitted,
+    Event,
+    Finished,
+    Guessed,
+    Progress,
+    PromptLogprobs,
+    Token,
+    Withdrawn,
+)
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.text.latency import Stopwatch
+from streamserve.text.output import ChoiceText, Delta, Usage
+from streamserve.text.tokenizer import Tokenizer
+
+Item = Delta | PromptLogprobs | Usage
+
+
+async def read_items(
+    steps: AsyncIterable[list[Event]],
+    shell: FleetShell,
+    tokenizer: Tokenizer,
+    request: str,
+    prompt_tokens: int,
+    params: SamplingParams,
+    watch: Stopwatch,
+) -> AsyncIterator[Item]:
+    """The items of `steps`, a request's events, timed by `watch`. A choice that ends by a stop string is
+    cancelled in the fleet. Raises RequestError if a choice ends by an error."""
+    choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
+    admitted: Admitted | None = None
+    guessed, accepted = 0, 0
+    async for events in steps:
+        for event in events:
+            if isinstance(event, PromptLogprobs):
+                yield event
+                continue
+            if isinstance(event, Admitted):
+                admitted = admitted or event  # later ones are of what was preempted
+                continue
+            if isinstance(event, Progress | Withdrawn):
+                continue  # of open prompts, before they are answered
+            if isinstance(event, Guessed):
+                guessed, accepted = guessed + event.guessed, accepted + event.accepted
+                continue
+            delta = _delta(choices[event.choice], event)
+            if delta is None:
+                continue
+            for _ in delta.tokens:
+                watch.token(event.choice, time.monotonic())
+            yield delta
+            if isinstance(delta.stop, str):
+                await shell.cancel(request, event.choice)
+        if all(choice.finished for choice in choices.values()):
+            break
+    completion = sum(choice.emitted for choice in choices.values())
+    outcome = watch.outcome(params.slo)
+    cached, queued = (admitted.cached, admitted.queued) if admitted else (0, 0.0)
+    yield Usage(prompt_tokens, completion, cached, queued, guessed, accepted, outcome)
+
+
+def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
+    if isinstance(event, Token):
+        return choice.feed(event)
+    if event.reason == "error":
+        raise RequestError(event.error, status=event.status, retry_after=event.retry_after)
+    return choice.finish(event.reason)

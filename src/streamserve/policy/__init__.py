@@ -1,1 +1,0 @@
-"""Decisions as pure functions of plain data: no clock, no input or output, nothing but stdlib and numpy."""

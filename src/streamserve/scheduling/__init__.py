@@ -1,0 +1,1 @@
+"""Scheduling decisions as pure functions of plain data: no clock, no input or output."""

@@ -1,0 +1,68 @@
+"""Settings of `streamserve draft`, from its flags: those of protocol/config.py's DraftingConfig, and some of
+a model's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamserve.protocol.config import DraftingConfig, ModelConfig
+from streamserve.protocol.curve import parse_endpoint, read_clients, read_key_pair
+from streamserve.settings.checkpoints import locate
+from streamserve.settings.resolve import Option, SettingsError, convert, options
+
+MODEL_OPTIONS = (
+    "dtype", "backend", "threads", "max_model_len", "kv_cache_bytes", "num_blocks", "block_size",
+)  # fmt: skip
+"""What of a model's settings a draft model has."""
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """The draft model's name as given, how to load it, and how to draft."""
+
+    name: str
+    model: ModelConfig
+    drafting: DraftingConfig
+
+
+def draft_options() -> list[Option]:
+    """Every setting of a draft service but the model's name."""
+    own = [option for option in options(ModelConfig) if option.name in MODEL_OPTIONS]
+    return [*options(DraftingConfig), *own]
+
+
+def resolve_draft(model: str | None, given: Mapping[str, Any]) -> DraftSettings:
+    """Settings from flags; None counts as not given. Raises SettingsError for bad ones, CheckpointError if
+    the model is not to be found."""
+    values = {name: value for name, value in given.items() if value is not None}
+    drafting = convert(values, DraftingConfig)
+    _check(drafting)
+    name = model or "embedded-draft"
+    checked = convert({**values, "path": str(locate(name)), "draft": "none"}, ModelConfig)
+    return DraftSettings(name, checked, drafting)
+
+
+def _check(config: DraftingConfig) -> None:
+    try:
+        endpoint = parse_endpoint(config.listen)
+        if config.key:
+            read_key_pair(config.key)
+        if config.clients:
+            read_clients(config.clients)
+        for share in config.share:
+            name, _, weight = share.rpartition("=")
+            if not name or not 0 < float(weight) < 1e6:
+                raise ValueError(f"share {share!r} is not NAME=WEIGHT")
+        if config.metrics:
+            parse_endpoint(f"tcp://{config.metrics}")
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if endpoint.server_key:
+        raise SettingsError("listen: one's own key is in the file given by --key")
+    if bool(config.key) != bool(config.clients):
+        raise SettingsError("keys go both ways: give both --key and --clients, or neither")
+    if not config.key and not endpoint.loopback:
+        raise SettingsError(
+            f"listen: {endpoint.address} can be reached from other machines, and a draft service sees "
+            "everybody's prompts: give --key and --clients (streamserve keys new)"
+        )

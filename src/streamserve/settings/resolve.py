@@ -1,0 +1,275 @@
+"""Settings from flags, environment (STREAMSERVE_*) and a TOML file, in this order of precedence.
+
+All of them use the flat names of the fields in protocol/config.py; `model` names the model itself.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import inspect
+
+from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
+from streamserve.fleet.worker_state import Topology, pools, unified
+from streamserve.protocol import keys
+from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.curve import parse_endpoints, read_key_pair
+from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.scheduling.routing import parse_router
+from streamserve.settings.checkpoints import locate, packaged_draft
+from streamserve.speculation.policies import parse_policy
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+PREFIX = "STREAMSERVE_"
+CONFIG_VARIABLE = PREFIX + "CONFIG"
+DEFAULT_MODEL = "embedded"
+DRAFTERS = ("none", "ngram")
+"""Values of `draft` that name no model, besides auto and self:K."""
+SECRETS = ("api_key", "admin_key")
+"""Settings that are keys: only their digests are kept, so that nothing can print or log them."""
+
+
+class SettingsError(ValueError):
+    """A setting that does not exist, or has a value it cannot have; the message says which and from where."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: `kind` is bool, int, float, str or list; `default` as the field has it."""
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a server needs: the model's name as given, where and how to load it, how to serve it."""
+
+    name: str
+    model: ModelConfig
+    server: ServerConfig
+
+
+def options(*structs: type[msgspec.Struct]) -> list[Option]:
+    """Every setting of these, by default of a server, but the model's name."""
+    fields = [
+        field for one in structs or (ModelConfig, ServerConfig) for field in msgspec.structs.fields(one)
+    ]
+    return [_option(field) for field in fields if field.name != "path"]
+
+
+def _option(field: msgspec.structs.FieldInfo) -> Option:
+    kind: type = str
+    description = ""
+    info = inspect.type_info(field.type)
+    for part in info.types if isinstance(info, inspect.UnionType) else (info,):
+        if isinstance(part, inspect.Metadata):
+            description = (part.extra_json_schema or {}).get("description", "")
+            part = part.type
+        if isinstance(part, inspect.BoolType):
+            kind = bool
+        elif isinstance(part, inspect.IntType):
+            kind = int
+        elif isinstance(part, inspect.FloatType):
+            kind = float
+        elif isinstance(part, inspect.VarTupleType):
+            kind = list
+        elif isinstance(part, inspect.LiteralType):
+            description += f" ({', '.join(map(str, part.values))})"
+    return Option(field.name, kind, field.default, description)
+
+
+def resolve(
+    model: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    config: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from `given` (flags or keyword arguments; None counts as not given), the environment and the
+    file `config`. Raises SettingsError for bad values, CheckpointError if the model is not to be found."""
+    environ = os.environ if environ is None else environ
+    names = {option.name for option in options()} | {"model"}
+    config = config or environ.get(CONFIG_VARIABLE)
+    values: dict[str, Any] = _from_file(config) if config else {}
+    _refuse_unknown(values, names, f"in {config}")
+    values |= _from_environment(environ, names)
+    flags = {name: value for name, value in (given or {}).items() if value is not None}
+    _refuse_unknown(flags, names, "given")
+    values |= flags
+    for secret in SECRETS:
+        values[secret] = _digests(secret, values, environ)
+    name = model or values.pop("model", DEFAULT_MODEL)
+    values.pop("model", None)
+    if not isinstance(name, str):
+        raise SettingsError(f"model must be a name or a folder, got {name!r}")
+    server = convert(values, ServerConfig)
+    checked = convert({**values, "path": ""}, ModelConfig)
+    folder = locate(name)
+    located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked, folder))
+    _check_policy(checked.speculation_policy)
+    _check_topology(server, checked.profile)
+    if server.otlp_traces_endpoint and not telemetry_installed():
+        raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")
+    return Settings(name, located, server)
+
+
+def _draft(config: ModelConfig, target: Path) -> str:
+    """The drafter as given, or the folder of a draft model."""
+    draft = config.draft
+    if draft == "auto":
+        return str(packaged_draft(target) or "none")
+    if draft.startswith("tcp://"):
+        _check_services(config)
+        return draft
+    return draft if draft in DRAFTERS or draft.startswith("self:") else str(locate(draft))
+
+
+def _check_services(config: ModelConfig) -> None:
+    """Draft services: what is said to them is prompts, so elsewhere both sides show keys."""
+    try:
+        endpoints = parse_endpoints(config.draft)
+        if config.draft_key:
+            read_key_pair(config.draft_key)
+    except ValueError as error:
+        raise SettingsError(f"draft: {error}") from None
+    if config.speculation_mode == "rejection":
+        raise SettingsError("speculation_mode = 'rejection': draft services guess for coupled only")
+    for endpoint in endpoints:
+        if endpoint.server_key and not config.draft_key:
+            raise SettingsError(f"draft = {config.draft!r}: who has keys is shown one: give draft_key")
+        if not endpoint.server_key and not endpoint.loopback:
+            raise SettingsError(
+                f"draft: {endpoint.address} is on another machine, which must be reached with keys: "
+                "tcp://SERVERKEY@HOST:PORT, and draft_key"
+            )
+
+
+def _check_policy(policy: str) -> None:
+    try:
+        parse_policy(policy)
+    except ValueError as error:
+        raise SettingsError(f"speculation_policy = {policy!r}: {error}") from None
+
+
+def topology(server: ServerConfig) -> Topology:
+    """The workers that the settings ask for. Raises SettingsError if they contradict."""
+    if server.pairs and (server.prefill or server.decode):
+        raise SettingsError(
+            "pairs are as many prefill as decode workers: give either pairs, or prefill and decode"
+        )
+    if bool(server.prefill) != bool(server.decode):
+        raise SettingsError("prefill and decode workers need each other: give both, or pairs")
+    if server.pairs or server.prefill:
+        return pools(server.prefill or server.pairs, server.decode or server.pairs)
+    return unified(1)
+
+
+def _check_topology(server: ServerConfig, profile: bool) -> None:
+    workers = topology(server)
+    for name in (option.name for option in options(ServerConfig)):
+        halves = name.startswith(("prefill_", "decode_"))
+        if halves and getattr(server, name) is not None and not workers.prefill:
+            raise SettingsError(f"{name}: there are no such workers; give pairs, or prefill and decode")
+    if server.kv_transport == "nixl" and not workers.prefill:
+        raise SettingsError("kv_transport = 'nixl': without pairs there is no KV to move")
+    if server.kv_transport == "nixl" and nixl_package() is None:
+        raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
+    if server.router == "predictive" and not profile:
+        raise SettingsError("router = 'predictive': it needs the cost of a step, so not without profile")
+    try:
+        parse_router(server.router)
+    except ValueError as error:
+        raise SettingsError(f"router = {server.router!r}: {error}") from None
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as a file that `--config` reads back to the same."""
+    values: dict[str, Any] = {"model": settings.name}
+    for struct in (settings.model, settings.server):
+        values |= msgspec.to_builtins(struct)
+    del values["path"]
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)
+
+
+def _from_file(config: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(config).read_text())
+    except OSError as error:
+        raise SettingsError(f"cannot read {config}: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"{config} is not TOML: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
+    kinds = {option.name: option.kind for option in options()}
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+            name = variable.removeprefix(PREFIX).lower()
+            _refuse_unknown({name: text}, names, f"as {variable} in the environment")
+            values[name] = text.split(",") if kinds.get(name) is list else text
+    return values
+
+
+def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """The keys given as `secret` and in its file, as digests. No message quotes one."""
+    given, file = values.get(secret, ()), values.get(f"{secret}_file")
+    texts = [given] if isinstance(given, str) else list(given)
+    try:
+        resolved = [_from_variable(secret, text, environ) for text in texts]
+        if file is not None:
+            lines = Path(file).read_text().splitlines()
+            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            resolved += found
+            if not found:
+                raise SettingsError(f"{secret}_file = {file!r}: the file holds no key")
+        return list(dict.fromkeys(keys.digest(key) for key in resolved))
+    except (TypeError, AttributeError) as error:
+        raise SettingsError(f"{secret}: must be texts") from error
+    except OSError as error:
+        raise SettingsError(f"{secret}_file = {file!r}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise error if isinstance(error, SettingsError) else SettingsError(f"{secret}: {error}") from None
+
+
+def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
+    """What `env:NAME` stands for; any other text is the key itself."""
+    name = text.removeprefix("env:")
+    if name == text:
+        return text
+    if name not in environ:
+        raise SettingsError(f"{secret} = {text!r}: there is no such variable in the environment")
+    return environ[name]
+
+
+def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> None:
+    for name in values:
+        if name not in names:
+            raise SettingsError(f"there is no setting {name!r} ({where}); known: {', '.join(sorted(names))}")
+
+
+def convert(values: Mapping[str, Any], struct: type[S]) -> S:
+    """Those of the values that are fields of `struct`. Raises SettingsError for a bad one."""
+    known = {field.name for field in msgspec.structs.fields(struct)}
+    try:
+        return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at ")
+        name = place.strip("`$.") or "settings"
+        allowed = _allowed(struct, name)
+        reason = f"is none of {', '.join(allowed)}" if allowed else reason
+        raise SettingsError(f"{name} = {values.get(name)!r}: {reason}") from error
+
+
+def _allowed(struct: type[msgspec.Struct], name: str) -> list[str]:
+    """The values of a field that has only certain ones."""
+    hint = get_type_hints(struct).get(name)
+    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []

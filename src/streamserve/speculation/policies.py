@@ -1,0 +1,100 @@
+"""How much is guessed: the policies by name, what each asks drafters for and what it verifies of it."""
+
+from dataclasses import dataclass
+
+from streamserve.speculation import adaserve, goodput, specustream
+from streamserve.speculation.outlook import Drafted, Outlook
+from streamserve.speculation.shapes import PLAIN, SPECINFER, Shape
+from streamserve.speculation.specustream import Flow
+
+MOST_DEPTH = 20
+"""The deepest tree anybody asks for, and the widest."""
+
+BUDGETED = ("adaserve", "adaserve-printed", "equal-greedy", "global-greedy")
+NAMES = (
+    "goodput", "off", *BUDGETED, "specustream", "specustream-printed", "specustream-equations", "threshold",
+    "specinfer-tree",
+)  # fmt: skip
+THRESHOLD_DEPTH = 4
+SMALL_BATCH, LARGE_BATCH = 8, 32
+"""`threshold` guesses up to the one, and from the other on not at all; between them for urgent requests."""
+
+
+@dataclass(frozen=True)
+class SpeculationPolicy:
+    """A policy by name; `fixed` always asks for `shape`, the others find theirs."""
+
+    kind: str
+    shape: Shape = PLAIN
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether guesses are judged by how often such ones were accepted, and not by the draft alone."""
+        return self.kind != "adaserve-printed"
+
+
+def parse_policy(text: str) -> SpeculationPolicy:
+    """One of NAMES, `fixed:DEPTH` or `fixed-tree:WIDTHxDEPTH`. Raises ValueError for anything else."""
+    kind, _, rest = text.partition(":")
+    if text in NAMES:
+        return SpeculationPolicy(text, SPECINFER if text == "specinfer-tree" else PLAIN)
+    width, _, depth = rest.rpartition("x")
+    if (kind == "fixed" and not width) or (kind == "fixed-tree" and width):
+        numbers = (width or "1", depth)
+        if all(part.isascii() and part.isdigit() and 1 <= int(part) <= MOST_DEPTH for part in numbers):
+            return SpeculationPolicy("fixed", Shape(int(depth), int(width or 1)))
+    raise ValueError(
+        f"the speculation policy {text!r} is none of {', '.join(NAMES)}, fixed:DEPTH, "
+        f"fixed-tree:WIDTHxDEPTH (each at most {MOST_DEPTH})"
+    )
+
+
+def shapes(policy: SpeculationPolicy, outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
+    """What to draft for each candidate, and what SpecuStream remembers of it; the others pass that on."""
+    count = len(outlook.candidates)
+    match policy.kind:
+        case "off":
+            return [PLAIN] * count, flow
+        case "goodput":
+            return goodput.shapes(outlook), flow
+        case "threshold":
+            return _threshold(outlook), flow
+        case "specustream":
+            return specustream.mended(outlook, flow)
+        case "specustream-printed":
+            return specustream.printed(outlook, flow)
+        case "specustream-equations":
+            return specustream.printed(outlook, flow, equations=True)
+        case kind if kind in BUDGETED:
+            decoding = count + len(outlook.bystanders)
+            return [adaserve.beam(adaserve.token_budget(outlook.step), max(decoding, 1))] * count, flow
+        case _:
+            return [policy.shape] * count, flow
+
+
+def select(policy: SpeculationPolicy, drafted: Drafted) -> list[list[int]]:
+    """Which nodes of each tree to verify, ascending and with the root."""
+    if policy.kind == "goodput":
+        return goodput.select(drafted)
+    if policy.kind not in BUDGETED:
+        return [list(range(len(tree))) for tree in drafted.trees]
+    budget = adaserve.token_budget(drafted.step)
+    printed = policy.kind == "adaserve-printed"
+    left = min(budget - drafted.decoding, drafted.budget - printed)
+    match policy.kind:
+        case "equal-greedy":
+            return adaserve.equal_greedy(drafted.trees, left)
+        case "global-greedy":
+            return adaserve.global_greedy(drafted.trees, left)
+    needs = adaserve.needed(drafted.needs, drafted.step(budget))
+    return adaserve.customized(drafted.trees, needs, left, printed)
+
+
+def _threshold(outlook: Outlook) -> list[Shape]:
+    batch = len(outlook.candidates) + len(outlook.bystanders)
+    return [
+        Shape(THRESHOLD_DEPTH, 1)
+        if batch <= SMALL_BATCH or (batch < LARGE_BATCH and one.priority < 0)
+        else PLAIN
+        for one in outlook.candidates
+    ]

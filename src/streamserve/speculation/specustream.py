@@ -1,0 +1,110 @@
+"""SpecuStream: the depth of a chain of guesses from how well the last ones did, the load and the throughput.
+
+*printed* is its Algorithm 4: once a request, a flow vector f of h numbers that starts at zero. It stores
+gradients and uses them as rates, so a constant acceptance a settles at mean(f) = a/2, and the magnitude
+hardly sees volatility; the depth never goes below its base. *equations* takes its equations 10, 15 and 16 for
+the throughput, which then feeds itself. *mended* stores rates and adapts at every step. A rate is of guesses
+that were put to the test: of all guesses it would fall with the depth that it decides on; and of SAMPLE of
+them at least: of a few it swings by chance, which is no volatility. None of them knows what verification
+costs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from streamserve.speculation.outlook import Outlook
+from streamserve.speculation.shapes import PLAIN, Shape
+
+HISTORY = 10
+BASE, GAIN = 5, 5.0
+LEAST, MOST = 2, 20
+TARGET = 400.0
+"""Tokens a second that the throughput is compared with."""
+LARGEST_LOAD = 0.9
+SAMPLE = 32
+"""Tested guesses of which *mended* takes a rate, at least."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What is remembered between steps: the flow vector and where its next number goes; with *equations* the
+    recent throughput; with both printed ones each decoding request's depth and the cap that came with it;
+    with *mended* how many guesses were tested since the last rate, and right."""
+
+    values: tuple[float, ...] = ()
+    turn: int = 0
+    recent: float = 0.0
+    depths: Mapping[int, int] = field(default_factory=dict)
+    micro_batch: int = 16
+    tested: int = 0
+    right: int = 0
+
+
+def printed(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[Shape], Flow]:
+    """Algorithm 4: a request keeps the depth it got with its first step. A pass verifies guesses of at most
+    `micro_batch` sequences, those that rank first; the others decode plainly beside them."""
+    known = {one.id: flow.depths[one.id] for one in outlook.candidates if one.id in flow.depths}
+    for one in outlook.candidates:
+        if one.id not in known:
+            flow, known[one.id] = adapt(
+                flow, outlook.acceptance or 0.0, outlook.load, outlook.throughput, equations
+            )
+    shapes = [
+        Shape(known[one.id], 1) if place < flow.micro_batch else PLAIN
+        for place, one in enumerate(outlook.candidates)
+    ]
+    return shapes, replace(flow, depths=known)
+
+
+def adapt(
+    flow: Flow, acceptance: float, load: float, throughput: float, equations: bool = False
+) -> tuple[Flow, int]:
+    """One run of Algorithm 4: the flow behind it, and the depth."""
+    values = list(flow.values or (0.0,) * HISTORY)
+    values[flow.turn] = acceptance - sum(values) / HISTORY
+    magnitude = sum(map(abs, values)) / HISTORY
+    recent = flow.recent or throughput
+    measured = recent if equations else throughput
+    scale = max(1.0, TARGET / max(measured, 1.0))
+    depth = _clip(int(BASE + acceptance * magnitude * GAIN * _room(load) * scale))
+    projected = measured * (1 + acceptance * 0.5)
+    after = Flow(
+        values=tuple(values),
+        turn=(flow.turn + 1) % HISTORY,
+        recent=0.9 * recent + 0.1 * projected,
+        depths=flow.depths,
+        micro_batch=max(1, 16 * 5 // depth),
+    )
+    return after, depth
+
+
+def mended(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
+    """Rates in the flow vector, every step: from its mean m and its mean deviation v,
+    d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) room))."""
+    flow = replace(flow, tested=flow.tested + outlook.tested, right=flow.right + outlook.right)
+    if flow.tested >= SAMPLE:
+        rate = flow.right / flow.tested
+        values = list(flow.values or (rate,) * HISTORY)
+        values[flow.turn] = rate
+        flow = replace(flow, values=tuple(values), turn=(flow.turn + 1) % HISTORY, tested=0, right=0)
+    return [Shape(mended_depth(flow, outlook.load, outlook.throughput), 1)] * len(outlook.candidates), flow
+
+
+def mended_depth(flow: Flow, load: float, throughput: float) -> int:
+    """The depth that the flow's rates, the load and the tokens a second come to; the base while there is
+    no rate."""
+    swing = 0.0
+    if flow.values:
+        mean = sum(flow.values) / HISTORY
+        deviation = sum(abs(value - mean) for value in flow.values) / HISTORY
+        swing = 2 * max(0.0, mean - 2 * deviation) - 1
+    scale = min(2.0, max(1.0, TARGET / max(throughput, 1.0)))
+    return _clip(round((BASE + GAIN * swing * scale) * _room(load)))
+
+
+def _room(load: float) -> float:
+    return 1 - min(load, LARGEST_LOAD)
+
+
+def _clip(depth: int) -> int:
+    return min(max(depth, LEAST), MOST)

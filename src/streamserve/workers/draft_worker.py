@@ -1,0 +1,107 @@
+"""The draft role: draft_service/server/service.py between a socket and a draft model.
+
+receiver and sender   one thread, which owns the sockets      ROUTER ◀──▶ targets, DEALER ◀──▶ parent
+drafting              the main thread: batch after batch, as long as anything waits
+
+They share the service under one lock, which nobody holds while the model computes. The threads are in
+workers/draft_runtime.py.
+"""
+
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+import zmq
+
+from streamserve.draft_service.server.admission import Limits
+from streamserve.draft_service.server.service import Service
+from streamserve.draft_service.server.types import Identity, ServiceConfig
+from streamserve.execution.cores import claim
+from streamserve.execution.drafters.fingerprints import fingerprints
+from streamserve.execution.load import Loaded, drafter_on, load
+from streamserve.protocol.config import DraftingConfig, WorkerConfig
+from streamserve.protocol.drafting import DraftReady, encode_report
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.messages import Failed
+from streamserve.workers.draft_listener import Gate
+from streamserve.workers.draft_runtime import ServiceRuntime
+from streamserve.workers.pinning import settle
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.5
+BAD_SETTING = 2
+
+
+def run(config: WorkerConfig) -> int:
+    """Load the model and draft until told to stop; returns the exit status."""
+    assert config.drafting is not None
+    with zmq.Context() as context, _parent(context, config) as parent:
+        started = time.monotonic()
+        cores = claim(config.model.threads or len(os.sched_getaffinity(0)))
+        try:
+            loaded = load(config.model, None, cores.numbers if cores else ())
+            service = make_service(config.drafting, loaded, Path(config.model.path))
+            gate = Gate(context, config.drafting)
+        except (CheckpointError, ValueError, OSError, zmq.ZMQError) as error:
+            parent.send(encode_report(Failed(str(error), BAD_SETTING)))
+            return BAD_SETTING
+        info = loaded.model_info
+        parent.send(encode_report(DraftReady(
+            address=gate.address, model=info, kv_cache_bytes=loaded.kv_cache_bytes,
+            num_blocks=loaded.engine_config.num_blocks, load_seconds=time.monotonic() - started,
+        )))  # fmt: skip
+        drafter = drafter_on(loaded)
+        runtime = ServiceRuntime(service, gate, parent, context)
+        runtime.start()  # before this thread goes to its core: others stay where they are
+        try:
+            if cores:
+                settle(cores, loaded)
+            runtime.draft(drafter)
+        finally:
+            runtime.stop()
+            gate.close()
+            loaded.executor.close()
+    return 0
+
+
+def make_service(config: DraftingConfig, loaded: Loaded, folder: Path) -> Service:
+    """The service for a loaded model. Raises CheckpointError if its tokenizer cannot be read."""
+    info = loaded.model_info
+    tokenizer, vocabulary = fingerprints(folder, info.vocab_size)
+    identity = Identity(
+        model=info.fingerprint,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        eos_token_ids=info.eos_token_ids,
+    )
+    limits = Limits(
+        max_sessions=config.max_targets,
+        rate=config.rate,
+        burst=2 * config.rate,
+        total_rate=10 * config.rate,
+        by_model=config.admission,
+    )
+    shares = {name: float(weight) for name, _, weight in (one.rpartition("=") for one in config.share)}
+    service = ServiceConfig(
+        num_blocks=loaded.engine_config.num_blocks,
+        block_size=loaded.engine_config.block_size,
+        max_batch=config.max_batch,
+        max_batch_seconds=config.max_batch_ms / 1000,
+        lease=config.lease,
+        shares=shares,
+        limits=limits,
+        keep_warm=config.keep_warm,
+    )
+    return Service(identity, service, lambda: secrets.token_bytes(16))
+
+
+def _parent(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.connect(config.endpoint)
+    return socket

@@ -1,0 +1,231 @@
+"""The sockets of a target's side of draft services: engine.plan.Drafter over draft_service/target/client.py.
+
+begin ── deltas ──▶ service        the target goes on: other requests' prompts, and steps without trees
+collect ◀── trees ── service       waits as long as it pays, takes what is there
+        ◀── trees ── stand-in      for those for which nothing is: late, slow, busy or dead
+
+Between steps `attend` keeps the sessions: a service is found before the first request, and none is lost while
+there is nothing to do.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from streamserve.draft_service.target.client import Client, Identity
+from streamserve.draft_service.target.links import Out
+from streamserve.draft_service.target.waiting import Waiting
+from streamserve.engine.plan import Drafter, DraftRequest
+from streamserve.execution.drafters.fingerprints import fingerprints
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
+from streamserve.protocol.drafting import MAX_ANSWER_BYTES, decode_to_target, encode
+from streamserve.protocol.reports import RemoteReport
+from streamserve.speculation.tree import TokenTree
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_MILLISECONDS = 2000
+MOST_AT_ONCE, BYTES_AT_ONCE = 64, 2 * MAX_ANSWER_BYTES
+"""Messages of a service, and bytes of them, that are read before the engine goes on."""
+QUEUED = 32
+"""Messages of a service that wait here: then TCP holds it back."""
+
+
+def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> "RemoteDrafter | None":
+    """The drafter that `--draft tcp://…` asks for, if it does. Raises CheckpointError if the target's
+    tokenizer cannot be read, ValueError for a key file that cannot be used."""
+    model = config.model
+    if not model.draft.startswith("tcp://"):
+        return None
+    tokenizer, vocabulary = fingerprints(Path(model.path), vocab_size)
+    own = read_key_pair(model.draft_key) if model.draft_key else None
+    identity = Identity(tokenizer, vocabulary, config.worker, vocab_size)
+    endpoints = parse_endpoints(model.draft)
+    return RemoteDrafter(identity, endpoints, own, secrets.randbits(32), model.draft_model, stand_in)
+
+
+class RemoteDrafter:
+    """Drafts at the services behind `endpoints`; `own` is the key that they know this target by. `stand_in`
+    drafts here for those for which they do not."""
+
+    plane = None
+
+    def __init__(
+        self, identity: Identity, endpoints: Sequence[Endpoint], own: KeyPair | None, seed: int,
+        models: Sequence[str] = (), stand_in: Drafter | None = None,
+    ) -> None:  # fmt: skip
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._endpoints, self._own = endpoints, own
+        self._poller = zmq.Poller()
+        self._sockets: list[zmq.Socket[bytes] | None] = [None for _ in endpoints]
+        for number in range(len(endpoints)):
+            self._connect(number)
+        self.client = Client(identity, [endpoint.address for endpoint in endpoints], seed, models)
+        self.waiting = Waiting()
+        self._collected: float | None = None
+        self._had_trees = False
+        self._given: dict[int, TokenTree] = {}
+        self._stand_in = stand_in
+        self._stood_in: dict[int, TokenTree] = {}
+        self._trees = self._accepted = self._stand_in_trees = self._stand_in_accepted = 0
+
+    def attend(self) -> None:
+        """Between steps, at least twice a second: read what came, and say Hello and Ping where it is time."""
+        self._receive(0)
+        now = time.monotonic()
+        self._reconnect(now)
+        self._send(self.client.tick(now))
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Send what the services do not know yet, and ask for trees."""
+        now = time.monotonic()
+        if self._collected is not None:
+            self.waiting.worked(now - self._collected, self._had_trees)
+        self._learn(requests)
+        self._receive(0)
+        waiting = self.waiting
+        self._reconnect(now)
+        self._send(self.client.tick(now))
+        self._send(
+            self.client.begin(requests, now, waiting.patience, waiting.verify.value, waiting.plain.value)
+        )
+        if self._stand_in:
+            self._stand_in.begin(requests)
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        """The trees that come within the time that it pays to wait, and by `deadline`."""
+        self._receive(0)
+        limit = self.waiting.limit(self.client.usual())
+        until = min(deadline, (now := time.monotonic()) + limit)
+        while now < until and self.client.awaited(now, limit):
+            self._receive(until - now)
+            now = time.monotonic()
+        self._given = self.client.take()
+        self._stood_in = {}
+        if self._stand_in:
+            others = self._stand_in.collect(deadline)
+            self._stood_in = {id: tree for id, tree in others.items() if id not in self._given}
+        self._collected, self._had_trees = time.monotonic(), bool(self._given)
+        return self._given | self._stood_in
+
+    def release(self, ids: Sequence[int]) -> None:
+        self.client.release(ids)
+        if self._stand_in:
+            self._stand_in.release(ids)
+
+    def report(self) -> RemoteReport:
+        """What came of it so far."""
+        return RemoteReport(
+            services=sum(link.open for link in self.client.links),
+            trees=self._trees,
+            late=self.client.late,
+            accepted=self._accepted,
+            stand_in_trees=self._stand_in_trees,
+            stand_in_accepted=self._stand_in_accepted,
+            moves=self.client.moves,
+            rejected=dict(self.client.rejected),
+            probations=sum(link.conduct.probations for link in self.client.links),
+        )
+
+    def close(self) -> None:
+        """End the sessions and free the sockets."""
+        self._send(self.client.close(time.monotonic()))
+        for socket in self._sockets:
+            if socket is not None:
+                socket.close(linger=200)
+        self._context.term()
+
+    def _learn(self, requests: Sequence[DraftRequest]) -> None:
+        """What the trees that were given last turned out to bring."""
+        for request in requests:
+            tree = self._given.pop(request.id, None)
+            if tree is not None:
+                right = len(tree.follow(request.new_tokens)) - 1
+                self.waiting.gained(right)
+                self._trees += 1
+                self._accepted += right
+            other = self._stood_in.pop(request.id, None)
+            if other is not None:
+                self._stand_in_trees += 1
+                self._stand_in_accepted += len(other.follow(request.new_tokens)) - 1
+
+    def _receive(self, seconds: float) -> None:
+        """Take what is there, or the first that comes within so many seconds."""
+        ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
+        for ready_one, _ in ready:
+            socket: zmq.Socket[bytes] = ready_one
+            number, size = self._sockets.index(socket), 0
+            for _ in range(MOST_AT_ONCE):
+                if size >= BYTES_AT_ONCE or self._sockets[number] is not socket:
+                    break
+                try:
+                    frame = socket.recv(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                size += len(frame)
+                self._hear(number, frame)
+
+    def _hear(self, number: int, frame: zmq.Frame) -> None:
+        """Take a message of service `number`, whatever it is."""
+        now = time.monotonic()
+        if self.client.size(number, len(frame), now):
+            try:
+                message = decode_to_target(frame.bytes)
+            except msgspec.DecodeError as error:
+                self.client.reject(number, "unreadable", str(error), now)
+                self._reconnect(now)
+                return
+            try:
+                self._send(self.client.heard(number, message, now))
+            except Exception:  # a fault here, which this service knows to find: it is not asked any more
+                logger.exception("an answer of draft service %d could not be taken", number)
+                self.client.reject(number, "internal", type(message).__name__, now, certain=True)
+        self._reconnect(now)
+
+    def _reconnect(self, now: float) -> None:
+        """Close the connections of services on probation, whose messages are not even read, and open them
+        again when that is over."""
+        for number, link in enumerate(self.client.links):
+            socket = self._sockets[number]
+            if link.on_probation(now):
+                if socket is not None:
+                    self._poller.unregister(socket)
+                    socket.close(linger=0)
+                    self._sockets[number] = None
+            elif socket is None:
+                self._connect(number)
+
+    def _send(self, outs: Sequence[Out]) -> None:
+        for out in outs:
+            socket = self._sockets[out.link]
+            try:
+                if socket is not None:
+                    socket.send(encode(out.message), zmq.NOBLOCK)
+            except zmq.ZMQError:  # nobody is there, or nobody reads
+                self.client.unreachable(out.link, time.monotonic())
+
+    def _connect(self, number: int) -> None:
+        endpoint, own = self._endpoints[number], self._own
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.SNDHWM, 64)
+        socket.setsockopt(zmq.RCVHWM, QUEUED)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+        if endpoint.server_key is not None:
+            assert own is not None, "settings see to that"
+            socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.server_key)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        socket.connect(endpoint.address)
+        self._sockets[number] = socket
+        self._poller.register(socket, zmq.POLLIN)

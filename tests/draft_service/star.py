@@ -1,0 +1,290 @@
+"""A star in virtual time: services and targets on one event heap, over a network that may do anything."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from streamserve.draft_service.server.service import Service
+from streamserve.draft_service.server.types import Batch, Identity, ServiceConfig
+from streamserve.draft_service.target.client import Client
+from streamserve.draft_service.target.client import Identity as TargetIdentity
+from streamserve.engine.plan import DraftRequest
+from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import TokenTree
+
+VOCAB = 50
+IDENTITY = Identity(model="draft", tokenizer="t", vocabulary="v", vocab_size=VOCAB, max_model_len=10_000)
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the pretended target says behind `tokens`."""
+    return int.from_bytes(blake2b(bytes(tokens), digest_size=4).digest(), "little") % VOCAB
+
+
+def guess(tokens: list[int], right: float = 0.8) -> int:
+    """What the pretended draft says: mostly the same."""
+    token = next_token(tokens)
+    chance = blake2b(bytes([*tokens, 255]), digest_size=2).digest()
+    return token if int.from_bytes(chance, "little") < right * 65536 else (token + 1) % VOCAB
+
+
+def chain(tokens: list[int], depth: int) -> TokenTree:
+    grown = list(tokens)
+    for _ in range(depth):
+        grown.append(guess(grown))
+    size = depth + 1
+    accept = tuple(0.8**level for level in range(size))
+    return TokenTree(tuple(grown[-size:]), tuple(range(-1, depth)), (1.0,) + (0.8,) * depth, accept)
+
+
+class PretendedDrafter:
+    """engine.plan.Drafter whose KV is the tokens that were written, block by block, so that it guesses wrong
+    as soon as a block is stale or foreign."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._size = block_size
+        self._kv = [-1] * (num_blocks * block_size)
+        self.told: dict[int, list[int]] = {}
+
+    def draft(self, batch: Batch) -> dict[int, TokenTree]:
+        for id in batch.released:
+            self.told.pop(id, None)
+        return {request.id: self._one(request) for request in batch.requests}
+
+    def _one(self, request: DraftRequest) -> TokenTree:
+        tokens = self.told.setdefault(request.id, [])
+        assert request.keep <= len(tokens), "the drafter was never told what it is to keep"
+        del tokens[request.keep :]
+        tokens += request.new_tokens
+        assert request.computed <= len(tokens)
+        for place in range(min(request.computed, len(tokens) - 1), len(tokens)):
+            self._kv[self._slot(request, place)] = tokens[place]
+        read = [self._kv[self._slot(request, place)] for place in range(len(tokens))]
+        assert read == tokens, "KV of other tokens was found"
+        return chain(read, request.depth)
+
+    def _slot(self, request: DraftRequest, place: int) -> int:
+        return request.blocks[place // self._size] * self._size + place % self._size
+
+
+@dataclass(frozen=True)
+class Network:
+    """What happens to a message: lost, sent twice, late by up to so many seconds."""
+
+    lost: float = 0.0
+    twice: float = 0.0
+    delay: float = 0.001
+    jitter: float = 0.0
+
+
+@dataclass(eq=False)
+class Target:
+    """A target with one sequence at a time: asks, waits for `patience` seconds, verifies for `verify`."""
+
+    name: str
+    client: Client
+    number: int
+    verify: float = 0.03
+    patience: float = 0.2
+    depth: int = 4
+    length: int = 60
+    tokens: list[int] = field(default_factory=list)
+    told: int = 0
+    epoch: int = 0
+    id: int = 0
+    outputs: int = 0
+    accepted: int = 0
+    rounds: int = 0
+    finished: list[list[int]] = field(default_factory=list)
+    accepted_at: list[tuple[float, int]] = field(default_factory=list)
+    waiting_since: float | None = None
+    last: float | None = None
+
+
+class Star:
+    """`services` services and `targets` targets. Everything random comes from `rng`."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        config: ServiceConfig,
+        targets: int,
+        services: int = 1,
+        network: Network = Network(),
+        cost: Callable[[Batch], float] | None = None,
+        **fields: float,
+    ) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.network = network
+        self.config = config
+        self.identities = itertools.count()
+        self.edits = 0.0
+        self.needs = True
+        self._cost = cost or (lambda batch: 0.002 * max((r.depth for r in batch.requests), default=1) + 1e-5)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.services: list[Service | None] = []
+        self.drafters: list[PretendedDrafter] = []
+        self._busy: list[bool] = []
+        self._lives = [0] * services
+        for number in range(services):
+            self.services.append(None)
+            self.drafters.append(PretendedDrafter(config.num_blocks, config.block_size))
+            self._busy.append(False)
+            self.start(number)
+        self.targets = [self._target(number, services, fields) for number in range(targets)]
+        for target in self.targets:
+            self.after(rng.random() * 0.01, lambda target=target: self._begin(target))
+
+    def start(self, number: int) -> None:
+        """Start a service, without any memory of what was."""
+        self._lives[number] += 1
+        secret = lambda: self.rng.randbytes(16)  # noqa: E731
+        self.services[number] = Service(IDENTITY, self.config, secret)
+        self.drafters[number] = PretendedDrafter(self.config.num_blocks, self.config.block_size)
+        self._busy[number] = False
+
+    def kill(self, number: int) -> None:
+        self._lives[number] += 1
+        self.services[number] = None
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+        self.now = until
+
+    def every(self, seconds: float, action: Callable[[], None]) -> None:
+        def again() -> None:
+            action()
+            self.after(seconds, again)
+
+        self.after(seconds, again)
+
+    def _target(self, number: int, services: int, fields: dict[str, float]) -> Target:
+        name = f"target-{number}"
+        addresses = [f"tcp://host{n}:1" for n in range(services)]
+        client = Client(TargetIdentity("t", "v", name, VOCAB), addresses, self.rng.getrandbits(32))
+        target = Target(name, client, number, **fields)  # type: ignore[arg-type]
+        self._open(target)
+        return target
+
+    def _open(self, target: Target) -> None:
+        target.id += 1
+        target.tokens = [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 90))]
+        target.told, target.outputs, target.epoch = 0, 0, 0
+
+    def _carry(self, action: Callable[[], None]) -> None:
+        network = self.network
+        if self.rng.random() < network.lost:
+            return
+        for _ in range(2 if self.rng.random() < network.twice else 1):
+            self.after(network.delay + self.rng.random() * network.jitter, action)
+
+    def _to_services(self, target: Target, outs: list) -> None:
+        for out in outs:
+            data, life = encode(out.message), self._lives[out.link]
+            self._carry(lambda out=out, data=data, life=life: self._arrive(out.link, target, data, life))
+
+    def _arrive(self, number: int, target: Target, data: bytes, life: int) -> None:
+        service = self.services[number]
+        if service is not None:
+            answers = service.heard(str(target.number).encode(), decode_to_service(data), self.now)
+            self._to_targets(number, answers)
+            self._draft(number)
+
+    def _to_targets(self, number: int, outs: list) -> None:
+        for out in outs:
+            target, data = self.targets[int(out.peer)], encode(out.message)
+            self._carry(lambda target=target, data=data: self._hear(target, number, data))
+
+    def _hear(self, target: Target, number: int, data: bytes) -> None:
+        self._to_services(target, target.client.heard(number, decode_to_target(data), self.now))
+        if target.waiting_since is not None and not target.client.awaited(self.now, target.patience):
+            self._collect(target)
+
+    def _draft(self, number: int) -> None:
+        """The work-conserving loop."""
+        service, life = self.services[number], self._lives[number]
+        if service is None or self._busy[number]:
+            return
+        batch = service.batch(self.now)
+        if batch is None:
+            return
+        trees = self.drafters[number].draft(batch)
+        self._busy[number] = True
+
+        def done() -> None:
+            if self._lives[number] != life:
+                return
+            self._busy[number] = False
+            self._to_targets(number, service.drafted(batch, trees, self.now))
+            self._draft(number)
+
+        self.after(self._cost(batch), done)
+
+    def _begin(self, target: Target) -> None:
+        if self.rng.random() < self.edits and target.outputs:
+            self._edit(target)
+        request = DraftRequest(
+            target.id, target.epoch, target.told, target.tokens[target.told :], 0, target.outputs,
+            SamplingParams(temperature=0.0), target.depth, 1, target.depth, 0, [],
+        )  # fmt: skip
+        target.told = len(target.tokens)
+        client = target.client
+        outs = client.tick(self.now)
+        outs += client.begin([request], self.now, target.patience, target.verify, target.verify)
+        self._to_services(target, outs)
+        target.waiting_since = since = self.now
+        if not client.awaited(self.now, target.patience):
+            self._collect(target)
+            return
+        self.after(target.patience, lambda: self._collect(target) if target.waiting_since == since else None)
+
+    def _edit(self, target: Target) -> None:
+        """Change what came last, as an edit or a preemption does."""
+        keep = self.rng.randint(0, len(target.tokens) - 1)
+        target.tokens = target.tokens[:keep] + [self.rng.randrange(VOCAB) for _ in range(3)]
+        target.epoch, target.told, target.outputs = target.epoch + 1, 0, 0
+
+    def _collect(self, target: Target) -> None:
+        """Verify what is there; go on when that is done."""
+        target.waiting_since = None
+        tree = target.client.take().get(target.id)
+        new = [next_token(target.tokens)]
+        if tree is not None:
+            assert tree.tokens[0] == target.tokens[-1], "a tree for other tokens"
+            self._check(tree, target.tokens)
+            node = tree.child(0, new[-1])
+            while node is not None:
+                new.append(next_token(target.tokens + new))
+                node = tree.child(node, new[-1])
+        self.after(target.verify, lambda: self._commit(target, new))
+
+    def _check(self, tree: TokenTree, tokens: list[int]) -> None:
+        """Every guess is what the draft says behind exactly these tokens."""
+        for node in range(1, len(tree)):
+            path = [tree.tokens[n] for n in tree.path(node)]
+            assert guess(tokens + path[1:-1]) == path[-1], "a guess behind other tokens"
+
+    def _commit(self, target: Target, new: list[int]) -> None:
+        target.tokens += new
+        target.outputs += len(new)
+        target.accepted += len(new) - 1
+        target.rounds += 1
+        if len(new) > 1:
+            target.accepted_at.append((self.now, len(new) - 1))
+        if target.outputs >= target.length:
+            target.finished.append(target.tokens)
+            target.client.release([target.id])
+            self._open(target)
+        self._begin(target)

@@ -1,0 +1,293 @@
+"""A target takes no tree on trust: wrong answers are dropped and counted, and end in probation."""
+
+import logging
+import math
+
+import msgspec
+import pytest
+
+from streamserve.draft_service.target.answers import (
+    FIRST_PROBATION,
+    LONGEST_PROBATION,
+    LOST_IN_A_ROW,
+    STRIKE_SECONDS,
+    STRIKES,
+    checked,
+)
+from streamserve.protocol.drafting import (
+    Busy,
+    Delta,
+    Draft,
+    Drafts,
+    Hello,
+    Lost,
+    Ping,
+    Pong,
+    Refused,
+    Tree,
+    Unknown,
+    printable,
+)
+from tests.draft_service.test_client import Side, welcome
+
+NAN, INF = math.nan, math.inf
+GOOD = Tree((3, 4, 5, 6), (-1, 0, 0, 1), (1.0, 0.9, 0.5, 0.9), (1.0, 0.9, 0.5, 0.8))
+ASKED = Delta(1, 0, 1, 0, 0, [1, 2, 3], 0, 0, 4, 2, 4)
+WRONG = {
+    "a token beyond the vocabulary": {"tokens": (3, 4, 5, 100)},
+    "a huge token": {"tokens": (3, 4, 5, (1 << 64) - 1)},
+    "a negative token": {"tokens": (3, 4, -1, 6)},
+    "another root": {"tokens": (2, 4, 5, 6)},
+    "no node": {"tokens": (), "parents": (), "scores": (), "accept": ()},
+    "arrays of other lengths": {"scores": (1.0, 0.9)},
+    "no parents": {"parents": ()},
+    "a parent after its child": {"parents": (-1, 0, 3, 1)},
+    "its own parent": {"parents": (-1, 0, 2, 1)},
+    "two roots": {"parents": (-1, -1, 0, 1)},
+    "a root with a parent": {"parents": (0, 0, 0, 1)},
+    "twice the same child": {"tokens": (3, 4, 4, 6)},
+    "a NaN score": {"scores": (1.0, NAN, 0.5, 0.9)},
+    "an infinite score": {"scores": (1.0, INF, 0.5, 0.9)},
+    "a negative score": {"scores": (1.0, -0.1, 0.5, 0.9)},
+    "a score over one": {"scores": (1.0, 1.5, 0.5, 0.9)},
+    "a NaN chance": {"accept": (1.0, 0.9, NAN, 0.8)},
+    "an infinite chance": {"accept": (INF, INF, 0.5, 0.8)},
+    "a negative chance": {"accept": (1.0, 0.9, -INF, 0.8)},
+    "a chance above the parent's": {"accept": (1.0, 0.5, 0.5, 0.8)},
+    "too many nodes": {
+        "tokens": (3, 4, 5, 6, 7, 8), "parents": (-1, 0, 0, 0, 0, 0), "scores": (0.5,) * 6,
+        "accept": (0.5,) * 6,
+    },
+}  # fmt: skip
+
+
+def wrong(name: str) -> Tree:
+    return msgspec.structs.replace(GOOD, **WRONG[name])
+
+
+def test_a_tree_that_was_asked_for_is_taken_with_its_scores_within_bounds() -> None:
+    rounded = msgspec.structs.replace(GOOD, scores=(1.0, 1.0000001, 0.5, 0.9))
+    found = checked(rounded, 3, ASKED, 100)
+    assert found.tokens == GOOD.tokens
+    assert max(found.scores) == 1.0
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_other_tree_is(name: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        checked(wrong(name), 3, ASKED, 100)
+
+
+def test_a_tree_deeper_than_asked_is_not_taken() -> None:
+    with pytest.raises(ValueError, match="levels"):
+        checked(GOOD, 3, msgspec.structs.replace(ASKED, depth=1), 100)
+
+
+def answer(side: Side, draft: Draft, **fields: float) -> None:
+    given = {"waited": 0.0, "seconds": 0.01, "queue": 0.0, **fields}
+    side.client.heard(0, Drafts(tag=side.client.links[0].tag, drafts=[draft], **given), side.now)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_tree_is_dropped_and_counted_and_the_next_good_one_taken(name: str) -> None:
+    side = Side()
+    side.open()
+    ((_, asked),) = side.begin([1, 2, 3], depth=4)
+    answer(side, Draft(1, 0, asked.number, wrong(name)))
+    assert side.take() is None
+    assert side.client.rejected == {"tree": 1}
+    ((_, asked),) = side.begin([7], keep=3)
+    side.answer(asked.number, 8, root=7)
+    assert side.take() == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("timing", Drafts(tag=1, drafts=[], waited=NAN, seconds=0.0, queue=0.0)),
+        ("timing", Drafts(tag=1, drafts=[], waited=0.0, seconds=-1.0, queue=0.0)),
+        ("timing", Drafts(tag=1, drafts=[], waited=0.0, seconds=0.0, queue=INF)),
+        ("timing", Drafts(tag=1, drafts=[], waited=0.0, seconds=1e9, queue=0.0)),
+        ("timing", Pong(1, 0.0, NAN, 0.0, 0)),
+        ("timing", Pong(1, NAN, 0.0, 0.0, 0)),
+        ("timing", Pong(1, 0.0, 0.0, 0.0, -4)),
+        ("timing", Busy(0, 1, NAN)),
+        ("timing", Busy(0, 1, -INF)),
+        ("foreign", Pong(1, -1e9, 0.0, 0.0, 1)),
+        ("foreign", Drafts(tag=1, drafts=[Draft(1, 0, 99, None)], waited=0.0, seconds=0.0, queue=0.0)),
+        ("foreign", Drafts(tag=1, drafts=[Draft(1, 7, 1, None)], waited=0.0, seconds=0.0, queue=0.0)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_dropped_and_counted(fault: str, message) -> None:
+    side = Side()
+    side.open()
+    ((_, asked),) = side.begin([1, 2, 3])
+    side.client.heard(0, message, side.now)
+    assert side.client.rejected == {fault: 1}
+    link = side.client.links[0]
+    assert link.usable(side.now)
+    assert math.isfinite(link.promise)
+    side.answer(asked.number, 4, root=3)
+    assert side.take() == (3, 4)
+
+
+def test_answers_that_come_late_or_twice_are_dropped_and_are_no_fault() -> None:
+    side = Side()
+    side.open()
+    ((_, first),) = side.begin([1, 2, 3])
+    side.answer(first.number, 4, root=3)
+    side.answer(first.number, 4, root=3)
+    side.client.release([1])
+    side.answer(first.number, 4, root=3)
+    answer(side, Draft(77, 0, 1, GOOD))
+    side.client.heard(0, Lost(side.client.links[0].tag, [1, 2, 99]), side.now)
+    assert side.client.rejected == {}
+
+
+def spoil(side: Side) -> None:
+    """One wrong answer."""
+    answer(side, Draft(1, 0, 1 << 40, None))
+
+
+def test_several_wrong_answers_put_a_service_on_probation(caplog: pytest.LogCaptureFixture) -> None:
+    side = Side()
+    side.open()
+    ((_, asked),) = side.begin([1, 2, 3])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(STRIKES):
+            spoil(side)
+        side.client.heard(0, Refused(0, "size", "\n" * 5000), side.now)
+    link = side.client.links[0]
+    assert link.on_probation(side.now)
+    assert not link.open
+    assert side.client.current is None
+    assert side.begin([4], keep=3) == [], "it is not asked"
+    side.answer(asked.number, 4, root=3)
+    assert side.take() is None, "nor heard"
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "answers wrongly (foreign" in line
+    side.now = FIRST_PROBATION - 0.1
+    assert side.client.tick(side.now) == []
+    side.now = FIRST_PROBATION + 0.1
+    (hello,) = side.client.tick(side.now)
+    assert isinstance(hello.message, Hello)
+    side.client.heard(0, welcome(hello.message.nonce, 9), side.now)
+    ((_, asked),) = side.begin([5], keep=4)
+    assert asked.tokens == [1, 2, 3, 4, 5], "it is told everything anew"
+    side.answer(asked.number, 6, root=5)
+    assert side.take() == (5, 6)
+
+
+def test_probation_grows_longer_each_time_and_has_an_end() -> None:
+    side, waits = Side(), []
+    for _ in range(10):
+        side.open()
+        side.begin([1, 2, 3])
+        for _ in range(STRIKES):
+            spoil(side)
+        link = side.client.links[0]
+        waits.append(round(link.conduct.until - side.now, 6))
+        side.now = link.conduct.until + 0.01
+        side.client.release([1])
+    assert waits[:3] == [FIRST_PROBATION, 2 * FIRST_PROBATION, 4 * FIRST_PROBATION]
+    assert waits[-1] == LONGEST_PROBATION
+    assert side.client.links[0].conduct.probations == 10
+
+
+def test_wrong_answers_now_and_then_are_none() -> None:
+    side = Side()
+    side.open()
+    for _ in range(20):
+        side.begin([1, 2, 3])
+        spoil(side)
+        side.now += STRIKE_SECONDS / 2 + 1
+        side.client.links[0].unanswered = None
+    assert not side.client.links[0].on_probation(side.now)
+    assert side.client.rejected == {"foreign": 20}
+
+
+def test_another_service_is_used_while_one_is_on_probation() -> None:
+    side = Side(links=2)
+    side.open()
+    first = side.client.current.number
+    side.begin([1, 2, 3])
+    tag = side.client.links[first].tag
+    for _ in range(STRIKES):
+        foreign = Drafts(tag=tag, drafts=[Draft(1, 0, 99, None)], waited=0.0, seconds=0.0, queue=0.0)
+        side.client.heard(first, foreign, side.now)
+    assert side.client.current.number == 1 - first
+    ((link, asked),) = side.begin([4], keep=3)
+    assert (link, asked.tokens) == (1 - first, [1, 2, 3, 4])
+
+
+def test_a_service_that_loses_a_text_over_and_over_is_not_told_it_for_ever() -> None:
+    side = Side()
+    side.open()
+    tokens, told = [1, 2, 3], 0
+    for step in range(200):
+        told += sum(len(delta.tokens) for _, delta in side.begin(tokens, keep=3 if step else 0))
+        tokens = []
+        side.client.heard(0, Lost(side.client.links[0].tag, [1]), side.now)
+    assert side.client.rejected == {"lost": STRIKES}
+    assert told == 3 * STRIKES * (LOST_IN_A_ROW + 1)
+    assert side.client.links[0].on_probation(side.now)
+
+
+def test_a_session_that_ends_without_a_tree_is_not_opened_again_at_once() -> None:
+    side, hellos = Side(), 0
+    for _ in range(100):
+        for out in side.client.tick(side.now):
+            if isinstance(out.message, Hello):
+                hellos += 1
+                side.client.heard(0, welcome(out.message.nonce, hellos), side.now)
+        side.client.heard(0, Unknown(side.client.links[0].tag), side.now)
+        side.now += 0.01
+    assert hellos <= 2
+
+
+def test_a_flood_is_not_even_decoded() -> None:
+    side = Side()
+    side.open()
+    read = sum(side.client.size(0, 100, side.now) for _ in range(100_000))
+    assert read <= 20_000
+    assert side.client.rejected == {"flood": 1}
+    assert side.client.links[0].on_probation(side.now), "at once"
+
+
+def test_refusals_are_logged_once_and_cut(caplog: pytest.LogCaptureFixture) -> None:
+    side = Side()
+    with caplog.at_level(logging.ERROR):
+        for _ in range(50):
+            side.client.heard(0, Refused(0, "size", "x\x1b[2J\n" * 800), side.now)
+            side.now += 0.1
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert len(line) < 400
+    assert line.isprintable()
+
+
+def test_pings_of_this_session_are_answered() -> None:
+    side = Side()
+    side.open()
+    for _ in range(30):
+        side.now += 1.0
+        for out in side.client.tick(side.now):
+            if isinstance(out.message, Ping):
+                pong = Pong(side.client.links[0].tag, out.message.sent, 0.0, 0.0, 1)
+                side.client.heard(0, pong, side.now)
+                side.client.heard(0, pong, side.now)  # the network doubles it
+    assert side.client.rejected == {}
+
+
+def test_busy_without_a_tag_is_about_the_session_that_is_open() -> None:
+    side = Side()
+    side.open()
+    side.client.heard(0, Busy(0, 0, 2.0, "bytes"), side.now)
+    assert side.begin([1]) == []
+    side.now = 2.1
+    side.client.tick(side.now)
+    assert len(side.begin([2], keep=1)) == 1
+
+
+def test_what_others_choose_is_printed_in_one_short_line() -> None:
+    assert printable("a\nb\x00c" + "é" * 100) == "a?b?c" + "é" * 59
+    assert len(printable("\ud800" * 1000)) == 64

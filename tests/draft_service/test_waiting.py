@@ -1,0 +1,30 @@
+"""A target waits for trees as long as it pays, and not at all where it does not."""
+
+from streamserve.draft_service.target.waiting import LOOK_EVERY, Waiting
+
+
+def known(plain: float, gain: int) -> Waiting:
+    waiting = Waiting()
+    for _ in range(200):
+        waiting.worked(plain, trees=False)
+        waiting.gained(gain)
+    return waiting
+
+
+def test_it_pays_to_wait_as_long_as_the_tokens_would_take_by_plain_steps():
+    assert abs(known(0.02, 3).patience - 0.06) < 1e-3
+    assert known(0.02, 0).patience < 1e-3
+
+
+def test_answers_that_take_longer_are_not_waited_for_but_looked_at_again():
+    waiting = known(0.02, 3)
+    limits = [waiting.limit(0.5) for _ in range(2 * LOOK_EVERY)]
+    assert [limit > 0 for limit in limits].count(True) == 2
+    assert waiting.limit(0.01) == waiting.patience
+
+
+def test_gaps_that_hold_other_steps_count_little():
+    waiting = known(0.02, 3)
+    waiting.worked(0.9, trees=False)
+    waiting.worked(100.0, trees=False)
+    assert waiting.plain.value < 0.03

@@ -1,0 +1,437 @@
+"""Prompts that change while they are served: the text is that of the final prompt, sent at once."""
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.engine.engine import Engine
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Cancel, Edit, Progress, Withdrawn
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.simulate.executor import expected_outputs
+from streamserve.speculation.tree import chain
+from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
+
+CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)
+PARAMS = SamplingParams(temperature=0, max_tokens=6)
+
+
+def opened(prompt, name="r", params=PARAMS, **fields):
+    return submit(name, prompt, params, open=True, **fields)
+
+
+def steps(engine, collected, limit=100) -> int:
+    """Step until the engine has no work, with open prompts left; returns how many steps."""
+    for count in range(limit):
+        if not engine.has_work:
+            return count
+        collected.take(engine.step())
+    raise AssertionError("the engine did not come to rest")
+
+
+def test_an_open_prompt_is_computed_and_waits() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    collected.take(engine.handle(opened(list(range(20)))))
+    steps(engine, collected)
+    assert collected.progress["r"] == Progress("r", 0, 0, computed=19, tokens=20)
+    assert not collected.tokens
+    collected.take(engine.handle(Edit("r", 0, 1, 20, [50, 51], finish=True)))
+    assert steps(engine, collected) == 6 + 1
+    assert collected.tokens["r", 0] == expected_outputs([*range(20), 50, 51], PARAMS, 0, 6, VOCAB)
+    assert_engine_empty(engine)
+    streams = engine.report().streams
+    assert (streams.chunks, streams.finished, streams.tokens, streams.computed_before) == (1, 1, 22, 19)
+
+
+def test_a_prompt_that_waits_for_more_makes_room_and_comes_back_for_as_much_again() -> None:
+    config = msgspec.structs.replace(CONFIG, num_blocks=18, eviction="swap", swap_blocks=36)
+    engine, collected = make_engine(config), Collected()
+    first, second = list(range(32)), list(range(40, 88))
+    for name, prompt in (("first", first), ("second", second)):
+        collected.take(engine.handle(opened(prompt, name)))
+        steps(engine, collected)
+    (waiting,), (there,) = engine.scheduler.of("first"), engine.scheduler.of("second")
+    assert waiting.swapped, "who came later computes while the first has nothing to do"
+    assert there.running
+    collected.take(engine.handle(Edit("first", 0, 1, 32, list(range(8)))))
+    assert not waiting.todo(idle=False), "for a quarter more it stays where it is while others work"
+    collected.take(engine.handle(Edit("first", 0, 2, 40, list(range(24)))))
+    assert waiting.todo(idle=False) == 32
+    prompts = {"first": [*first, *range(8), *range(24)], "second": second}
+    for name, prompt in prompts.items():
+        version = engine.scheduler.of(name)[0].version + 1
+        collected.take(engine.handle(Edit(name, 0, version, len(prompt), [7], finish=True)))
+    finish(engine, collected)
+    for name, prompt in prompts.items():
+        assert collected.tokens[name, 0] == expected_outputs([*prompt, 7], PARAMS, 0, 6, VOCAB)
+    assert engine.report().evictions.blocks_back > 0
+    assert_engine_empty(engine)
+
+
+def test_an_empty_prompt_may_be_opened_but_not_finished() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    assert engine.handle(opened([])) == []
+    assert not engine.has_work
+    collected.take(engine.handle(Edit("r", 0, 1, 0, [1, 2, 3])))
+    steps(engine, collected)
+    (event,) = engine.handle(Edit("r", 0, 2, 0, [], finish=True))
+    assert event.error == "the prompt is empty"
+    steps(engine, collected)
+    assert_engine_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error"),
+    [
+        (Edit("r", 0, 1, 0, [1] * 97), "limit"),
+        (Edit("r", 0, 1, 0, [VOCAB]), "vocabulary"),
+        (Edit("r", 0, 1, 9, []), "keeps 9 of 3"),
+    ],
+)
+def test_an_edit_that_cannot_be_served_ends_the_request(edit: Edit, error: str) -> None:
+    engine = make_engine(CONFIG)
+    engine.handle(opened([1, 2, 3]))
+    engine.step()
+    (event,) = engine.handle(edit)
+    assert error in event.error
+    finish(engine, Collected())
+
+
+def test_edits_of_others_are_ignored() -> None:
+    engine = make_engine(CONFIG)
+    engine.handle(opened([1, 2, 3]))
+    assert engine.handle(Edit("other", 0, 1, 0, [9])) == []
+    assert engine.handle(Edit("r", 7, 1, 0, [9])) == []
+    engine.handle(Edit("r", 0, 1, 3, [], finish=True))
+    assert engine.handle(Edit("r", 0, 2, 0, [9])) == [], "its prompt is finished"
+    collected = Collected()
+    finish(engine, collected)
+    assert collected.tokens["r", 0] == expected_outputs([1, 2, 3], PARAMS, 0, 6, VOCAB)
+
+
+def test_what_an_edit_keeps_is_not_computed_again() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(opened(list(range(22))))
+    steps(engine, collected)
+    (progress,) = engine.handle(Edit("r", 0, 1, 10, [60, 61, 62], finish=True))
+    assert progress == Progress("r", 0, 1, computed=10, tokens=13)
+    assert steps(engine, collected) == 6 + 1
+    prompt = [*range(10), 60, 61, 62]
+    assert collected.tokens["r", 0] == expected_outputs(prompt, PARAMS, 0, 6, VOCAB)
+    assert engine.report().streams.invalidated == 21 - 10
+
+
+def test_a_partly_kept_block_that_others_hold_is_copied() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(opened(list(range(24)), "first"))
+    steps(engine, collected)
+    engine.handle(opened(list(range(24)), "second"))
+    steps(engine, collected)
+    engine.handle(Edit("second", 0, 1, 10, [60], finish=True))
+    engine.handle(Edit("first", 0, 1, 24, [], finish=True))
+    steps(engine, collected)
+    assert engine.report().copies_on_write == 1
+    assert collected.tokens["first", 0] == expected_outputs(list(range(24)), PARAMS, 0, 6, VOCAB)
+    assert collected.tokens["second", 0] == expected_outputs([*range(10), 60], PARAMS, 0, 6, VOCAB)
+    assert_engine_empty(engine)
+
+
+def test_the_tail_is_computed_when_nothing_else_can_run() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(submit("other", [1] * 20, SamplingParams(temperature=0, max_tokens=12)))
+    engine.handle(opened(list(range(20)), tail=8))
+    for _ in range(8):
+        collected.take(engine.step())
+    assert engine.scheduler.of("other")
+    assert collected.progress["r"].computed == 12
+    steps(engine, collected)
+    assert collected.progress["r"].computed == 19
+    (progress,) = engine.handle(Edit("r", 0, 1, 12, [70, 71, *range(12, 20)], tail=8))
+    assert progress.computed == 12
+    engine.handle(Cancel("r"))
+    finish(engine, collected)
+
+
+def computed(engine) -> dict[str, int]:
+    return {sequence.request: sequence.computed[0] for sequence in engine.scheduler.sequences.values()}
+
+
+@pytest.mark.parametrize("order", ["slo", "fcfs"])
+def test_an_arriving_prompt_gets_what_complete_ones_leave(order) -> None:
+    engine, collected = make_engine(msgspec.structs.replace(CONFIG, order=order)), Collected()
+    engine.handle(opened(list(range(40)), "early", arrival=1.0))
+    collected.take(engine.step())
+    begun = computed(engine)["early"]
+    engine.handle(submit("late", [9] * 50, PARAMS, arrival=2.0))
+    while computed(engine)["late"] < 50:
+        collected.take(engine.step())
+        assert computed(engine)["early"] == begun
+    steps(engine, collected)
+    assert computed(engine) == {"early": 39}
+    engine.handle(Cancel("early"))
+    finish(engine, collected)
+
+
+def test_a_complete_prompt_does_not_wait_for_what_an_arriving_one_computes() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(opened(list(range(60)), "early", arrival=1.0))
+    collected.take(engine.step())
+    engine.handle(submit("late", list(range(60)), PARAMS, arrival=2.0))
+    collected.take(engine.step())
+    assert computed(engine)["late"] > 0
+    steps(engine, collected)
+    engine.handle(Cancel("early"))
+    finish(engine, collected)
+
+
+def test_what_lasts_is_computed_before_what_edits_cut() -> None:
+    """Two prompts change: one behind its first eight tokens, the other behind its second."""
+    engine, collected = make_engine(CONFIG), Collected()
+    for name, keep in (("loose", 2), ("firm", 8)):
+        engine.handle(opened(list(range(12)), name))
+        for version in (1, 2, 3):
+            engine.handle(Edit(name, 0, version, keep, [50 + version, 60, 61, 62]))
+    collected.take(engine.step())
+    assert computed(engine)["firm"] == 8
+    assert computed(engine)["loose"] == 2
+    steps(engine, collected)
+    for name in ("loose", "firm"):
+        engine.handle(Cancel(name))
+    finish(engine, collected)
+
+
+def test_an_early_answer_stands_if_nothing_changes() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(opened([1, 2, 3], answer_early=True))
+    steps(engine, collected)
+    want = expected_outputs([1, 2, 3], PARAMS, 0, 6, VOCAB)
+    assert collected.tokens["r", 0] == want[:-1], "the last token is held back: more may come"
+    collected.take(engine.handle(Edit("r", 0, 1, 3, [], finish=True)))
+    assert collected.tokens["r", 0] == want
+    assert collected.finish["r", 0] == "length"
+    assert collected.withdrawn == 0
+    finish(engine, collected)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("count", [2, 20])
+def test_an_early_answer_is_withdrawn_if_the_prompt_changes(n: int, count: int) -> None:
+    params = SamplingParams(n=n, seed=5, max_tokens=9)
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(opened([1, 2, 3], params=params, answer_early=True))
+    for _ in range(count):
+        collected.take(engine.step())
+    assert len(collected.tokens) == n
+    events = engine.handle(Edit("r", 0, 1, 2, [7, 8], finish=True))
+    assert Withdrawn("r", 0, 1) in events
+    collected.take(events)
+    finish(engine, collected)
+    assert engine.report().streams.withdrawn > 0
+    for choice in range(n):
+        assert collected.tokens["r", choice] == expected([1, 2, 7, 8], params, choice, 96)
+
+
+def test_an_edit_in_mid_step_is_taken_when_the_step_is_committed() -> None:
+    engine, collected = make_engine(CONFIG), Collected()
+    engine.handle(opened(list(range(30))))
+    run = engine.executor.run
+
+    def run_and_edit(plan):
+        engine.executor.run = run
+        result = run(plan)
+        assert engine.handle(Edit("r", 0, 1, 5, [80], finish=True)) == []
+        return result
+
+    engine.executor.run = run_and_edit
+    events = engine.step()
+    assert Progress("r", 0, 1, computed=5, tokens=6) in events
+    finish(engine, collected)
+    assert collected.tokens["r", 0] == expected_outputs([0, 1, 2, 3, 4, 80], PARAMS, 0, 6, VOCAB)
+
+
+def test_prompt_logprobs_of_an_open_prompt_are_refused() -> None:
+    (event,) = make_engine(CONFIG).handle(opened([1], params=SamplingParams(prompt_logprobs=1)))
+    assert "log-probabilities" in event.error
+
+
+class Oracle:
+    """Guesses right about half of the time, and checks what it is told by epochs and kept tokens."""
+
+    plane = None
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.known, self.asked = rng, {}, []
+
+    def begin(self, requests) -> None:
+        self.asked = requests
+
+    def collect(self, deadline):
+        trees = {}
+        for request in self.asked:
+            tokens = self.known.get(request.id, [])[: request.keep] + request.new_tokens
+            self.known[request.id] = tokens
+            prompt = tokens[: len(tokens) - request.output]
+            guess = expected_outputs(
+                prompt, request.params, request.choice, request.output + request.depth, VOCAB
+            )[request.output :]
+            if self.rng.random() < 0.3:
+                guess[-1] = (guess[-1] + 1) % VOCAB
+            if request.nodes:
+                trees[request.id] = chain([tokens[-1], *guess[: request.nodes]])
+        return trees
+
+    def release(self, ids) -> None:
+        for id in ids:
+            self.known.pop(id, None)
+
+
+class Script:
+    """One client: opens a prompt, edits it at random, finishes it."""
+
+    def __init__(self, rng: random.Random, number: int, limit: int) -> None:
+        self.rng, self.name, self.limit = rng, f"r{number}", limit
+        self.prompt = self._piece(rng.randint(0, 24))
+        self.edits = rng.randint(0, 6)
+        self.version = 0
+        self.early = rng.random() < 0.4
+        self.params = SamplingParams(
+            n=rng.choice((1, 1, 3)), temperature=rng.choice((0.0, 1.0)), seed=number,
+            max_tokens=rng.randint(1, 12),
+        )  # fmt: skip
+
+    def _piece(self, length: int) -> list[int]:
+        # Few different tokens in aligned runs: prompts share prefixes, and edits restore earlier ones.
+        return [(index * 7) % 13 if self.rng.random() < 0.97 else 90 for index in range(length)]
+
+    def start(self):
+        return opened(
+            list(self.prompt), self.name, self.params, arrival=self.rng.random() * 9,
+            answer_early=self.early, tail=self._tail(),
+        )  # fmt: skip
+
+    def _tail(self) -> int:
+        return self.rng.choice((0, min(len(self.prompt), 5)))
+
+    def edit(self, arrival: float) -> Edit:
+        """The next edit; the last one finishes."""
+        self.version += 1
+        done = self.version > self.edits
+        keep = self.rng.choice((len(self.prompt), len(self.prompt), self.rng.randint(0, len(self.prompt))))
+        more = self._piece(self.rng.randint(0, 20))
+        if done and self.rng.random() < 0.5:
+            keep, more = len(self.prompt), []
+        before, self.prompt = self.prompt, (self.prompt[:keep] + more)[: self.limit]
+        if done and not self.prompt:
+            self.prompt = [1]
+        while keep and self.prompt[:keep] != before[:keep]:
+            keep -= 1
+        keep = min(keep, len(self.prompt))
+        return Edit(
+            self.name,
+            0,
+            self.version,
+            keep,
+            self.prompt[keep:],
+            finish=done,
+            tail=self._tail(),
+            arrival=arrival,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self.version > self.edits
+
+
+def play(rng: random.Random, engine: Engine, clients: list[Script]) -> tuple[Counter, Collected]:
+    """Let the clients edit between and during steps, until all have their text and nothing is left."""
+    collected, count = Collected(), Counter(scripts=len(clients))
+    for client in clients:
+        collected.take(engine.handle(client.start()))
+    run = engine.executor.run
+
+    def run_and_edit(plan):
+        result = run(plan)
+        if rng.random() < 0.2 and (going := [client for client in clients if not client.finished]):
+            count["mid_step"] += 1
+            assert engine.handle(rng.choice(going).edit(10.0)) == []
+        return result
+
+    engine.executor.run = run_and_edit
+    for step in range(20_000):
+        going = [client for client in clients if not client.finished]
+        if going and (rng.random() < 0.15 or not engine.has_work or engine.stalled):
+            collected.take(engine.handle(rng.choice(going).edit(10.0 + step)))
+        if engine.has_work:
+            collected.take(engine.step())
+        elif not going:
+            break
+    engine.executor.run = run
+    assert not engine.scheduler.sequences, "all have come to their end"
+    while engine.has_work:
+        engine.step()
+    pool, swap = engine.scheduler.tables.pool, engine.scheduler.swap
+    assert (pool.free, swap.free) == (pool.size, swap.size)
+    report = engine.report()
+    count["invalidated"] = report.streams.invalidated
+    count["withdrawn"] = report.streams.withdrawn
+    count["swaps"] = report.evictions.swaps
+    count["swapped_back"] = report.evictions.blocks_back
+    count["recomputes"] = report.evictions.recomputes
+    count["copies"] = report.copies_on_write
+    return count, collected
+
+
+def play_pretended(rng: random.Random, config: EngineConfig, drafter: str, scripts: int) -> Counter:
+    """Play on the pretended model; every text must be its final prompt's. The drafter has KV, or none, or
+    there is none."""
+    oracle = Oracle(rng) if drafter == "oracle" else None
+    engine = make_engine(config, oracle, draft_model=0.6 if drafter == "model" else None)
+    clients = [Script(rng, number, 60) for number in range(scripts)]
+    count, collected = play(rng, engine, clients)
+    for client in clients:
+        for choice in range(client.params.n):
+            want = expected(client.prompt, client.params, choice, config.max_model_len)
+            assert collected.tokens[client.name, choice] == want
+            assert (client.name, choice) in collected.finish
+    assert_engine_empty(engine)
+    count["accepted"] = engine.executor.accepted
+    return count
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    order=st.sampled_from(("slo", "arrival", "fcfs", "lcas", "mcps")),
+    eviction=st.sampled_from(("recompute", "swap", "cost")),
+    num_blocks=st.sampled_from((24, 26, 40)),
+    swap_blocks=st.sampled_from((0, 6, 40, 400)),
+    preempt_every=st.sampled_from((0, 0, 2, 5)),
+    caching=st.booleans(),
+    drafter=st.sampled_from(("none", "oracle", "model")),
+)
+def test_any_script_gives_the_text_of_its_final_prompt(
+    seed, order, eviction, num_blocks, swap_blocks, preempt_every, caching, drafter
+) -> None:
+    config = EngineConfig(
+        num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=6, max_num_batched_tokens=24,
+        max_chunk=10, preempt_every=preempt_every, enable_prefix_caching=caching, order=order,
+        eviction=eviction, swap_blocks=swap_blocks,
+    )  # fmt: skip
+    play_pretended(random.Random(seed), config, drafter, scripts=8)
+
+
+def test_hundreds_of_scripts_with_everything_at_once(scale, record) -> None:
+    rng, total = random.Random(scale.seed), Counter()
+    while total["scripts"] < scale.pick(60, 600):
+        config = EngineConfig(
+            num_blocks=26, block_size=4, max_model_len=96, max_num_seqs=6, max_num_batched_tokens=24,
+            max_chunk=10, preempt_every=rng.choice((0, 3)), eviction=rng.choice(("swap", "cost")),
+            swap_blocks=60, order=rng.choice(("slo", "arrival", "fcfs", "lcas", "mcps")),
+        )  # fmt: skip
+        total += play_pretended(rng, config, rng.choice(("oracle", "model")), scripts=10)
+    record(**total)
+    for what in ("mid_step", "invalidated", "withdrawn", "swaps", "swapped_back", "copies", "accepted"):
+        assert total[what] > 0, what

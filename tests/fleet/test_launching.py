@@ -1,0 +1,256 @@
+"""The fleet's runtime when things around it fail: starting processes, observers, its own tasks. The workers
+are fakes in this process that speak the real protocol."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import zmq.asyncio
+
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Beat, Heard, Lost, Open, Tick
+from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.runtime import FleetShell
+from streamserve.fleet.tracing.recorder import Recorder
+from streamserve.fleet.tracing.timeline import Timeline
+from streamserve.protocol.config import ModelConfig, WorkerConfig
+from streamserve.protocol.errors import FleetError, RequestError, StartError
+from streamserve.protocol.messages import Events, Stop, Submit, Token, decode_to_worker, encode
+from streamserve.protocol.sampling import SamplingParams
+from tests.fleet.test_fleet import READY, W
+
+PARAMS = SamplingParams(seed=1, max_tokens=3)
+
+
+class FakeWorker:
+    """Answers every request with its tokens, at once."""
+
+    pid = 0
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.ended = asyncio.Event()
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, config.worker.encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(config.endpoint)
+        self._serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        await self._socket.send(encode(READY))
+        while True:
+            message = decode_to_worker(await self._socket.recv())
+            if isinstance(message, Stop):
+                self.ended.set()
+            if isinstance(message, Submit):
+                limit = message.params.max_tokens
+                ends = ["length" if n == limit - 1 else None for n in range(limit)]
+                tokens = [
+                    Token(message.request, message.attempt, 0, n, n, finish=ends[n])
+                    for n in range(len(message.outputs[0]), limit)
+                ]
+                await self._socket.send(encode(Events(tokens)))
+
+    def beat(self) -> Beat | None:
+        return None
+
+    async def lost(self, worker: str, incarnation: int) -> Lost:
+        await self.ended.wait()
+        self._serving.cancel()
+        self._socket.close()
+        return Lost(worker, incarnation, "it was killed", frozenset())
+
+    def kill(self) -> None:
+        self.ended.set()
+
+    async def end(self) -> None:
+        self._serving.cancel()
+        self._socket.close()
+
+
+class Launcher:
+    """Starts fake workers, unless `error` says why that is not possible."""
+
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+        self.started: list[FakeWorker] = []
+        self.asked = 0
+
+    async def __call__(self, config: WorkerConfig) -> FakeWorker:
+        self.asked += 1
+        if self.error:
+            raise self.error
+        self.started.append(FakeWorker(config))
+        return self.started[-1]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    launcher: Launcher, recorder: Recorder | None = None, ready: bool = True
+) -> AsyncGenerator[FleetShell, None]:
+    def settings(worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
+        return WorkerConfig(
+            worker=f"{worker}/{incarnation}", role="unified", endpoint=endpoint, model=ModelConfig(path="")
+        )
+
+    async with asyncio.timeout(60), FleetShell(FleetConfig(), settings, recorder, launcher) as shell:
+        if ready:
+            await shell.until_ready()
+        yield shell
+
+
+async def ask(shell: FleetShell, name: str) -> list[int]:
+    tokens: list[int] = []
+    async with aclosing(shell.submit(Open(name, [1, 2], PARAMS))) as steps:
+        async for events in steps:
+            tokens += [event.token for event in events if isinstance(event, Token)]
+    return tokens
+
+
+async def until(condition) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "identity", [b"nobody/1", b"unified-0/99", b"unified-0/x", b"unified-0", b"\xff", b"/"]
+)
+async def test_a_stranger_on_the_endpoint_costs_no_worker(identity: bytes) -> None:
+    async with running(Launcher()) as shell:
+        stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        stranger.setsockopt(zmq.IDENTITY, identity)
+        stranger.connect(shell._endpoint)
+        for parts in ([b"\x01\x02"], [b"a", b"b", b"c"], [encode(Events([]))]):
+            await stranger.send_multipart(parts)
+        try:
+            for name in "abc":
+                assert await ask(shell, name) == [0, 1, 2]
+                await asyncio.sleep(0.05)
+            assert shell.fleet.workers[W].incarnation == 1
+            assert shell.fleet.health() == (True, "ready")
+        finally:
+            stranger.close(linger=0)
+
+
+async def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
+    launcher = Launcher()
+    async with running(launcher) as shell:
+        assert await ask(shell, "a") == [0, 1, 2]
+        launcher.error = OSError(24, "Too many open files")
+        launcher.started[0].kill()
+        await until(lambda: launcher.asked >= 3)
+        ready, why = shell.fleet.health()
+        assert not ready
+        assert "could not be started: [Errno 24] Too many open files" in why
+        waiting = asyncio.create_task(ask(shell, "b"))
+        await asyncio.sleep(0)
+        launcher.error = None
+        assert await waiting == [0, 1, 2]
+        assert shell.fleet.health() == (True, "ready")
+
+
+async def test_who_waits_for_a_worker_is_told_when_its_starts_keep_failing() -> None:
+    launcher = Launcher()
+    async with running(launcher) as shell:
+        shell.fleet.workers[W].failed_starts = 2
+        launcher.error = OSError(12, "Cannot allocate memory")
+        launcher.started[0].kill()
+        await until(lambda: not shell.fleet.health()[0])
+        with pytest.raises(StartError, match="Cannot allocate memory"):
+            await shell.until_ready()
+        launcher.error = None
+        assert shell.fleet.crew.retry_after(0.0) > 0
+
+
+async def test_a_worker_that_cannot_be_started_at_all_is_told_at_the_start() -> None:
+    launcher = Launcher()
+    launcher.error = OSError(12, "Cannot allocate memory")
+    async with running(launcher, ready=False) as shell:
+        with pytest.raises(Exception, match="Cannot allocate memory"):
+            await shell.until_ready()
+
+
+async def test_a_disk_that_is_full_costs_the_timeline_and_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    timeline = Timeline(tmp_path / "timeline.json")
+    async with running(Launcher(), Recorder([timeline])) as shell:
+        assert await ask(shell, "a") == [0, 1, 2]
+        timeline._file.close()
+        timeline._file = Path("/dev/full").open("w", buffering=1)  # noqa: ASYNC230, SIM115
+        for name in "bcd":
+            assert await ask(shell, name) == [0, 1, 2]
+        assert shell.incidents().observer_failures == 1
+    assert len([record for record in caplog.records if "No space left" in record.message]) == 1
+
+
+async def test_a_recorder_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder([])
+    monkeypatch.setattr(recorder, "observe", lambda *args: 1 / 0)
+    async with running(Launcher(), recorder) as shell:
+        assert await ask(shell, "a") == [0, 1, 2]
+        assert shell.incidents().observer_failures == 1
+
+
+class FaultyFleet(Fleet):
+    """Fails on what `fault` says, as often as it says."""
+
+    faults: ClassVar[list[type]] = []
+
+    def handle(self, event, now):
+        kind = type(event.message) if isinstance(event, Heard) else type(event)
+        if kind in self.faults:
+            self.faults.remove(kind)
+            raise KeyError(kind.__name__)
+        return super().handle(event, now)
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> type[FaultyFleet]:
+    monkeypatch.setattr("streamserve.fleet.runtime.Fleet", FaultyFleet)
+    monkeypatch.setattr(FaultyFleet, "faults", [])
+    caplog.set_level(logging.CRITICAL)
+    return FaultyFleet
+
+
+async def test_events_that_cannot_be_taken_cost_their_own_request(faulty: type[FaultyFleet]) -> None:
+    async with running(Launcher()) as shell:
+        faulty.faults = [Events]
+        with pytest.raises(RequestError, match="failed to handle") as refused:
+            await ask(shell, "a")
+        assert refused.value.status == 500
+        assert await ask(shell, "b") == [0, 1, 2]
+
+
+async def test_a_tick_that_fails_is_not_the_last(faulty: type[FaultyFleet]) -> None:
+    async with running(Launcher()) as shell:
+        faulty.faults = [Tick]
+        await until(lambda: not faulty.faults)
+        faulty.faults = [Tick]
+        await until(lambda: not faulty.faults)
+        assert await ask(shell, "b") == [0, 1, 2]
+
+
+async def test_a_loss_that_cannot_be_taken_ends_the_server(faulty: type[FaultyFleet]) -> None:
+    """Nobody knows what would become of the worker: whoever waits is told, and so is who runs this."""
+    launcher = Launcher()
+    async with running(launcher) as shell:
+        failing = asyncio.create_task(shell.until_failed())
+        waiting = asyncio.create_task(shell.until_failed())
+        shell.fleet.workers[W].ready = None
+        asking = asyncio.create_task(ask(shell, "a"))
+        await asyncio.sleep(0.05)
+        faulty.faults = [Lost]
+        launcher.started[0].kill()
+        for task in (failing, waiting):
+            with pytest.raises(FleetError):
+                await task
+        with pytest.raises(RequestError) as refused:
+            await asking
+        assert refused.value.status == 500
+        with pytest.raises(RequestError):
+            await ask(shell, "b")

@@ -1,0 +1,183 @@
+"""What is written down of requests: spans in virtual time, a timeline file, and OpenTelemetry's traces."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Close, Edit, Heard, Lost, Open, Rest
+from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.tracing.recorder import Recorder, Span
+from streamserve.fleet.tracing.telemetry import Telemetry
+from streamserve.fleet.tracing.timeline import Timeline
+from streamserve.fleet.worker_state import pairs
+from streamserve.protocol.messages import Admitted, Events, Finished, Pushed, Reserved, Token, Transfers, Work
+from streamserve.protocol.sampling import SamplingParams
+from tests.fleet.test_fleet import READY
+from tests.fleet.test_pairs import OPEN, D, P, ticket
+
+
+@dataclass
+class Kept:
+    """A sink that keeps what it gets."""
+
+    spans: list[Span] = field(default_factory=list)
+    closed: bool = False
+
+    def add(self, span: Span) -> None:
+        self.spans.append(span)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def named(self, name: str) -> Span:
+        (found,) = (span for span in self.spans if span.name == name)
+        return found
+
+
+def record(*sinks) -> tuple[Fleet, Recorder]:
+    fleet = Fleet(FleetConfig(topology=pairs(1)))
+    fleet.start(0.0)
+    for worker in (P, D):
+        fleet.handle(Heard(worker, 1, READY), 0.0)
+    return fleet, Recorder(sinks)
+
+
+def tell(fleet: Fleet, recorder: Recorder, event, now: float) -> None:
+    recorder.observe(event, fleet.handle(event, now), now)
+
+
+def live(fleet: Fleet, recorder: Recorder) -> None:
+    """A request from 1.0 to 6.0 on a pair."""
+    tell(fleet, recorder, OPEN, 1.0)
+    mine = ticket(fleet.requests["r"].attempt)
+    a = mine.attempt
+    recorder.worked(P, [Work("submitted", "r", 1.1), Work("step", "", 1.2, 0.3, 40)])
+    tell(fleet, recorder, Heard(P, 1, Events([Admitted("r", a, 0, 0)])), 2.0)
+    tell(fleet, recorder, Heard(D, 1, Transfers([Reserved("r", a, mine)])), 3.0)
+    tell(fleet, recorder, Heard(P, 1, Events([Token("r", a, 0, 0, 7)])), 4.0)
+    tell(fleet, recorder, Heard(P, 1, Transfers([Pushed("r", a, mine.id)])), 4.5)
+    recorder.worked(P, [Work("output 0", "r", 3.9)])
+    recorder.worked(D, [Work("finishing", "r", 5.9)])
+    tell(fleet, recorder, Heard(D, 1, Events([Token("r", a, 0, 1, 8, finish="stop")])), 6.0)
+
+
+def test_the_phases_of_a_request_follow_one_another() -> None:
+    kept = Kept()
+    live(*record(kept))
+    times = {span.name: (span.start, span.end) for span in kept.spans}
+    assert times["queued"] == (1.0, 2.0)
+    assert times["prompt"] == (2.0, 4.0)
+    assert times["transfer"] == (3.0, 4.5)
+    assert times["decode"] == (4.0, 6.0)
+    assert times["request"] == (1.0, 6.0)
+    assert times["step"] == pytest.approx((1.2, 1.5))
+    assert kept.named(f"at {P}").moments == (("submitted", 1.1), ("output 0", 3.9))
+    assert kept.named(f"at {D}").process == D
+    assert kept.spans[-1].name == "request", "which says that there is no more"
+
+
+def test_whoever_leaves_early_ends_too() -> None:
+    kept = Kept()
+    fleet, recorder = record(kept)
+    tell(fleet, recorder, OPEN, 1.0)
+    tell(fleet, recorder, Close("r"), 2.0)
+    assert [(span.name, span.end) for span in kept.spans] == [("request", 2.0)]
+    tell(fleet, recorder, Close("r"), 3.0)
+    assert len(kept.spans) == 1
+
+
+def test_a_refused_request_edits_and_resting_workers_are_seen() -> None:
+    kept = Kept()
+    fleet, recorder = record(kept)
+    tell(fleet, recorder, Rest(P, True), 1.0)
+    tell(fleet, recorder, OPEN, 2.0)
+    assert kept.named("draining").process == P
+    assert kept.named("request").start == kept.named("request").end == 2.0
+    tell(fleet, recorder, Rest(P, False), 3.0)
+    tell(fleet, recorder, Open("s", [1], SamplingParams(seed=1, max_tokens=1), open=True), 4.0)
+    tell(fleet, recorder, Edit("s", 1, 1, [2]), 5.0)
+    tell(fleet, recorder, Close("s"), 6.0)
+    assert kept.named("at front").moments == (("edit", 5.0),)
+    recorder.close()
+    assert kept.closed
+
+
+def test_a_timeline_is_what_chrome_reads(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    fleet, recorder = record(Timeline(path))
+    live(fleet, recorder)
+    before = path.read_text()
+    assert json.loads(before.rstrip(",\n") + "]"), "it can be read before it is complete"
+    recorder.close()
+    events = json.loads(path.read_text())
+    names = {event["pid"]: event["args"]["name"] for event in events if event.get("ph") == "M"}
+    assert set(names.values()) == {"front", P, D}
+    (step,) = (event for event in events if event.get("ph") == "X")
+    assert (names[step["pid"]], step["ts"], step["dur"]) == (P, 1.2e6, 0.3e6)
+    begun = [event["name"] for event in events if event.get("ph") == "b"]
+    ended = [event["name"] for event in events if event.get("ph") == "e"]
+    assert sorted(begun) == sorted(ended)
+    assert {"queued", "prompt", "transfer", "decode", "request"} <= set(begun)
+    assert {event["id"] for event in events if event.get("ph") == "b"} == {"r"}
+    assert {"submitted", "output 0", "finishing"} <= {e["name"] for e in events if e.get("ph") == "n"}
+
+
+def test_a_request_is_one_trace_of_opentelemetry() -> None:
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = memory.InMemorySpanExporter()
+    fleet, recorder = record(Telemetry(export.SimpleSpanProcessor(exporter)))
+    live(fleet, recorder)
+    recorder.close()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    root = spans["request"]
+    assert root.parent is None
+    assert "step" not in spans
+    for name, span in spans.items():
+        assert span.context.trace_id == root.context.trace_id
+        assert span.attributes["request"] == "r"
+        assert name == "request" or span.parent.span_id == root.context.span_id
+    assert spans["decode"].end_time - spans["decode"].start_time == pytest.approx(2e9, abs=1e3)
+    assert spans[f"at {D}"].attributes["process"] == D
+    assert [event.name for event in spans[f"at {P}"].events] == ["submitted", "output 0"]
+
+
+def test_nothing_is_kept_of_requests_that_ended() -> None:
+    """Whatever their end was, and whatever workers say of them afterwards."""
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = memory.InMemorySpanExporter()
+    telemetry = Telemetry(export.SimpleSpanProcessor(exporter))
+    fleet, recorder = record(telemetry)
+    count = 40
+    for number in range(count):
+        name, now = f"r{number}", 10.0 * number
+        tell(fleet, recorder, Open(name, [1, 2], SamplingParams(n=2, seed=1, max_tokens=4)), now)
+        recorder.worked(P, [Work("submitted", name, now)])
+        attempt = fleet.requests[name].attempt
+        how = 3 if number == 3 else number % 3
+        if how == 0:
+            tell(fleet, recorder, Close(name, 0), now + 1)
+        if how in (0, 1):
+            tell(fleet, recorder, Close(name), now + 2)
+        elif how == 2:
+            error = [Finished(name, attempt, choice, "error", "broken", 500) for choice in (0, 1)]
+            tell(fleet, recorder, Heard(P, fleet.workers[P].incarnation, Events(error)), now + 2)
+        else:
+            for loss in range(3):
+                tell(fleet, recorder, Lost(P, 1 + loss, "killed"), now + 2 + loss)
+                tell(fleet, recorder, Heard(P, 2 + loss, READY), now + 2 + loss)
+            tell(fleet, recorder, Close(name), now + 6)
+        recorder.worked(P, [Work("finishing", name, now + 7)])
+        recorder.worked(D, [Work("reserved", name, now + 7)])
+        tell(fleet, recorder, Edit(name, 1, 1, [2]), now + 8)
+    tell(fleet, recorder, Rest(P, True), 1e4)
+    tell(fleet, recorder, Open("refused", [1], SamplingParams(seed=1, max_tokens=1)), 1e4)
+    recorder.worked(P, [Work("submitted", "refused", 1e4)])
+    traces = {span.attributes["request"] for span in exporter.get_finished_spans()}
+    assert len(traces) == count + 1
+    assert (recorder.open, telemetry.pending) == (0, 0)
+    recorder.close()

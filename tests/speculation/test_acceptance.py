@@ -1,0 +1,67 @@
+"""Calibrated acceptance: frequencies, monotone, and never above the parent's."""
+
+import random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.speculation.acceptance import Acceptance, first_children, isotonic
+from streamserve.speculation.tree import TokenTree
+
+
+def tree(parents: list[int], scores: list[float]) -> TokenTree:
+    size = len(parents)
+    return TokenTree(tuple(range(size)), tuple(parents), tuple(scores), (1.0,) * size)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.1, 10)), min_size=1, max_size=20))
+def test_isotonic_regression_is_monotone_and_keeps_the_weighted_mean(pairs):
+    values, weights = np.array(pairs).T
+    fitted = isotonic(values, weights)
+    assert (np.diff(fitted) >= 0).all()
+    assert np.isclose((fitted * weights).sum(), (values * weights).sum())
+
+
+def test_isotonic_regression_leaves_what_is_monotone_alone():
+    values = np.array([0.1, 0.1, 0.5, 0.9])
+    assert (isotonic(values, np.ones(4)) == values).all()
+
+
+def test_frequencies_are_learned_whatever_the_drafter_thinks_of_itself():
+    """A drafter that says 0.9 and is right every third time."""
+    acceptance, rng = Acceptance(), random.Random(1)
+    guess = tree([-1, 0], [1.0, 0.9])
+    for _ in range(3000):
+        acceptance.learn(guess, [1 if rng.random() < 1 / 3 else 9], sampled=False)
+    assert abs(acceptance.calibrate(guess, False).accept[1] - 1 / 3) < 0.05
+    assert acceptance.calibrate(guess, True).accept[1] > 0.8, "sampled requests are a class of their own"
+
+
+def test_nodes_whose_parent_was_not_accepted_teach_nothing():
+    acceptance = Acceptance()
+    before = np.sum(acceptance.tested)
+    acceptance.learn(tree([-1, 0, 1, 2], [1.0, 0.5, 0.5, 0.5]), [9], sampled=False)
+    assert np.sum(acceptance.tested) == before + 1
+
+
+def test_nodes_behind_the_last_token_teach_nothing():
+    """The target chose one token, the first guess: whether the second was right is not known yet."""
+    acceptance = Acceptance()
+    before = np.sum(acceptance.tested)
+    acceptance.learn(tree([-1, 0, 1], [1.0, 0.5, 0.5]), [1], sampled=False)
+    assert np.sum(acceptance.tested) == before + 1
+
+
+def test_the_first_child_is_the_best_guess():
+    assert first_children(tree([-1, 0, 0, 1, 1, 2], [1.0] * 6)) == [True, True, False, True, False, True]
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_a_path_is_never_likelier_than_its_beginning(scores, rng):
+    parents = [-1] + [rng.randrange(node) for node in range(1, len(scores) + 1)]
+    calibrated = Acceptance().calibrate(tree(parents, [1.0, *scores]), rng.random() < 0.5)
+    assert all(calibrated.accept[n] <= calibrated.accept[p] for n, p in enumerate(parents) if n)

@@ -1,0 +1,128 @@
+"""AdaServe's two algorithms, and the greedy baselines beside them."""
+
+import random
+from itertools import product
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.speculation.adaserve import (
+    MOST_PICKED,
+    beam,
+    customized,
+    equal_greedy,
+    global_greedy,
+    optimal,
+    token_budget,
+)
+from streamserve.speculation.shapes import Shape
+from streamserve.speculation.tree import TokenTree, chain
+from tests.conftest import Scale
+from tests.speculation.strategies import connected, expected, subtrees, trees
+
+forests = st.lists(trees(), min_size=1, max_size=4)
+
+
+def random_tree(rng: random.Random) -> TokenTree:
+    size = rng.randint(1, 6)
+    parents = [-1, *(rng.randrange(node) for node in range(1, size))]
+    accept = [1.0]
+    for node in range(1, size):
+        accept.append(accept[parents[node]] * rng.choice((0.0, 0.25, 0.5, 1.0, rng.random())))
+    return TokenTree(tuple(range(size)), tuple(parents), (1.0,) * size, tuple(accept))
+
+
+def brute_force(forest, needs, budget) -> float | None:
+    """The most expected tokens of at most `budget` nodes with every need reached; None if it cannot be."""
+    totals = [
+        sum(expected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
+        for kept in product(*map(subtrees, forest))
+        if sum(map(len, kept)) <= budget
+        and all(expected(tree, nodes) >= need for tree, nodes, need in zip(forest, kept, needs, strict=True))
+    ]
+    return max(totals, default=None)
+
+
+def test_algorithm_1_is_optimal_and_invalid_exactly_when_nothing_is_feasible(scale: Scale, record) -> None:
+    rng, cases, invalid = random.Random(scale.seed), scale.pick(50, 1500), 0
+    for _ in range(cases):
+        forest = [random_tree(rng) for _ in range(rng.randint(1, 3))]
+        # Sums of the same numbers in another order differ in their last bit: needs keep clear of them.
+        needs = [rng.choice((-inf, 0.0, rng.uniform(0.5, 4.0))) for _ in forest]
+        budget = rng.randint(0, 12)
+        best, found = brute_force(forest, needs, budget), optimal(forest, needs, budget)
+        if best is None or found is None:
+            assert best is None
+            assert found is None
+            invalid += 1
+            continue
+        assert sum(map(len, found)) <= budget
+        for tree, nodes, need in zip(forest, found, needs, strict=True):
+            assert connected(tree, nodes)
+            assert expected(tree, nodes) >= need - 1e-9
+        total = sum(expected(tree, nodes) for tree, nodes in zip(forest, found, strict=True))
+        assert abs(total - best) < 1e-9
+    assert 0 < invalid < cases
+    record(cases=cases, invalid=invalid, seed=scale.seed)
+
+
+@given(forests, st.integers(0, 20), st.data())
+def test_selections_are_connected_and_within_the_budget(forest, left, data) -> None:
+    asked = [data.draw(st.floats(-5, 10)) for _ in forest]
+    for kept in (
+        customized(forest, asked, left), equal_greedy(forest, left), global_greedy(forest, left)
+    ):  # fmt: skip
+        assert all(connected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
+        assert sum(len(nodes) - 1 for nodes in kept) <= left
+    printed = customized(forest, asked, left, printed=True)
+    assert all(connected(tree, nodes) for tree, nodes in zip(forest, printed, strict=True))
+    assert sum(len(nodes) - 1 for nodes in printed) <= left + 1, "printed spends one more than it has"
+
+
+@given(forests, st.integers(0, 20), st.floats(0, 8), st.floats(0, 8))
+def test_who_needs_more_never_gets_less(forest, left, need, more) -> None:
+    asked = [0.0] * len(forest)
+    before = customized(forest, [need, *asked[1:]], left)
+    after = customized(forest, [need + more, *asked[1:]], left)
+    assert expected(forest[0], after[0]) >= expected(forest[0], before[0]) - 1e-9
+
+
+def test_algorithm_2_is_optimal_where_algorithm_1_is_valid_and_nothing_is_capped() -> None:
+    forest = [chain((1, 2, 3), (1.0, 0.5, 0.25)), chain((1, 2, 3), (1.0, 0.9, 0.8))]
+    assert customized(forest, [1.6, -inf], 3) == optimal(forest, [1.6, -inf], 5) == [[0, 1, 2], [0, 1]]
+
+
+def test_the_neediest_come_first_and_nobody_gets_more_than_n_max() -> None:
+    long = chain(tuple(range(30)), tuple(0.99**n for n in range(30)))
+    kept = customized([long, long], [5.0, 100.0], 20)
+    assert [len(nodes) for nodes in kept] == [6, 16]
+    assert len(kept[1]) == MOST_PICKED
+
+
+def test_printed_counts_a_node_as_if_its_parent_were_certain() -> None:
+    tree = chain((1, 2, 3, 4), (1.0, 0.5, 0.25, 0.125))
+    other = chain((1, 2), (1.0, 0.4))
+    assert customized([tree, other], [1.7, -inf], 3) == [[0, 1, 2], [0, 1]]
+    assert customized([tree, other], [1.7, -inf], 2, printed=True) == [[0, 1, 2], [0, 1]]
+
+
+def test_equal_parts_go_unused_where_a_tree_is_small() -> None:
+    assert equal_greedy([chain((1,)), chain((1, 2, 3, 4))], 4) == [[0], [0, 1, 2]]
+
+
+def test_the_best_of_all_may_be_one_requests_alone() -> None:
+    forest = [chain((1, 2), (1.0, 0.1)), chain((1, 2, 3), (1.0, 0.9, 0.8))]
+    assert global_greedy(forest, 2) == [[0], [0, 1, 2]]
+
+
+def test_the_budget_is_where_a_roofline_bends() -> None:
+    assert token_budget(lambda rows: max(1.0, rows / 156)) == 156
+    assert token_budget(lambda rows: 1.0 + rows / 13) == 14
+    assert token_budget(lambda rows: 1.0) == 512
+
+
+def test_beams_shrink_as_requests_come() -> None:
+    assert beam(156, 4) == Shape(8, 4)
+    assert beam(16, 5) == Shape(4, 3)
+    assert beam(13, 20) == Shape(1, 1)

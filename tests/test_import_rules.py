@@ -1,0 +1,132 @@
+"""Import rules: which package may import which, and which stay free of tensors."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "streamserve"
+
+ALLOWED: dict[str, set[str]] = {
+    "protocol": set(),
+    "speculation": {"protocol"},
+    "scheduling": {"speculation"},
+    "engine": {"scheduling", "speculation", "protocol"},
+    "execution": {"engine.plan", "speculation.tree", "scheduling.cost", "protocol"},
+    "text": {"protocol"},
+    "fleet": {"scheduling", "protocol"},
+    "transfer": {"engine.transport", "protocol"},
+    "draft_service": {"engine.block_pool", "engine.plan", "speculation", "protocol"},
+    "workers": {
+        "draft_service",
+        "engine",
+        "execution",
+        "scheduling",
+        "speculation",
+        "text",
+        "transfer",
+        "protocol",
+    },
+    "simulate": {"fleet", "engine", "scheduling", "speculation", "protocol"},
+    "api": {"fleet", "text", "protocol"},
+    "settings": {"fleet", "scheduling", "speculation", "protocol"},
+    "llm": {"settings", "fleet", "text", "scheduling", "protocol"},
+    "cli": {"api", "bench", "draft_service", "execution", "fleet", "llm", "settings", "protocol"},
+    "bench": set(),
+    "embedded": set(),
+}
+"""What each package may import of the others. The package itself (the version) is open to all."""
+
+PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
+
+
+def imports(file: Path) -> set[str]:
+    """Modules that a file imports anywhere in it, dotted."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}: imports are absolute"
+            found.add(node.module or "")
+    return found
+
+
+def files(package: str) -> list[Path]:
+    found = sorted((SOURCE / package).rglob("*.py"))
+    assert found, f"there is no package {package}"
+    return found
+
+
+def test_every_package_has_a_rule() -> None:
+    packages = {folder.name for folder in SOURCE.iterdir() if list(folder.glob("*.py"))}
+    assert packages == set(ALLOWED)
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_packages_import_only_what_their_rule_allows(package: str) -> None:
+    allowed = ALLOWED[package] | {package}
+    for file in files(package):
+        for module in imports(file):
+            if module.startswith("streamserve."):
+                inside = module.removeprefix("streamserve.")
+                assert any(inside == name or inside.startswith(name + ".") for name in allowed), (
+                    f"{file.relative_to(SOURCE)} imports {module}"
+                )
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "protocol",
+        "scheduling",
+        "speculation",
+        "engine",
+        "draft_service",
+        "fleet",
+        "api",
+        "simulate",
+        "text",
+        "bench",
+        "llm",
+        "settings",
+    ],
+)
+def test_torch_stays_out(package: str) -> None:
+    lazily = {"text/tokenizer.py": {"transformers"}}  # for folders without a tokenizer.json
+    for file in files(package):
+        heavy = {module.partition(".")[0] for module in imports(file)} & {"torch", "transformers"}
+        assert heavy <= lazily.get(str(file.relative_to(SOURCE)), set())
+
+
+def test_a_client_process_never_loads_torch() -> None:
+    code = "import sys, streamserve.llm.llm, streamserve.cli.serve; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("package", ["scheduling", "speculation"])
+def test_decisions_are_pure(package: str) -> None:
+    for file in files(package):
+        for module in imports(file):
+            assert module.partition(".")[0] in PURE_LIBRARIES
+            assert module not in {"time", "random", "os", "socket", "asyncio"}
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    for file in sorted(SOURCE.rglob("*.py")):
+        assert not {m.partition(".")[0] for m in imports(file)} & {
+            "pickle",
+            "dill",
+            "cloudpickle",
+            "marshal",
+            "shelve",
+        }
+        calls = {
+            node.func.id
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not calls & {"eval", "exec", "compile"}, file

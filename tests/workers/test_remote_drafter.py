@@ -1,0 +1,104 @@
+"""A target whose draft services are not there guesses by n-grams, and finds them when they come."""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from streamserve.draft_service.target.client import Identity
+from streamserve.engine.plan import DraftRequest
+from streamserve.execution.drafters.ngram import NGramDrafter
+from streamserve.protocol.curve import parse_endpoints
+from streamserve.protocol.drafting import Ask, Draft, Drafts, Hello, Tree, Welcome, decode_to_service, encode
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.workers.remote_drafter import RemoteDrafter
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture
+def place() -> Iterator[tuple[zmq.Socket, str]]:
+    """Where a service may be, later."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        yield socket, f"tcp://127.0.0.1:{port}"
+
+
+def make(address: str, seed: int = 1) -> RemoteDrafter:
+    identity = Identity("t", "v", "me", 320)
+    return RemoteDrafter(identity, parse_endpoints(address), None, seed, (), NGramDrafter())
+
+
+def request(tokens: list[int], keep: int = 0, id: int = 1) -> DraftRequest:
+    return DraftRequest(id, 0, keep, tokens, 0, 0, GREEDY, 4, 1, 4, 0, [])
+
+
+def hear(socket: zmq.Socket, drafter: RemoteDrafter) -> tuple[bytes, object]:
+    """The next message of a target that attends."""
+    deadline = time.monotonic() + 10
+    while not socket.poll(20):
+        drafter.attend()
+        assert time.monotonic() < deadline, "nothing was said"
+    peer, data = socket.recv_multipart()
+    return peer, decode_to_service(data)
+
+
+def test_where_no_service_has_a_tree_n_grams_do(place: tuple[zmq.Socket, str]) -> None:
+    drafter = make("tcp://127.0.0.1:1")
+    drafter.begin([request([5, 6, 7, 8, 5, 6])])
+    trees = drafter.collect(time.monotonic() + 1.0)
+    assert trees[1].tokens == (6, 7, 8, 5, 6)
+    drafter.begin([request([7, 8, 9], keep=6)])
+    assert drafter.collect(time.monotonic() + 1.0) == {}, "9 was never seen before"
+    report = drafter.report()
+    assert (report.services, report.trees, report.accepted) == (0, 0, 0)
+    assert (report.stand_in_trees, report.stand_in_accepted) == (1, 2)
+    drafter.release([1])
+    drafter.close()
+
+
+def test_a_services_tree_goes_before_the_n_grams(place: tuple[zmq.Socket, str]) -> None:
+    socket, address = place
+    drafter = make(address)
+    peer, hello = hear(socket, drafter)
+    assert isinstance(hello, Hello), "before any request"
+    welcome = Welcome(
+        nonce=hello.nonce, tag=3, channel=b"c", model="m", max_model_len=99, lease=9.0, max_bytes=9, active=0
+    )
+    socket.send_multipart([peer, encode(welcome)])
+    deadline = time.monotonic() + 10
+    while not drafter.report().services:
+        drafter.attend()
+        assert time.monotonic() < deadline
+    drafter.begin([request([5, 6, 7, 8, 5, 6]), request([1, 2, 1, 2], id=2)])
+    _, ask = hear(socket, drafter)
+    while not isinstance(ask, Ask):
+        _, ask = hear(socket, drafter)
+    assert [delta.sequence for delta in ask.deltas] == [1, 2]
+    drafts = [
+        Draft(1, 0, ask.deltas[0].number, Tree((6, 1, 2), (-1, 0, 1), (1.0, 0.9, 0.9), (1.0, 0.9, 0.8)))
+    ]
+    answer = Drafts(tag=3, drafts=drafts, waited=0.0, seconds=0.001, queue=0.0)
+    socket.send_multipart([peer, encode(answer)])
+    time.sleep(0.1)
+    trees = drafter.collect(time.monotonic() + 0.2)
+    assert trees[1].tokens == (6, 1, 2), "the service's"
+    assert trees[2].tokens == (2, 1, 2), "its tree has not come"
+    drafter.begin([request([1, 9], keep=6)])
+    report = drafter.report()
+    assert (report.services, report.trees, report.accepted) == (1, 1, 1)
+    drafter.close()
+
+
+def test_what_is_not_there_is_said_while_nothing_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = make("tcp://127.0.0.1:1")
+    deadline = time.monotonic() + 10
+    with caplog.at_level(logging.WARNING):
+        while "tcp://127.0.0.1:1 does not answer" not in caplog.text:
+            drafter.attend()
+            time.sleep(0.02)
+            assert time.monotonic() < deadline
+    drafter.close()
