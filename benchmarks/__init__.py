@@ -1,1 +1,1 @@
-"""Measurements: each prints its table and writes JSON and PNG to benchmarks/results/."""
+"""Benchmarks: each prints its table and writes JSON and PNG to benchmarks/results/."""

@@ -1,4 +1,4 @@
-"""Replaying a trace of arriving prompts: through the engine in virtual time, or against a server."""
+"""Replay a trace of prompt streams: through the engine in virtual time, or against a server."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ class Replayed:
 
 
 def pooled(runs: Sequence[Replayed]) -> Replayed:
-    """Several runs as one: all their times to first token, and the sum of what they took."""
+    """Merge several runs into one: all their times to first token, and the sum of their durations."""
     ttft = [seconds for run in runs for seconds in run.ttft]
     reports = tuple(report for run in runs for report in run.reports)
     return Replayed(ttft, sum(run.completion for run in runs), reports)
@@ -42,7 +42,7 @@ def pooled(runs: Sequence[Replayed]) -> Replayed:
 
 @dataclass(frozen=True)
 class Machine:
-    """What virtual time goes by: seconds of a step by its rows and context, and of swapping blocks."""
+    """The costs of virtual time: seconds of a step by its rows and context, and of swapping blocks."""
 
     step: Cost
     swap: SwapCost
@@ -56,8 +56,8 @@ def virtual(
     streaming: bool = True,
     query_last: bool = True,
 ) -> Replayed:
-    """The engine and the fleet on `queries`, `rate` a second. Without `streaming` each prompt comes when it
-    is complete. Without `query_last` the query behind the context is computed after every event."""
+    """Run the engine and the fleet on `queries`, `rate` a second. Without `streaming` each prompt is sent
+    when it is complete. Without `query_last` the query after the context is computed after every event."""
     model = ModelInfo(
         architecture="simulated",
         parameters=1,
@@ -103,7 +103,7 @@ def virtual(
 
 
 def _prompts(query: Query, seed: int) -> list[list[int]]:
-    """The prompt's token ids after each event."""
+    """Return the prompt's token ids after each event."""
     rng = random.Random(seed)
     behind = [rng.randrange(VOCABULARY) for _ in range(query.query)]
     chunks: dict[int, list[int]] = {}
@@ -120,14 +120,14 @@ WORDS = ["the", "sea", "wind", "ship", "town", "bridge", "market", "stone", "riv
 
 
 def _words(count: int, rng: random.Random) -> str:
-    """Text of about so many tokens."""
+    """Return text of about `count` tokens."""
     return "".join(" " + rng.choice(WORDS) for _ in range(count))
 
 
 async def live(
     queries: Sequence[Query], rate: float, url: str, streaming: bool = True, delay: float = 1.0
 ) -> Replayed:
-    """The same against a server, in real time. A chunk of n tokens is n words."""
+    """Replay against a server, in real time. A chunk of n tokens is n words."""
     started = time.perf_counter()
     done: list[float] = []
 
@@ -155,7 +155,7 @@ async def live(
                     operations.append({"op": "insert", "index": place, "text": text})
             if streaming:
                 await stream.edit(*operations)
-        end = begun + delay * query.retrieval  # as planned: a client that is late waits for its answer too
+        end = begun + delay * query.retrieval  # as planned: the answer to a late client counts as waiting too
         if not streaming:
             await stream.open()
             await stream.edit({"op": "append", "text": "".join(texts)})
@@ -176,7 +176,7 @@ async def _until(when: float) -> None:
 
 
 async def capacity(url: str, words: int, count: int = 12) -> float:
-    """Words a second of a server that has nothing but prompts of so many words to compute."""
+    """Return the words a second of a server that computes only prompts of `words` words."""
     rng = random.Random(0)
     bodies = [{"prompt": _words(words, rng), "max_tokens": 1, "temperature": 0} for _ in range(count)]
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:

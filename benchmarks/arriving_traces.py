@@ -1,12 +1,12 @@
-"""Traces of prompts that arrive: Stream2LLM's two workloads, generated with its published statistics.
+"""Traces of prompt streams: Stream2LLM's two workloads, generated with its published statistics.
 
 A trace is JSON lines, a query each, in order of `at`:
 
     {"at": 1.5, "query": 24, "output": 8, "events": [{"after": 0.7, "edits": [["append", 0, 350]]}, …]}
 
-`after` is in seconds from `at`; an edit is append, insert or remove, at an index, with so many tokens. The
-prompt is finished with its last event. Times of arrival are for one query a second; a replay scales them.
-Answers are one token: what is published was measured on instances that only compute prompts.
+`after` is in seconds from `at`; an edit is append, insert or remove, at an index, with that many tokens. The
+prompt is finished with its last event. Arrival times are for one query a second; a replay scales them.
+Answers are one token: the published results were measured on instances that only compute prompts.
 """
 
 import json
@@ -22,7 +22,7 @@ Edit = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Event:
-    """Edits that come together, `after` seconds after the query."""
+    """Edits that arrive together, `after` seconds after the query."""
 
     after: float
     edits: list[Edit]
@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Query:
-    """A query, and how its context arrives. `query` and `output` are tokens."""
+    """A query and the arrival of its context. `query` and `output` are numbers of tokens."""
 
     at: float
     query: int
@@ -43,7 +43,7 @@ class Query:
         return self.events[-1].after
 
     def contexts(self) -> list[list[tuple[int, int]]]:
-        """The chunks after each event, as a number of their own and their tokens."""
+        """Return the chunks after each event, each as a unique number and its tokens."""
         chunks: list[tuple[int, int]] = []
         made, all_of_them = 0, []
         for event in self.events:
@@ -58,25 +58,27 @@ class Query:
 
     @property
     def tokens(self) -> int:
-        """Of the finished prompt."""
+        """Number of tokens of the finished prompt."""
         return sum(tokens for _, tokens in self.contexts()[-1]) + self.query
 
 
 def _lognormal(rng: random.Random, median: float, mean: float) -> float:
-    """A heavy tail with this median and mean."""
+    """Draw from a heavy-tailed distribution with this median and mean."""
     return rng.lognormvariate(math.log(median), math.sqrt(2 * math.log(mean / median)))
 
 
 PAGES = 8.6
-"""Chunks of a crawl, on average: so many of 1.15 s come to the published 9.9 s."""
+"""Mean number of chunks of a crawl: at 1.15 s each they sum to the published 9.9 s."""
 
 
 def crawler(count: int, seed: int, scale: float = 1.0, delay: float = 1.0) -> list[Query]:
-    """Pages are appended as they are found: tokens 5.8k median, 9.1k mean and 28.9k at the 95th percentile,
-    0.7 s median between chunks, 9.9 s mean in all. `scale` multiplies tokens, `delay` the seconds.
+    """Generate crawls, whose pages are appended as they are found: tokens 5.8k median, 9.1k mean and 28.9k at
+    the 95th percentile, 0.7 s median between chunks, 9.9 s mean in total. `scale` multiplies tokens, `delay`
+    the seconds.
 
-    Each page has a length of its own, of the same distribution, so a crawl of many pages is a long prompt:
-    with pages whose standard deviation is 1.7 times their mean, the totals come to these percentiles."""
+    Each page has an independent length, of the same distribution, so a crawl of many pages is a long prompt:
+    with pages whose standard deviation is 1.7 times their mean, the totals have these percentiles.
+    """
     rng = random.Random(seed)
     queries, at = [], 0.0
     for _ in range(count):
@@ -94,8 +96,9 @@ def crawler(count: int, seed: int, scale: float = 1.0, delay: float = 1.0) -> li
 
 
 def vector_search(count: int, seed: int, scale: float = 1.0, delay: float = 1.0) -> list[Query]:
-    """The best ten documents so far, replaced as better ones are found: tokens 10k median and 13k mean, 37 ms
-    median between changes, 4.5 s mean in all. Changes go down the list as it settles."""
+    """Generate vector searches: the best ten documents so far, replaced as better ones are found. Tokens 10k
+    median and 13k mean, 37 ms median between changes, 4.5 s mean in total. Changes move down the list as it
+    converges."""
     rng = random.Random(seed)
     queries, at, kept = [], 0.0, 10
     for _ in range(count):
@@ -119,12 +122,12 @@ TRACES = {"append": crawler, "update": vector_search}
 
 
 def write(path: Path, queries: Sequence[Query]) -> None:
-    """A trace as a file."""
+    """Write a trace to a file."""
     path.write_text("".join(json.dumps(asdict(query)) + "\n" for query in queries))
 
 
 def read(path: Path) -> list[Query]:
-    """A trace from a file. Raises ValueError with the line that is none."""
+    """Read a trace from a file. Raises ValueError naming the invalid line."""
     queries = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:

@@ -1,8 +1,8 @@
-"""What the packaged pair can do: held-out tasks by family, and how far the draft's guesses are accepted.
+"""Quality of the packaged pair: held-out tasks by family, and acceptance of draft tokens by depth.
 
-Acceptance is that of coupled speculation: the draft guesses with the noise the target samples with. While
-guesses are right the draft sees the target's own text, so one pass over that text tells every depth: the
-guess `d` tokens on is accepted when the draft is right at `d` places in a row.
+Acceptance is that of coupled speculation: the draft samples with the target's noise. While its tokens are
+accepted the draft sees the target's text, so one pass over that text measures every depth: the draft token at
+depth `d` is accepted when the draft is right at `d` consecutive positions.
 
     python -m benchmarks.embedded_quality --count 400
 """
@@ -35,13 +35,13 @@ import matplotlib.pyplot as plt
 MAX_TOKENS = 256
 DEPTHS = 8
 EXITS = (2, 4)
-"""Layers after which the target was trained to be read as well, for drafting with itself."""
+"""Layers after which the target was also trained to be read out, for self-drafting."""
 
 Matches = dict[str, list[NDArray[np.bool_]]]
 
 
 def quality(llm: LLM, family: str, count: int, seed: int) -> tuple[dict[str, float], list[RequestOutput]]:
-    """Mean score of `count` held-out replies by kind of check, and the outputs."""
+    """Return the mean score of `count` held-out replies by kind of check, and the outputs."""
     rng = random.Random(seed)
     turns: list[Any] = []
     while len(turns) < count:
@@ -58,7 +58,7 @@ def quality(llm: LLM, family: str, count: int, seed: int) -> tuple[dict[str, flo
 
 
 class Drafters:
-    """The draft, and the target's early layers, judged on texts of the target."""
+    """The draft and the target's early layers, evaluated on texts of the target."""
 
     def __init__(self) -> None:
         from transformers import AutoModelForCausalLM
@@ -70,7 +70,7 @@ class Drafters:
 
     @torch.no_grad()
     def matches(self, output: RequestOutput, seed: int | None) -> dict[str, NDArray[np.bool_]]:
-        """For each drafter: is its guess at each output position the token that came?"""
+        """Return for each drafter at which output positions its draft token is the target's token."""
         prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
         ids, first = torch.tensor([prompt + tokens[:-1]]), len(prompt) - 1
         states = self.target(ids, output_hidden_states=True).hidden_states
@@ -82,7 +82,7 @@ class Drafters:
 
 
 def _guess(logits: torch.Tensor, seed: int | None) -> NDArray[np.int64]:
-    """The drafter's choice in each row: the best, or the best under the noise of this request."""
+    """Return the drafter's token in each row: the best, or the best under the noise of this request."""
     scores = logits.double().numpy()
     if seed is not None:
         rows, vocab = scores.shape
@@ -93,7 +93,8 @@ def _guess(logits: torch.Tensor, seed: int | None) -> NDArray[np.int64]:
 
 
 def by_depth(matches: Sequence[NDArray[np.bool_]]) -> list[float | None]:
-    """Share of guesses accepted at depth 1, 2, …, of those whose path so far was accepted."""
+    """Return the conditional acceptance at depth 1, 2, …: the accepted share of the draft tokens whose path
+    so far was accepted."""
     reached, accepted = np.zeros(DEPTHS), np.zeros(DEPTHS)
     for match in matches:
         run = np.ones(len(match), bool)  # the path up to here, from each start
@@ -106,7 +107,7 @@ def by_depth(matches: Sequence[NDArray[np.bool_]]) -> list[float | None]:
 
 
 def measure(count: int, acceptance_count: int, seed: int) -> dict[str, Any]:
-    """All figures, by family."""
+    """Return all results, by family."""
     figures: dict[str, Any] = {}
     drafters = Drafters()
     with LLM("embedded") as llm:
@@ -155,7 +156,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
-    """Acceptance of the draft by depth, a line a family, greedy beside T=1."""
+    """Plot acceptance of the draft by depth, a line a family, in panels for greedy and T=1."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True)
     for axis, mode in zip(axes, ("greedy", "T=1"), strict=True):
         for family, found in figures.items():

@@ -1,8 +1,8 @@
-"""What a decoding step costs besides the model: where its time goes, by number of streams.
+"""Host overhead of a decoding step: how its time is divided, by number of streams.
 
-Plan ranks, makes room and lays out; forward is the model up to the logits; sampling chooses tokens; commit
-moves the sequences on and encodes the events. All streams are decoding, half of them greedy, half with
-temperature, top_p and top_k. Medians over rounds, nothing guessed.
+Plan selects the batch, allocates KV and builds the layout; forward is the model up to the logits; sampling
+chooses tokens; commit advances the sequences and encodes the events. All streams are decoding, half of them
+greedy, half with temperature, top_p and top_k. Medians over rounds, no speculation.
 
     python -m benchmarks.host_cost
 """
@@ -43,7 +43,7 @@ KINDS = (
 
 @contextmanager
 def stopwatch(seconds: dict[str, float], places: dict[str, list[tuple[Any, str]]]) -> Iterator[None]:
-    """Adds up in `seconds` the time spent in methods, by phase; they are put back afterwards."""
+    """Accumulate in `seconds` the time spent in methods, by phase; the methods are restored afterwards."""
     originals = []
     for phase, methods in places.items():
         for owner, name in methods:
@@ -69,7 +69,7 @@ def _timed(function: Callable[..., Any], seconds: dict[str, float], phase: str) 
 
 
 def decoding(loaded: Loaded, streams: int) -> Engine:
-    """An engine in the middle of so many texts."""
+    """Return an engine that is decoding `streams` texts."""
     engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, time.perf_counter)
     for number in range(streams):
         params = KINDS[number % 2]
@@ -80,7 +80,7 @@ def decoding(loaded: Loaded, streams: int) -> Engine:
 
 
 def measure(loaded: Loaded, streams: int, rounds: int, steps: int) -> dict[str, float]:
-    """Microseconds of a step by phase, and the host's share of it."""
+    """Return the microseconds of a step by phase, and the host's share of it."""
     engine = decoding(loaded, streams)
     places = {
         "plan": [
@@ -107,7 +107,7 @@ def measure(loaded: Loaded, streams: int, rounds: int, steps: int) -> dict[str, 
 
 
 def plot(results: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Stacked shares of a step by number of streams, a panel for each model."""
+    """Plot stacked shares of a step by number of streams, a panel for each model."""
     figure, axes = plt.subplots(1, len(results), figsize=(5.5 * len(results), 4), sharey=True, squeeze=False)
     for axis, (name, entries) in zip(axes[0], results.items(), strict=True):
         labels = [str(entry["streams"]) for entry in entries]

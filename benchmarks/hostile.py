@@ -1,8 +1,8 @@
-"""What hostile clients cost the others: the latency of /health and the API process's memory under each input.
+"""Effect of hostile clients on others: the latency of /health and the API process's memory under each input.
 
-A probe in a process of its own asks /health every 5 ms, on one connection, first without attack, then under
-each input (hostile_inputs.py), which is sent again and again for some seconds; at last all inputs at once.
-Memory is the peak of the API process's resident set.
+A probe in a separate process requests /health every 5 ms, on one connection, first without attack, then under
+each input (hostile_inputs.py), which is sent repeatedly for some seconds; finally all inputs at once. Memory
+is the peak of the API process's resident set.
 
     python -m benchmarks.hostile                          # all inputs, 10 s each: five minutes
     python -m benchmarks.hostile --seconds 3 --only text objects
@@ -27,15 +27,15 @@ from benchmarks.hostile_inputs import INPUTS, Statuses, Target
 from benchmarks.report import table, write
 
 EVERY = 0.005
-"""Seconds between two questions of the probe."""
+"""Seconds between two requests of the probe."""
 
 STALL_MS, RSS_MB = 100.0, 600.0
-"""The goals: the p99.9 of /health above that without attack, and the peak memory."""
+"""The goals: the increase of the p99.9 of /health over that without attack, and the peak memory."""
 
 
 @contextmanager
 def server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], Target]]:
-    """A server of the packaged model, with its default limits."""
+    """Run a server of the packaged model, with its default limits."""
     command = [sys.executable, "-m", "streamserve", "serve", "embedded", "--port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
@@ -60,7 +60,7 @@ def server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], Target]]:
 
 
 def probe(host: str, port: int) -> None:
-    """Ask /health until standard input ends; then print the latencies, in milliseconds, as JSON."""
+    """Request /health until standard input ends; then print the latencies, in milliseconds, as JSON."""
     done = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
     latencies: list[float] = []
@@ -80,10 +80,10 @@ def probe(host: str, port: int) -> None:
 
 @contextmanager
 def probing(target: Target, figures: dict[str, Any]) -> Iterator[None]:
-    """Put the latencies of the probe within the block into `figures`."""
+    """Store the probe's latencies during the block in `figures`."""
     command = [sys.executable, "-m", "benchmarks.hostile", "--probe", target.host, str(target.port)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    time.sleep(1.0)  # its start is not the attack's
+    time.sleep(1.0)  # the probe's start-up is not part of the attack
     yield
     printed, _ = process.communicate("")
     latencies = sorted(json.loads(printed))
@@ -96,12 +96,12 @@ def probing(target: Target, figures: dict[str, Any]) -> Iterator[None]:
 
 
 def reset_peak(process: subprocess.Popen[str]) -> None:
-    """Count the peak memory from now on."""
+    """Reset the peak memory counter."""
     Path(f"/proc/{process.pid}/clear_refs").write_text("5")
 
 
 def peak_mb(process: subprocess.Popen[str]) -> float:
-    """The peak of the resident set, in 10^6 bytes."""
+    """Return the peak of the resident set, in 10^6 bytes."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found
@@ -111,7 +111,7 @@ def peak_mb(process: subprocess.Popen[str]) -> float:
 def attacked(
     process: subprocess.Popen[str], target: Target, sends: list[Callable[[Target], Statuses]], seconds: float
 ) -> dict[str, Any]:
-    """The figures while all of `sends` are sent again and again."""
+    """Return the results while all of `sends` are sent repeatedly."""
     figures: dict[str, Any] = {}
     statuses: Statuses = Counter()
     reset_peak(process)
@@ -132,7 +132,7 @@ def attacked(
 
 
 def measure(names: list[str], seconds: float, together: bool) -> dict[str, dict[str, Any]]:
-    """Figures by input. `nothing` is the probe alone."""
+    """Return results by input. `nothing` is the probe alone."""
     found: dict[str, dict[str, Any]] = {}
     with server() as (process, target):
         found["nothing"] = attacked(process, target, [], seconds)

@@ -1,7 +1,7 @@
-"""Inputs that are as large as a server lets them be, or larger: what benchmarks/hostile.py sends.
+"""Inputs as large as a server permits, or larger, which benchmarks/hostile.py sends.
 
-Each is a function of a `Target` that sends one round and returns the statuses that came back. WebSockets give
-their close code; `closed` is a connection that ended without a word.
+Each is a function of a `Target` that sends one round and returns the statuses received. WebSockets return
+their close code; `closed` is a connection that ended without a reply.
 """
 
 import json
@@ -22,7 +22,7 @@ Statuses = Counter[str]
 
 @dataclass(frozen=True)
 class Target:
-    """Where the server is, and how many tokens its context holds."""
+    """The server's address, and the number of tokens of its context."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Target:
         return client
 
     def post(self, route: str, body: bytes, method: str = "POST") -> tuple[str, bytes]:
-        """Status and body of one request on a connection of its own."""
+        """Return status and body of one request on a new connection."""
         head = f"{method} {route} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         with closing(self.connect()) as client:
@@ -49,7 +49,7 @@ class Target:
 
 
 def everything(client: socket.socket, seconds: float = 120.0) -> bytes:
-    """All that comes within so many seconds, or until the server closes."""
+    """Return all bytes received within `seconds`, or until the server closes."""
     got, end = bytearray(), time.monotonic() + seconds
     try:
         while time.monotonic() < end and (piece := client.recv(1 << 20)):
@@ -60,7 +60,7 @@ def everything(client: socket.socket, seconds: float = 120.0) -> bytes:
 
 
 def at_once(works: list[Callable[[], str]]) -> Statuses:
-    """Run all in threads; what they returned, counted."""
+    """Run all functions in threads; return counts of their results."""
     statuses: Statuses = Counter()
 
     def run(work: Callable[[], str]) -> None:
@@ -79,7 +79,7 @@ def at_once(works: list[Callable[[], str]]) -> Statuses:
 
 
 def same(count: int, target: Target, route: str, body: Any) -> Statuses:
-    """The same request `count` times at once."""
+    """Send the same request `count` times at once."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return at_once([lambda: target.send(route, data)] * count)
 
@@ -91,7 +91,7 @@ def objects(target: Target) -> Statuses:
 
 
 def objects_at_the_limit(target: Target) -> Statuses:
-    """8 bodies of as many objects and values as are taken."""
+    """8 bodies of as many objects and values as the server accepts."""
     body = b'{"messages": [' + b"{}," * 60_000 + b'{}], "logit_bias": {' + b'"1":1,' * 60_000 + b'"1":1}}'
     return same(8, target, CHATS, body)
 
@@ -102,7 +102,7 @@ def text(target: Target) -> Statuses:
 
 
 def escapes(target: Target) -> Statuses:
-    """8 bodies of as many escapes as are taken."""
+    """8 bodies of as many escapes as the server accepts."""
     return same(8, target, COMPLETIONS, {"prompt": "\n" * ((4 << 20) - 100)})
 
 
@@ -188,7 +188,7 @@ def tools(target: Target) -> Statuses:
 
 
 def arguments(target: Target) -> Statuses:
-    """Calls whose arguments, JSON inside of JSON, hold millions of objects."""
+    """Calls whose arguments, JSON nested in JSON, hold millions of objects."""
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a":[' + "{}," * 2 * MB + "{}]}"}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
     return same(4, target, CHATS, {"messages": chat})
@@ -219,7 +219,7 @@ def _edit(target: Target, name: str, version: int, operations: list[dict[str, An
 
 
 def pipelined(target: Target) -> Statuses:
-    """60 connections that send thousands of requests at once, and what is no HTTP."""
+    """60 connections that send thousands of requests at once, and data that is not HTTP."""
 
     def send(data: bytes) -> str:
         with closing(target.connect()) as client:
@@ -254,7 +254,7 @@ def idle(target: Target) -> Statuses:
 
 
 def websocket(target: Target) -> socket.socket:
-    """An open WebSocket."""
+    """Open a WebSocket."""
     client = target.connect()
     client.sendall(
         b"GET /v1/streams/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -265,7 +265,7 @@ def websocket(target: Target) -> socket.socket:
 
 
 def frame(data: bytes, opcode: int = 1, final: bool = True, length: int | None = None) -> bytes:
-    """A client's frame, masked with zeros; `length` may promise more than `data`."""
+    """Return a client's frame, masked with zeros; `length` may declare more than `data`."""
     size = len(data) if length is None else length
     head = bytes([(0x80 if final else 0) | opcode])
     if size < 126:
@@ -278,7 +278,7 @@ def frame(data: bytes, opcode: int = 1, final: bool = True, length: int | None =
 
 
 def code(client: socket.socket) -> str:
-    """The close code, or the status of the last reply."""
+    """Return the close code, or the status of the last reply."""
     client.settimeout(3)
     got = everything(client, 3.0)
     place = got.rfind(b"\x88")
@@ -340,4 +340,4 @@ INPUTS: dict[str, Callable[[Target], Statuses]] = {
         tiny_frames,
     )
 }
-"""By name. Random numbers are not needed: the worst is always the same."""
+"""The inputs by name. They are not random: each is always the worst case."""

@@ -47,7 +47,7 @@ TEXTS = (
 
 
 def randomized(source: Path, target: Path) -> Path:
-    """A checkpoint of the same shape with random weights everywhere."""
+    """Write a checkpoint of the same shape with random weights."""
     shutil.copytree(source, target)
     generator = torch.Generator().manual_seed(0)
     for shard in target.glob("*.safetensors"):
@@ -61,7 +61,7 @@ def randomized(source: Path, target: Path) -> Path:
 
 
 def stepper(folder: Path, rows: int) -> Callable[[], None]:
-    """One decode step of `rows` sequences, 64 tokens into their texts."""
+    """Return a function that runs one decode step of `rows` sequences, 64 tokens into their texts."""
     executor = load(ModelConfig(path=str(folder), num_blocks=rows * 8, max_model_len=128)).executor
     params = SamplingParams(temperature=0)
     states = [SequenceState(row, 0, params, [5] * 64, []) for row in range(rows)]
@@ -77,7 +77,7 @@ def stepper(folder: Path, rows: int) -> Callable[[], None]:
 
 
 def seconds(run: Callable[[], None]) -> float:
-    """Of one step, the mean of a few."""
+    """Return the seconds of one step, as the mean of several."""
     started = time.perf_counter()
     for _ in range(STEPS):
         run()
@@ -85,7 +85,7 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def step_cost(inflated: Path, random_weights: Path) -> dict[str, dict[str, float]]:
-    """Milliseconds of both, and the median ratio of interleaved rounds, by rows."""
+    """Return the milliseconds of both, and the median ratio of interleaved rounds, by rows."""
     figures = {}
     for rows in ROWS:
         ours, theirs = stepper(inflated, rows), stepper(random_weights, rows)
@@ -100,13 +100,13 @@ def step_cost(inflated: Path, random_weights: Path) -> dict[str, dict[str, float
 
 
 def prompts(count: int) -> list[list[dict[str, str]]]:
-    """Chats: the same few questions, told apart by a number."""
+    """Return chats: the same few questions, made unique by a number."""
     rng = random.Random(0)
     return [[{"role": "user", "content": f"{rng.choice(TEXTS)} ({number})"}] for number in range(count)]
 
 
 def texts(model: str, count: int) -> list[list[int]]:
-    """Greedy token ids of the model's answers, in float32."""
+    """Return the greedy token ids of the model's answers, in float32."""
     with LLM(model, dtype="float32") as llm:
         rendered = [llm.render(chat) for chat in prompts(count)]
         outputs = llm.generate(rendered, SamplingParams(temperature=0, max_tokens=48))
@@ -115,7 +115,7 @@ def texts(model: str, count: int) -> list[list[int]]:
 
 @torch.no_grad()
 def logits(folder: Path) -> torch.Tensor:
-    """Of one chat and of random tokens, by transformers in float32."""
+    """Return the logits of one chat and of random tokens, by transformers in float32."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -124,7 +124,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def measure(name: str, shape: Shape, count: int, folder: Path) -> dict[str, Any]:
-    """All figures of one shape."""
+    """Return all results of one shape."""
     source = embedded.path("embedded")
     inflate(source, folder / "inflated", shape)
     difference = float((logits(source) - logits(folder / "inflated")).abs().max())

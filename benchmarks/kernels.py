@@ -1,10 +1,10 @@
-"""Our matrix kernel against memory, against itself at one row, and against oneDNN.
+"""Our matrix kernel compared with memory bandwidth, with itself at one row, and with oneDNN.
 
-The weights of oneDNN are packed where it is faster with them: bf16. Results are kept by instruction set and
-type, so that those of one processor stand beside those of another.
+oneDNN's weights are packed where it is faster with them: bf16. Results are stored by instruction set and
+type, so that those of several processors can be compared.
 
-Every shape has enough copies of its weight that none is found in a cache. All that is compared is measured
-in the same rounds, one after another; a figure is the median over rounds, a ratio the median of ratios.
+Every shape has enough copies of its weight that none is found in a cache. All compared values are measured
+in the same rounds, one after another; a result is the median over rounds, a ratio the median of ratios.
 
     python -m benchmarks.kernels --threads 2 --rounds 9 --dtype float32
 """
@@ -42,7 +42,7 @@ SHAPES = {
     "1 B down": (2048, 8192),
 }
 MEMORY = 200 << 20
-"""Bytes of weights of one shape: more than the caches that are ours."""
+"""Bytes of weights of one shape: more than this process's share of the CPU caches."""
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Series:
 
 
 def seconds(calls: Sequence[Callable[..., Any]], *arguments: Any) -> float:
-    """Of one call, the mean over all."""
-    time.sleep(0.005)  # OpenMP's threads go on spinning a while after what was measured before
+    """Return the seconds of one call, as the mean over all."""
+    time.sleep(0.005)  # OpenMP's threads keep spinning for a while after the previous measurement
     start = time.perf_counter()
     for call in calls:
         call(*arguments)
@@ -65,7 +65,7 @@ def seconds(calls: Sequence[Callable[..., Any]], *arguments: Any) -> float:
 
 
 def reader(team: Team, size: int) -> Callable[[], None]:
-    """Reads so many bytes, with the team's threads, as fast as memory gives them."""
+    """Return a function that reads `size` bytes with the thread pool, at memory bandwidth."""
     memory = team.memory(size)
     memory.fill_(1)
     return lambda: team.library.ss_read(team.pool, ctypes.c_void_p(memory.data_ptr()), size // 8)
@@ -74,7 +74,7 @@ def reader(team: Team, size: int) -> Callable[[], None]:
 def measure(
     team: Team, shape: tuple[int, int], rows: Sequence[int], rounds: int, dtype: torch.dtype
 ) -> dict[int, Series]:
-    """All numbers of rows of one shape, in interleaved rounds."""
+    """Measure all numbers of rows of one shape, in interleaved rounds."""
     size = dtype.itemsize * shape[0] * shape[1]
     copies = max(2, MEMORY // size)
     weights = [torch.randn(shape).to(dtype) for _ in range(copies)]
@@ -100,12 +100,12 @@ def measure(
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
+    """Return the median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
 def figures(shape: tuple[int, int], rows: int, series: Series, dtype: torch.dtype) -> dict[str, float]:
-    """What is reported of one shape and number of rows."""
+    """Return the reported values of one shape and number of rows."""
     call = statistics.median(series.ours)
     return {
         "rows": rows,
@@ -119,7 +119,7 @@ def figures(shape: tuple[int, int], rows: int, series: Series, dtype: torch.dtyp
 
 
 def plot(results: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Cost in units of reading the weights once, and speed to oneDNN, over rows."""
+    """Plot cost in units of reading the weights once, and speed relative to oneDNN, over rows."""
     figure, (cost, speed) = plt.subplots(1, 2, figsize=(12, 4.5))
     for name, entries in results.items():
         rows = [entry["rows"] for entry in entries]

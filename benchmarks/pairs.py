@@ -1,14 +1,14 @@
 """Routers over stream pairs, in virtual time: the same Fleet and Engines as live, on an A100-like cost curve.
 
-Three traces: requests of a few groups that share a long head (`shared`), prompts of very different lengths
-(`skewed`), and arrivals in bursts (`bursty`). Every router plays the same requests; figures are medians over
-seeds with bootstrap intervals: of each router's ratio to round-robin, and of what we claim (flowguard against
-round-robin, random and least-loaded; predictive against flowguard on attainment). And the time of a decision,
-which is real time, with the fleet's books around it.
+Three traces: requests of a few groups that share a long prefix (`shared`), prompts of very different lengths
+(`skewed`), and arrivals in bursts (`bursty`). Every router serves the same requests; results are medians over
+seeds with bootstrap intervals: of each router's ratio to round-robin, and of our claims (flowguard against
+round-robin, random and least-loaded; predictive against flowguard on attainment). Also the time of a routing
+decision, in real time, with and without the fleet's bookkeeping.
 
     python -m benchmarks.pairs --pairs 2 4 16 --seeds 20
 
-What is played is kept beside what the result file already holds of other traces and numbers of pairs.
+New results are merged with those in the result file for other traces and numbers of pairs.
 """
 
 import argparse
@@ -55,14 +55,14 @@ MODEL = ModelInfo(
     weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
 )  # fmt: skip
 TARGETS = {"shared": (0.25, 0.025), "skewed": (0.25, 0.025), "bursty": (0.75, 0.025)}
-"""The targets of each trace, in seconds, by which attainment is counted: time to the first token, time per
-further one. They are such that some routers miss them now and then."""
+"""The targets of each trace, in seconds, for attainment: time to the first token, time per further token.
+They are set so that some routers miss them occasionally."""
 KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
-"""Seconds by which a KV token makes a simulated step longer."""
+"""Seconds by which a KV token lengthens a simulated step."""
 OPEN = 4
-"""Requests open at a pair while decisions are timed."""
+"""Open requests of a pair while decisions are timed."""
 MOST_REQUESTS = 200
-"""Requests of a trace, however many pairs there are."""
+"""Maximum requests of a trace, for any number of pairs."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Asked:
 
 
 def trace(kind: str, count: int, rate: float, seed: int) -> list[Asked]:
-    """`count` requests at `rate` a second."""
+    """Return `count` requests at `rate` a second."""
     rng = random.Random(f"{kind}/{seed}")
     heads = [[rng.randrange(1000) for _ in range(1024)] for _ in range(8)]
     asked, at = [], 1.5
@@ -94,7 +94,7 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[Asked]:
 
 
 def routers() -> dict[str, Router]:
-    """All routers, flowguard with the paper's weights too; the predictive one knows how long outputs are."""
+    """Return all routers, and flowguard with the paper's weights; predictive knows how long outputs are."""
     paper = FlowGuard(PRINTED_WEIGHTS)
     return {
         **ROUTERS,
@@ -106,7 +106,8 @@ def routers() -> dict[str, Router]:
 def play(
     router: Router, count: int, asked: Sequence[Asked], targets: tuple[float, float]
 ) -> dict[str, float]:
-    """p95 time to first token, output tokens a second, attainment, and what was sent between workers."""
+    """Simulate a trace with a router; return p95 time to first token, output tokens a second, attainment, and
+    the bytes sent between workers."""
     fleet = FleetConfig(topology=pairs(count), router=router)
     simulation = Simulation(fleet, ENGINE, MODEL, a100().step, wire_seconds=1e-4, curve=_curve(1.0))
     for number, one in enumerate(asked):
@@ -133,17 +134,17 @@ def play(
 
 
 def seed_figures(count: int, kind: str, requests: int, rate: float, seed: int) -> dict[str, dict[str, float]]:
-    """Every router on one trace."""
+    """Return the results of every router on one trace."""
     asked = trace(kind, min(requests * count, MOST_REQUESTS), rate * count, seed)
     return {name: play(router, count, asked, TARGETS[kind]) for name, router in routers().items()}
 
 
 Found = list[dict[str, dict[str, float]]]
-"""For each seed, the figures of every router."""
+"""For each seed, the results of every router."""
 
 
 def summary(found: Found) -> dict[str, dict[str, Any]]:
-    """Medians over seeds, and the ratio of p95 TTFT to round-robin's."""
+    """Return medians over seeds, and the ratio of p95 TTFT to round-robin's."""
     return {
         name: {
             **{key: float(np.median([one[name][key] for one in found])) for key in found[0][name]},
@@ -154,7 +155,7 @@ def summary(found: Found) -> dict[str, dict[str, Any]]:
 
 
 def claims(found: Found) -> dict[str, dict[str, Any]]:
-    """What is to hold of one trace: ratios of flowguard to others, and how much more of the targets
+    """Return the claims about one trace: ratios of flowguard to others, and how many more of the targets
     predictive meets than flowguard."""
     others = ("round-robin", "random", "least-loaded")
     made: dict[str, dict[str, Any]] = {
@@ -169,21 +170,21 @@ def claims(found: Found) -> dict[str, dict[str, Any]]:
 
 
 def ratio(found: Found, one: str, other: str, key: str) -> dict[str, float]:
-    """The median over seeds of a figure of one router as a ratio to another's."""
+    """Return the median over seeds of the ratio between two routers' values."""
     return interval([seed[one][key] / seed[other][key] for seed in found], np.median)
 
 
 def interval(values: Sequence[float], of: Callable[..., Any]) -> dict[str, float]:
-    """The median or mean `of` the values with its 95 % bootstrap interval."""
+    """Return the median or mean `of` the values with its 95 % bootstrap interval."""
     drawn = of(np.random.default_rng(0).choice(np.array(values), (2000, len(values))), axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return {"value": float(of(values)), "low": float(low), "high": float(high)}
 
 
 def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict[str, float]]:
-    """Median and 99th percentile of the real seconds that the router of this `name` takes for a `decision`
-    over `count` pairs, each worker with a curve of its own, while requests come and go; and what `placing`
-    one takes in all, with the fleet's books and the names of its blocks."""
+    """Return the median and 99th percentile of the real seconds that the router of this `name` takes for a
+    `decision` over `count` pairs, each worker with a different curve, while requests arrive and finish; and
+    of `placing` a request in total, with the fleet's bookkeeping and block hashes."""
     decided, placed = [], []
 
     def timed(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
@@ -216,7 +217,7 @@ def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict
 
 
 def _curve(scale: float) -> CostCurve:
-    """A worker's own measurement of the simulated machine: `scale` times as slow."""
+    """Return a worker's measurement of the simulated machine, `scale` times as slow."""
     step, rows, tokens, kv = a100().step, (1, 128, 256, 512), (0, 16_384, 65_536), 327_680
     return CostCurve(
         kv_token_bytes=kv, tokens=rows, kv_bytes=tuple(kv * held for held in tokens),
@@ -230,7 +231,7 @@ def _spread(taken: Sequence[float]) -> dict[str, float]:
 
 
 def plot(figures: Sequence[dict[str, Any]]) -> None:
-    """One panel a trace: the ratio of p95 TTFT to round-robin's, by pairs."""
+    """Plot one panel a trace: the ratio of p95 TTFT to round-robin's, by pairs."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -250,7 +251,7 @@ def plot(figures: Sequence[dict[str, Any]]) -> None:
 
 
 def kept(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Figures of the result file that were played with these settings."""
+    """Return the results in the result file that were computed with these settings."""
     path = RESULTS / "pairs.json"
     if not path.exists():
         return []
@@ -260,7 +261,7 @@ def kept(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def show(one: dict[str, Any]) -> None:
-    """Print a trace's figures and what is claimed of them."""
+    """Print a trace's results and the claims about them."""
     rows = [
         [name, f"{f['ttft_p95'] * 1e3:.0f}", _text(f["ratio"]), f"{f['tokens_per_second']:.0f}",
          f"{f['attainment']:.1%}"]
@@ -281,7 +282,7 @@ def _micros(taken: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Play, print, and write the results."""
+    """Simulate, print, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

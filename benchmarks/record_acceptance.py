@@ -1,7 +1,7 @@
-"""Record what the packaged draft guesses along texts of the packaged target, and where it is right.
+"""Record what the packaged draft proposes along texts of the packaged target, and where it is accepted.
 
-Greedy texts of every family of tasks; at every position of each, trees of all recorded shapes. The file is
-what `streamserve.simulate` plays in virtual time.
+Greedy texts of every family of tasks; at every position of each, trees of all recorded shapes.
+`streamserve.simulate` replays the file in virtual time.
 
     python -m benchmarks.record_acceptance
 """
@@ -39,7 +39,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=LONGEST)
 
 
 def prompts(family: str, count: int, seed: int, split: Any) -> list[list[int]]:
-    """Token ids of the first question of `count` chats."""
+    """Return the token ids of the first question of `count` chats."""
     tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
     rng, found = random.Random(seed), []
     while len(found) < count:
@@ -50,8 +50,8 @@ def prompts(family: str, count: int, seed: int, split: Any) -> list[list[int]]:
 
 
 def questions(loaded: Loaded, recording: Recording) -> tuple[list[list[int]], list[int]]:
-    """The prompts of the recorded texts, and how long these are; a model with the packaged one's opinions
-    says which they were. Raises ValueError if it is of other opinions now."""
+    """Return the prompts of the recorded texts, and the texts' lengths, by generating the texts again with a
+    model of the packaged one's function. Raises ValueError if the texts differ from the recording."""
     found, lengths = [], []
     for family in TASKS:
         asked = prompts(family, TEXTS, SEED, SPLIT)
@@ -66,7 +66,7 @@ def questions(loaded: Loaded, recording: Recording) -> tuple[list[list[int]], li
 
 
 def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
-    """The target's greedy answers."""
+    """Return the target's greedy answers."""
     engine = Engine(
         loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0, None,
         Speculation(parse_policy("off"), guessed_cost),
@@ -84,7 +84,7 @@ def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
 def drafted(
     loaded: Loaded, asked: Sequence[list[int]], answers: Sequence[list[int]], shape: Shape
 ) -> list[list[TokenTree]]:
-    """For each text the trees drafted behind its prompt and behind each of its tokens but the last."""
+    """Return for each text the trees drafted after its prompt and after each of its tokens but the last."""
     drafter, size = loaded.drafter, loaded.engine_config.block_size
     assert drafter is not None
     pages = -(-max(len(p) + len(a) + shape.nodes for p, a in zip(asked, answers, strict=True)) // size)
@@ -112,7 +112,7 @@ def drafted(
 
 
 def judged(tree: TokenTree, following: Sequence[int]) -> tuple[Node, ...]:
-    """The tree's nodes, and which of them the text went on with."""
+    """Return the tree's nodes, and which of them match the text's next tokens."""
     right = set(tree.follow(following))
     return tuple((tree.parents[node], tree.scores[node], node in right) for node in range(1, len(tree)))
 

@@ -1,4 +1,4 @@
-"""What every benchmark's result says besides its figures, and where it is written."""
+"""Write benchmark results: the metadata common to all, and the result files."""
 
 import json
 import os
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """The processor, and how much of it this process may use."""
+    """Return the processor, and how many of its cores this process may use."""
     name = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -28,13 +28,13 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The checked-out commit, with a + if tracked files differ from it."""
+    """Return the checked-out commit, with a + if tracked files differ from it."""
     head = git("rev-parse", "--short=12", "HEAD")
     return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def git(*arguments: str) -> str:
-    """What git prints, of the checkout that this runs in."""
+    """Return the output of git, run in the current directory."""
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

@@ -1,11 +1,11 @@
-"""Latency targets in virtual time: AdaServe's workload, every policy, and engines that cannot guess.
+"""Latency targets in virtual time: AdaServe's workload, every policy, and engines without speculation.
 
-Three classes of requests: 60 % strict (the profiled minimum: batch of 8, no guesses), 20 % at 2.4 times
+Three classes of requests: 60 % strict (the profiled minimum: batch of 8, no draft tokens), 20 % at 2.4 times
 that with long prompts, 20 % at 8 times; bursty arrivals. A request attains if its mean time per output token
-is within its target, and its first token comes within `--ttft` times that target (0: whenever it comes, as
-AdaServe counts: then who lets requests wait attains most). Goodput is the tokens a second of those. Steps
-cost what a profile of this machine says, or a roofline of another one; guesses are right where the packaged
-draft was (recorded).
+is within its target, and its first token comes within `--ttft` times that target (0: at any time, as AdaServe
+counts: then a policy that lets requests wait attains most). Goodput is the tokens a second of those. Step
+costs come from a profile of this machine, or a roofline of another one; draft tokens are accepted where those
+of the packaged draft were (recorded).
 
     python -m benchmarks.slo --sweep rate --hardware here
     python -m benchmarks.slo --sweep share
@@ -45,16 +45,16 @@ SETTINGS = (
     "equal-greedy+chunked", "global-greedy+chunked", "specinfer-tree+chunked", "adaserve-printed",
     "equal-greedy", "off", "chunked", "prefill-first", "fcfs", "stta", "separate",
 )  # fmt: skip
-"""POLICY+ORDER, or a policy of speculation in the order that knows targets; `blind` is goodput that is not
-told them. An order alone is continuous batching, without guesses; `separate` is `chunked` with a machine for
-each class, of so many times the requests."""
+"""POLICY+ORDER, or a policy of speculation in the order that uses targets; `blind` is goodput without the
+targets. An order alone is continuous batching, without speculation; `separate` is `chunked` with a machine
+for each class, with as many times the requests."""
 PIPELINES = ("strict", "middle", "easy")
 TIMES_MINIMUM = (1.0, 2.4, 8.0)
 SHARES = (0.6, 0.2, 0.2)
 OUTPUT = (32, 96)
 FIRST = 10.0
-"""Targets for the first token, in targets for the further ones: MLPerf's inference rules have 2 s and 200 ms
-for Llama 2 70B as a server, 450 and 40 ms where it is interactive."""
+"""Targets for the first token, as multiples of the targets for the further ones: MLPerf's inference rules
+have 2 s and 200 ms for Llama 2 70B as a server, 450 and 40 ms where it is interactive."""
 BURSTINESS = 2.0
 """Coefficient of variation of the times between arrivals."""
 SWEEPS: dict[str, tuple[float, ...]] = {
@@ -66,8 +66,8 @@ SWEEPS: dict[str, tuple[float, ...]] = {
 @dataclass(frozen=True)
 class Load:
     """`rate` is the share of the requests a second that plain decoding in batches of 8 could serve; `strict`
-    the share of strict requests, `scale` times whose target the minimum is; `loose`: no target binds. First
-    tokens are wanted within `ttft` times the target for the further ones; 0: at any time."""
+    the share of strict requests, `scale` their target as a multiple of the minimum; `loose`: no target binds.
+    The target of first tokens is `ttft` times that of the further ones; 0: none."""
 
     rate: float = 0.8
     strict: float = 0.6
@@ -103,12 +103,13 @@ class Served:
 
 
 def minimum(hardware: Hardware) -> float:
-    """The profiled minimum of the time per output token: batch 8, 32 tokens in, 128 out, no guesses."""
+    """Return the profiled minimum of the time per output token: batch 8, 32 tokens in, 128 out, no draft
+    tokens."""
     return float(np.mean([hardware.step(8, 8 * (32 + done)) for done in range(128)]))
 
 
 def workload(hardware: Hardware, load: Load, seed: int) -> list[Asked]:
-    """Requests of all classes in order of arrival."""
+    """Return requests of all classes in order of arrival."""
     rng = random.Random(seed)
     served = 8 / minimum(hardware) / (sum(OUTPUT) / 2)
     shape = 1 / BURSTINESS**2
@@ -123,7 +124,7 @@ def workload(hardware: Hardware, load: Load, seed: int) -> list[Asked]:
 
 
 def model() -> ModelInfo:
-    """What the simulated engine is told of its model."""
+    """Return the simulated engine's model info."""
     return ModelInfo(
         architecture="pretended", parameters=0, vocab_size=4096, max_model_len=1024, eos_token_ids=(),
         weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
@@ -131,7 +132,8 @@ def model() -> ModelInfo:
 
 
 def parts(setting: str) -> tuple[str, Order]:
-    """The speculation policy and the order of a setting, `POLICY` or `POLICY+ORDER`, or of an order alone."""
+    """Return the speculation policy and the order of a setting, `POLICY` or `POLICY+ORDER`, or of an order
+    alone."""
     if setting in ORDERS:
         return "off", cast(Order, setting)
     policy, _, order = setting.partition("+")
@@ -140,7 +142,7 @@ def parts(setting: str) -> tuple[str, Order]:
 
 
 def engine_config(hardware: Hardware, setting: str, blocks: int = 4096) -> EngineConfig:
-    """Of an engine that keeps to a setting's order."""
+    """Return the configuration of an engine with a setting's order."""
     return EngineConfig(
         num_blocks=blocks, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
         max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False, order=parts(setting)[1],
@@ -148,7 +150,7 @@ def engine_config(hardware: Hardware, setting: str, blocks: int = 4096) -> Engin
 
 
 def fleet(setting: str, targets: Sequence[float]) -> FleetConfig:
-    """One machine, or one for each class of targets."""
+    """Return the configuration of one machine, or one for each class of targets."""
     if setting != "separate":
         return FleetConfig()
     ends = sorted({goal * 1.001 for goal in targets[:-1]})
@@ -156,7 +158,7 @@ def fleet(setting: str, targets: Sequence[float]) -> FleetConfig:
 
 
 def goals(hardware: Hardware, load: Load) -> list[float]:
-    """The targets for the time per output token, by class, in seconds."""
+    """Return the targets for the time per output token, by class, in seconds."""
     least = minimum(hardware)
     if load.loose:
         return [1e3 * least] * len(TIMES_MINIMUM)
@@ -164,7 +166,7 @@ def goals(hardware: Hardware, load: Load) -> list[float]:
 
 
 def sampling(setting: str, load: Load, one: Asked, goal: float) -> SamplingParams:
-    """What a request asks for; its seed says which text it plays."""
+    """Return a request's parameters; its seed selects the recorded text."""
     first = load.ttft * goal
     slo = Slo(tpot_ms=1e3 * goal, ttft_ms=1e3 * first if first else None)
     slo = Slo() if setting == "blind" else slo
@@ -172,7 +174,7 @@ def sampling(setting: str, load: Load, one: Asked, goal: float) -> SamplingParam
 
 
 def judged(one: Asked, times: Sequence[float], load: Load, goal: float) -> Served:
-    """What became of a request whose tokens came at these times."""
+    """Return the outcome of a request whose tokens came at these times."""
     ttft, tpot = times[0] - one.at, (times[-1] - times[0]) / max(len(times) - 1, 1)
     paced = tpot <= goal * (1 + 1e-9)
     met = paced and (not load.ttft or ttft <= load.ttft * goal)
@@ -183,7 +185,8 @@ def play(
     hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked],
     targets: Sequence[float],
 ) -> tuple[list[Served], float]:  # fmt: skip
-    """What became of each request with these targets by class, and the share of drafting in steps' time."""
+    """Return the outcome of each request with these targets by class, and drafting's share of the steps'
+    time."""
     policy, _ = parts(setting)
     simulation = Simulation(
         fleet(setting, targets), engine_config(hardware, setting), model(), hardware.step,
@@ -209,8 +212,8 @@ def play(
 
 
 def figures(every: Sequence[Served], since: float) -> dict[str, float]:
-    """Attainment, goodput and throughput in tokens a second, mean seconds to the first token, and a token
-    after it."""
+    """Return attainment, goodput and throughput in tokens a second, mean seconds to the first token, and per
+    further token."""
     span = max(one.end for one in every) - since
     return {
         "attainment": float(np.mean([one.met for one in every])),
@@ -224,13 +227,13 @@ def figures(every: Sequence[Served], since: float) -> dict[str, float]:
 
 
 def recorded() -> Recording:
-    """The guesses of the packaged draft."""
+    """Return the recording of the packaged draft."""
     with np.load(RECORDED, allow_pickle=False) as arrays:
         return unpack({name: arrays[name] for name in arrays.files})
 
 
 def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]:
-    """The figures of one seed."""
+    """Return the results of one seed."""
     hardware, recording = MACHINES[machine](), recorded()
     machines = len(PIPELINES) if setting == "separate" else 1  # as many times the requests for them
     load = replace(load, rate=machines * load.rate, requests=machines * load.requests)
@@ -248,15 +251,15 @@ SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("paced", "{:.0%}"), ("
 
 
 def interval(values: Sequence[float], rng: np.random.Generator) -> tuple[float, float]:
-    """A bootstrap interval of 95 % for the mean."""
+    """Return a bootstrap interval of 95 % for the mean."""
     drawn = rng.choice(np.array(values), (1000, len(values))).mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each point of the sweep and setting: means over the seeds with their intervals. Trials
-    are kept by what they were of, code and costs included, so a sweep can be gone on with."""
+    """Return one record for each point of the sweep and setting: means over the seeds with their intervals.
+    Trials are cached by their settings, code and costs included, so a sweep can be resumed."""
     base = Load(rate=args.rate, requests=args.requests, ttft=args.ttft)
     points = args.points or SWEEPS[args.sweep]
     loads = {
@@ -312,7 +315,7 @@ def show(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hard
 
 
 def plot(args: argparse.Namespace, records: list[dict[str, Any]], hardware: Hardware, name: str) -> None:
-    """Attainment and goodput against what is swept."""
+    """Plot attainment and goodput against the swept setting."""
     import matplotlib
 
     matplotlib.use("Agg")

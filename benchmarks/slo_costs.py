@@ -1,4 +1,4 @@
-"""What steps cost where latency targets are simulated: measured here, and rooflines of other machines.
+"""Step costs for simulated latency targets: measured here, and rooflines of other machines.
 
 python -m benchmarks.slo_costs      # measures the pair here, for a minute
 """
@@ -36,7 +36,7 @@ class Hardware:
 
     @property
     def budget(self) -> int:
-        """B."""
+        """The token budget B of a step."""
         return token_budget(lambda rows: self.step(rows, 0))
 
 
@@ -48,7 +48,7 @@ class Kept(msgspec.Struct):
 
 
 def here() -> Hardware:
-    """The pair as measured on the machine that the file names."""
+    """Return the pair as measured on the machine that the file names."""
     read = json.loads(PATH.read_text())
     target, draft = (msgspec.convert(read[name], Kept) for name in ("target", "draft"))
     cores = read["machine"]
@@ -62,8 +62,8 @@ def here() -> Hardware:
 
 
 def roofline(name: str, budget: int, weights: float, bandwidth: float, kv_token: float) -> Hardware:
-    """A step is the slower of reading weights and KV and of multiplying; `weights` and `kv_token` in bytes,
-    `bandwidth` in bytes a second. The draft has a hundredth of the weights."""
+    """Return a machine whose steps take the longer of reading weights and KV and of multiplying; `weights`
+    and `kv_token` in bytes, `bandwidth` in bytes a second. The draft has a hundredth of the weights."""
     first = weights / bandwidth
 
     def step(rows: int, kv_tokens: int) -> float:
@@ -75,17 +75,17 @@ def roofline(name: str, budget: int, weights: float, bandwidth: float, kv_token:
 
 
 def a100() -> Hardware:
-    """Llama-2-70B in half precision on four A100: 2.0 TB/s each, B = 156 (AdaServe, table 1)."""
+    """Return Llama-2-70B in half precision on four A100: 2.0 TB/s each, B = 156 (AdaServe, table 1)."""
     return roofline("A100-like", 156, 140e9, 4 * 2.0e12, 328e3)
 
 
 def h200() -> Hardware:
-    """The same on four H200: 4.8 TB/s and 989 TFLOP/s each, B = 989e12 / 4.8e12 = 206."""
+    """Return the same on four H200: 4.8 TB/s and 989 TFLOP/s each, B = 989e12 / 4.8e12 = 206."""
     return roofline("H200-like", 206, 140e9, 4 * 4.8e12, 328e3)
 
 
 def main() -> None:
-    """Measure the pair and keep it."""
+    """Measure the pair and store the result."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "target"
         inflate(embedded.path("embedded"), folder, SHAPE)

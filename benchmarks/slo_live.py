@@ -1,9 +1,9 @@
-"""Latency targets live, and the same requests in virtual time: is the simulation to be believed?
+"""Latency targets live, and the same requests in virtual time: validates the simulation.
 
-The pair of `benchmarks.slo_costs` in one engine in this process; requests come when they come. Prompts are
-those whose texts were recorded, so that the draft is right at the same places in both. Virtual time runs on
-the profile measured just before, as engines refined it that served other requests meanwhile, and with what
-they took for scheduling.
+The pair of `benchmarks.slo_costs` in one engine in this process; requests arrive at their times. Prompts are
+those whose texts were recorded, so that draft tokens are accepted at the same positions in both. Virtual time
+uses the profile measured just before, as refined by engines that served other requests meanwhile, and their
+scheduling time.
 
     python -m benchmarks.slo_live --rates 1 2 3
 """
@@ -58,20 +58,20 @@ COMPARED = ("attainment", "goodput", "ttft", "tpot")
 
 @dataclass
 class Meter:
-    """What something took, beside what the profile says of it."""
+    """Measured seconds, and the seconds that the profile predicts."""
 
     took: float = 0.0
     said: float = 0.0
 
     @property
     def slower(self) -> float:
-        """By which factor."""
+        """Ratio of measured to predicted seconds."""
         return self.took / self.said if self.said else 1.0
 
 
 class Metered:
-    """An executor or a drafter whose calls are timed; `said` foretells the seconds of one from what it was
-    asked for."""
+    """An executor or a drafter whose calls are timed; `said` predicts the seconds of a call from its
+    argument."""
 
     def __init__(self, inner: Any, call: str, said: Callable[[Any], float]) -> None:
         self.meter, self._inner, self._call, self._said = Meter(), inner, call, said
@@ -88,7 +88,7 @@ class Metered:
 
 
 class Pair:
-    """The loaded pair and what it costs here."""
+    """The loaded pair and its costs on this machine."""
 
     def __init__(self) -> None:
         if not KEPT.exists():
@@ -107,18 +107,18 @@ class Pair:
         )  # fmt: skip
 
     def step_said(self, plan: StepPlan) -> float:
-        """Seconds of a step."""
+        """Return the predicted seconds of a step."""
         rows = sum(span.rows for span in plan.spans)
         return self.hardware.step(rows, sum(span.start for span in plan.spans)) if rows else 0.0
 
     def draft_said(self, requests: Sequence[DraftRequest]) -> float:
-        """Seconds of guessing, a pass a level."""
+        """Return the predicted seconds of drafting, a pass a level."""
         levels = range(max((one.depth for one in requests), default=0))
         rows = [sum(one.width if level else 1 for one in requests if one.depth > level) for level in levels]
         return sum(self.hardware.draft(each) for each in rows)
 
     def engine(self, setting: str) -> Engine:
-        """A fresh one, that has learned nothing."""
+        """Return a new engine without learned state."""
         loaded = self.loaded
         policy, _ = parts(setting)
         config = engine_config(self.hardware, setting, loaded.engine_config.num_blocks)
@@ -131,7 +131,8 @@ class Pair:
 
 
 def as_served(hardware: Hardware, engine: Engine) -> Hardware:
-    """The profile at the speed that the machine had while this engine served, and what steps took besides."""
+    """Return the profile at the machine's speed while this engine served, with the measured host overhead of
+    steps."""
     report = engine.report()
     assert report.step_parts is not None
     besides = report.step_seconds - report.step_parts.draft - report.step_parts.target
@@ -147,7 +148,7 @@ def as_served(hardware: Hardware, engine: Engine) -> Hardware:
 def requests(
     pair: Pair, load: Load, seed: int, prompts: Sequence[list[int]], lengths: Sequence[int]
 ) -> list[Asked]:
-    """Those of a workload, with the prompts and outputs that were recorded."""
+    """Return the requests of a workload, with the recorded prompts and output lengths."""
     return [
         replace(one, text=text, prompt=len(prompts[text]), output=min(one.output, lengths[text]))
         for one in workload(pair.hardware, load, seed)
@@ -158,7 +159,7 @@ def requests(
 def serve(
     pair: Pair, engine: Engine, setting: str, load: Load, asked: Sequence[Asked], prompts: Sequence[list[int]]
 ) -> tuple[list[Served], dict[str, float]]:
-    """What became of each request, and seconds of the parts of steps, live."""
+    """Serve live; return the outcome of each request, and seconds of the parts of steps."""
     targets = goals(pair.hardware, load)
     times: dict[str, list[float]] = defaultdict(list)
     coming, started = list(enumerate(asked)), time.perf_counter()
@@ -182,7 +183,7 @@ def serve(
 
 
 def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure."""
+    """Return the mean of each value."""
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
@@ -205,7 +206,7 @@ def main() -> None:
     prompts, lengths = questions(pair.loaded, recording)
     serve(
         pair, pair.engine("goodput"), "goodput", Load(), [Asked(0.0, 0, len(prompts[0]), 16, 0)], prompts
-    )  # what is done once
+    )  # done once
     found: dict[tuple[float, str], list[tuple[dict[str, float], dict[str, float]]]] = defaultdict(list)
     for seed in range(args.seeds):
         for rate in args.rates:

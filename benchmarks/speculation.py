@@ -1,9 +1,9 @@
-"""Speculation against plain decoding: families of tasks, streams at once, settings, greedy and sampled.
+"""Speculation against plain decoding: families of tasks, concurrent streams, settings, greedy and sampled.
 
 The target is the packaged model inflated to about 345 M parameters, so that a step costs what such a model's
-does; the draft is the packaged one. One engine serves a closed loop of `streams` requests and only what
-decides changes: each setting runs for a window of time, in turns, and every text is compared with the plain
-one. Acceptance and calibration are counted on the packaged pair itself, whose opinions are the same.
+does; the draft is the packaged one. One engine serves a closed loop of `streams` requests and only the policy
+changes: each setting runs for a window of time, in alternation, and every text is compared with the plain
+one. Acceptance and calibration are counted on the packaged pair itself, which computes the same function.
 
 The whole grid takes an hour. It is measured in pieces which are kept in build/speculation/, so it can be run
 `--seconds` at a time; each call writes the results so far.
@@ -57,21 +57,23 @@ SETTINGS = (
     "fixed-tree:2x3", "fixed-tree:3x4",
 )  # fmt: skip
 DEEPEST = 160
-"""Rows of a step beyond which fixed settings get one turn only: they are far behind, and take minutes."""
+"""Rows of a step beyond which fixed settings are measured once only: they are far slower, and take
+minutes."""
 LEARNING = 1.5
-"""Seconds for which goodput sees a family before it is measured: the next one is another traffic."""
+"""Seconds for which goodput adapts to a family before it is measured: the next family is different
+traffic."""
 APART = 8
-"""By how many requests the turns of a piece lie apart: what is served in one is not served in the next."""
+"""Offset in requests between the turns of a piece: each turn serves other requests."""
 BLOCK = 16
 PROMPTS = 16
-"""Distinct prompts of a family; sampled requests differ in their seeds besides."""
+"""Distinct prompts of a family; sampled requests also differ in their seeds."""
 MAX_TOKENS = 64
 LEAST_STEPS, LEAST_SECONDS = 4, 0.1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the grid that is measured, and kept, at once."""
+    """A part of the grid that is measured, and stored, at once."""
 
     family: str
     temperature: float
@@ -85,7 +87,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Window:
-    """What one setting did in a piece. Texts by request, as far as they came."""
+    """The measurements of one setting in a piece. Texts by request, as far as they were generated."""
 
     seconds: float
     tokens: int
@@ -99,8 +101,8 @@ class Window:
 
 
 def prompts(family: str, split: Any, seed: int) -> list[list[int]]:
-    """Token ids of first questions of chats. Only lengths of which the prefix index covers all but a token
-    or two: what prompts cost is not the question here."""
+    """Return the token ids of first questions of chats. Only lengths that the prefix index covers except for
+    one to three tokens: the cost of prompts is not measured here."""
     tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
     rng, found = random.Random(seed), []
     while len(found) < PROMPTS:
@@ -113,7 +115,7 @@ def prompts(family: str, split: Any, seed: int) -> list[list[int]]:
 
 
 class Bench:
-    """A loaded pair whose engine keeps its prefix index, and what each setting learned so far."""
+    """A loaded pair whose engine keeps its prefix index, and the learned state of each setting."""
 
     def __init__(self, target: Path, mode: SpeculationMode = "coupled", profiles: Path | None = None) -> None:
         config = ModelConfig(
@@ -140,8 +142,8 @@ class Bench:
         self, setting: str, asked: Sequence[list[int]], temperature: float, streams: int, seconds: float,
         first: int = 0,
     ) -> Window:  # fmt: skip
-        """A closed loop of `streams` requests for `seconds`, from number `first` on, not counting until all
-        of the first have begun, nor the end when all are cancelled."""
+        """Run a closed loop of `streams` requests for `seconds`, from number `first` on. The window begins
+        when all initial requests have begun, and ends before the remaining ones are cancelled."""
         engine = self.engine
         engine.speculation = self.speculation(setting)
         texts: dict[str, list[int]] = defaultdict(list)
@@ -194,8 +196,8 @@ def _window(
 
 
 def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, Any]:
-    """The record of a piece: all settings in turns, a few times over, each time in another order. A machine
-    that others use too is now fast, now slow: what is compared was measured in the same turn."""
+    """Return the record of a piece: all settings in alternation, several times, each time in another order.
+    Other users change the machine's speed: compared values were measured in the same turn."""
     asked = prompts(piece.family, args.split, args.seed)
     bench.run("off", asked, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
     bench.run("goodput", asked, piece.temperature, piece.streams, LEARNING)
@@ -223,13 +225,13 @@ def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, A
 
 
 def _far_off(setting: str, streams: int) -> bool:
-    """Whether a setting's steps are so large that it cannot be the best, nor near it."""
+    """Return whether a setting's steps are so large that it cannot be near the best."""
     nodes = parse_policy(setting).shape.nodes
     return nodes > 1 and streams * (1 + nodes) > DEEPEST
 
 
 def budget(bench: Bench) -> float:
-    """B: rows after which a step costs twice what a row alone does, as the profile has it."""
+    """Return B: rows at which a step costs twice as much as with one row, according to the profile."""
     return next((float(rows) for rows in range(2, 1024) if bench.cost(rows, 0) >= 2 * bench.cost(1, 0)), 1e3)
 
 
@@ -248,13 +250,14 @@ def _figures(windows: Sequence[Window]) -> dict[str, Any]:
 
 
 def _differing(plain: Window, other: Window) -> int:
-    """Texts that are not the plain ones as far as both came."""
+    """Return the number of texts that differ from the plain ones in their common length."""
     pairs = [(plain.texts[name], other.texts[name]) for name in plain.texts.keys() & other.texts.keys()]
     return sum(any(a != b for a, b in zip(one, two, strict=False)) for one, two in pairs)
 
 
 class Watched(Speculation):
-    """Notes for every guess that was put to the test how likely it was thought, and what came of it."""
+    """Records for every verified draft token its predicted acceptance probability and whether it was
+    accepted."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -267,8 +270,8 @@ class Watched(Speculation):
 
 
 def acceptance(args: argparse.Namespace, mode: SpeculationMode) -> list[dict[str, Any]]:
-    """Guesses accepted by the packaged pair itself: chains and trees, by family and temperature, and how far
-    calibrated chances came true."""
+    """Return the acceptance of the packaged pair itself: chains and trees, by family and temperature, and the
+    calibration of predicted probabilities."""
     bench = Bench(embedded.path("embedded"), mode)
     found = []
     for setting, temperature in itertools.product(("fixed:4", "fixed-tree:3x4"), args.temperature):
@@ -292,7 +295,7 @@ def acceptance(args: argparse.Namespace, mode: SpeculationMode) -> list[dict[str
 
 
 def pieces(args: argparse.Namespace) -> Iterator[Piece]:
-    """The grid, a round after the other."""
+    """Yield the grid, one round after the other."""
     for number in range(args.rounds):
         for temperature, streams in itertools.product(args.temperature, args.streams):
             for family in args.families:
@@ -300,7 +303,7 @@ def pieces(args: argparse.Namespace) -> Iterator[Piece]:
 
 
 def main() -> None:
-    """Measure what is not there yet, for a while; then print and write what is."""
+    """Measure missing pieces, for a while; then print and write all stored ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

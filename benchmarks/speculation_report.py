@@ -1,4 +1,4 @@
-"""What the pieces of benchmarks/speculation.py come to: tables, JSON, plots."""
+"""Report the pieces of benchmarks/speculation.py: tables, JSON, plots."""
 
 import json
 from collections import defaultdict
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 def report(kept: Path, name: str, settings: Mapping[str, Any]) -> None:
-    """Print all that is kept in the folder `kept`, and write it to the results of this name."""
+    """Print everything stored in the folder `kept`, and write it to the results of this name."""
     grid = _rounds([json.loads(path.read_bytes()) for path in sorted(kept.glob("grid-*.json"))])
     path = kept / "acceptance.json"
     accepted: list[Record] = json.loads(path.read_bytes()) if path.exists() else []
@@ -29,7 +29,7 @@ def report(kept: Path, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def _rounds(records: Sequence[Record]) -> list[Record]:
-    """One record for each point of the grid: medians over its rounds."""
+    """Return one record for each point of the grid: medians over its rounds."""
     points: dict[tuple[float, int, str], list[Record]] = defaultdict(list)
     for record in records:
         points[record["temperature"], record["streams"], record["family"]].append(record)
@@ -61,7 +61,8 @@ def _rounds(records: Sequence[Record]) -> list[Record]:
 
 
 def _ratios(record: Record, setting: str) -> np.ndarray:
-    """Tokens a second as a multiple of plain decoding's in the same turn; some settings have fewer turns."""
+    """Return tokens a second as a multiple of plain decoding's in the same turn; some settings have fewer
+    turns."""
     rates, plain = (np.array(record["settings"][name]["by_turn"]) for name in (setting, "off"))
     return rates / plain[: len(rates)]
 
@@ -71,7 +72,7 @@ def _order(name: str) -> tuple[bool, bool, str]:
 
 
 def _mean(group: Sequence[Record], setting: str) -> float | None:
-    """Geometric mean over the families; None where one is missing."""
+    """Return the geometric mean over the families; None where one is missing."""
     if not all(setting in record["ratio"] for record in group):
         return None
     return float(np.exp(np.mean([np.log(record["ratio"][setting]) for record in group])))
@@ -85,7 +86,7 @@ def _groups(grid: Sequence[Record]) -> dict[tuple[float, int], list[Record]]:
 
 
 def _show(grid: Sequence[Record], names: Sequence[str]) -> None:
-    """Speeds relative to plain decoding; goodput's share of the best fixed setting; time spent deciding."""
+    """Print speeds relative to plain decoding, goodput's share of the best fixed setting, and policy time."""
     rows = []
     for record in grid:
         cells = [f"{record['ratio'][name]:.2f}" if name in record["ratio"] else "" for name in names]
@@ -135,7 +136,7 @@ def _figure(panels: int) -> Any:
 
 
 def _plot(grid: Sequence[Record], names: Sequence[str], path: Path) -> None:
-    """Geometric mean over the families against the number of streams, a panel a temperature."""
+    """Plot the geometric mean over the families against the number of streams, a panel a temperature."""
     groups = _groups(grid)
     temperatures = sorted({temperature for temperature, _ in groups})
     figure, panels = _figure(len(temperatures))
@@ -158,7 +159,7 @@ def _plot(grid: Sequence[Record], names: Sequence[str], path: Path) -> None:
 
 
 def _plot_calibration(accepted: Sequence[Record], path: Path) -> None:
-    """How often guesses came true against how likely they were thought, by mode, greedy and sampled."""
+    """Plot measured against predicted acceptance of draft tokens, by mode, greedy and sampled."""
     figure, panels = _figure(2)
     for panel, mode in zip(panels[0], ("coupled", "rejection"), strict=True):
         for temperature in sorted({one["temperature"] for one in accepted}):

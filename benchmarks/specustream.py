@@ -1,6 +1,6 @@
-"""Fixed depths against SpecuStream, printed and mended, and goodput: StreamServe's table 9 over concurrency.
+"""Fixed depths, SpecuStream as published and corrected, and goodput: StreamServe's table 9 over concurrency.
 
-Live, as benchmarks.speculation measures: one engine, a closed loop of streams, settings in turns.
+Live, as benchmarks.speculation measures: one engine, a closed loop of streams, settings in alternation.
 
     python -m benchmarks.specustream --streams 1 8 32
 """
@@ -22,11 +22,12 @@ SETTINGS = (
 
 
 def measure(bench: Bench, family: str, streams: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second of each setting, and in each turn: what is compared was measured in the same turn."""
+    """Return tokens a second of each setting, in total and by turn: compared values come from the same
+    turn."""
     asked = prompts(family, args.split, args.seed)
     bench.run("off", asked, 0.0, min(streams, PROMPTS), 0.0)  # prompts into the cache
     windows: dict[str, list[Window]] = defaultdict(list)
-    for turn in range(-1, args.turns):  # the first turn is for what they learn
+    for turn in range(-1, args.turns):  # the first turn only lets them adapt
         order = [name for name in args.settings if turn >= 0 or not name.startswith(("fixed", "off"))]
         random.Random(f"{family}-{streams}-{turn}").shuffle(order)
         for setting in order:

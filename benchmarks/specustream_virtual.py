@@ -1,6 +1,7 @@
-"""StreamServe's table 9 in virtual time: a closed loop of streams, the machine's costs, recorded guesses.
+"""StreamServe's table 9 in virtual time: a closed loop of streams, the machine's costs, recorded drafts.
 
-What two noisy cores leave open live: the same requests for every setting, and no clock that wavers.
+Complements the live measurement on two noisy cores: the same requests for every setting, without timing
+noise.
 
     python -m benchmarks.specustream_virtual
 """
@@ -32,7 +33,7 @@ CONFIG = EngineConfig(
 
 
 class Loop:
-    """An engine whose clock moves by what its steps cost."""
+    """An engine whose clock advances by the costs of its steps."""
 
     def __init__(self, hardware: Hardware, recording: Recording, setting: str) -> None:
         self.executor = CostExecutor(CONFIG.num_blocks, CONFIG.block_size, 4096, hardware.step)
@@ -52,7 +53,7 @@ class Loop:
 
 
 def rate(loop: Loop, texts: list[int], streams: int, tokens: int) -> float:
-    """Tokens a second of a closed loop, not counting the first quarter of the `tokens`."""
+    """Return tokens a second of a closed loop, not counting the first quarter of the `tokens`."""
     numbers, going, got = itertools.count(), set[str](), 0
     begun: tuple[float, int] | None = None
     while got < tokens:

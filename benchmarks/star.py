@@ -1,11 +1,10 @@
-"""One draft model for N targets: throughput, waiting and idle time, load, and the model's prediction beside
-them.
+"""One draft model for N targets: throughput, waiting and idle time, load, and the analytical prediction of
+each.
 
 The service is real, with a draft model inflated so that drafting for one target takes some milliseconds. The
-targets are paced (star_rig.py), by so long a sleep that Z/S is 4 with a service that is busy. One at a time
-and batched; without a draft; with a draft model of its own beside each target; kept warm between requests or
-not; and with a service that has died. All on loopback; star_hosts.py has hosts and a wire, star_live.py real
-targets.
+targets are paced (star_rig.py), by a sleep that makes Z/S 4 with a busy service. One at a time and batched;
+without a draft; with a separate draft model for each target; kept warm between requests or not; and with a
+service that has died. All on loopback; star_hosts.py has hosts and a wire, star_live.py real targets.
 
     python -m benchmarks.star --seconds 4
 """
@@ -32,13 +31,13 @@ from benchmarks.star_rig import (
 
 RATIO = 4.0
 SATURATING = 5
-"""Targets by which the service is busy at that ratio: warm, as it is to be calibrated."""
+"""Targets that keep the service busy at that ratio, for calibration."""
 Job = dict[str, Any]
 
 
 @contextlib.contextmanager
 def running(service: Service) -> Iterator[Service]:
-    """A service for a while."""
+    """Run a service for the duration of the block."""
     try:
         yield service
     finally:
@@ -46,7 +45,7 @@ def running(service: Service) -> Iterator[Service]:
 
 
 def calibrate(targets: Targets, model: Path, job: Job, rounds: int = 4) -> float:
-    """The verification time for which Z is so many times S while the service is busy."""
+    """Return the verification time for which Z is RATIO times S while the service is busy."""
     verify = 0.02
     with running(one_at_a_time(model)) as service:
         for _ in range(rounds):
@@ -57,19 +56,19 @@ def calibrate(targets: Targets, model: Path, job: Job, rounds: int = 4) -> float
 
 
 def knee(found: list[dict[str, Any]]) -> float:
-    """N_full as measured: where the line of rounds that do not wait meets that of a busy service."""
+    """Return N_full as measured: where the line of rounds that do not wait meets that of a busy service."""
     alone, crowded = found[0], found[-1]
     return float(alone["round"] / (crowded["round"] / crowded["targets"]))
 
 
 def full(found: list[dict[str, Any]]) -> float:
-    """N_full as the model has it, unrounded, by S and Z while the service is busy."""
+    """Return N_full according to the model, unrounded, from S and Z while the service is busy."""
     busy = next((one for one in found if one["targets"] >= SATURATING), found[-1])
     return float(busy["Z"] / busy["S"] + 1.0)
 
 
 def warmth(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
-    """With gaps left cold, bridged, and as the service decides."""
+    """Measure with keep-warm off, always on, and as the service decides."""
     found = []
     for count in counts:
         for mode in ("never", "always", "auto"):
@@ -85,7 +84,8 @@ def warmth(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[d
 
 
 def dead(targets: Targets, model: Path, job: Job) -> list[dict[str, Any]]:
-    """Targets whose service has died, with plain steps and with n-grams."""
+    """Measure targets whose service has died, with plain decoding and with n-grams as the fallback
+    drafter."""
     service = one_at_a_time(model)
     service.kill()
     found = []
@@ -98,8 +98,8 @@ def dead(targets: Targets, model: Path, job: Job) -> list[dict[str, Any]]:
 
 
 def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[str, int]]:
-    """KV tokens that N targets have, `budget` bytes each: alone, and with the draft beside each, which takes
-    its weights and a plane of its own in every block. Counted, not measured."""
+    """Return the KV tokens that N targets hold in `budget` bytes each: alone, and with a draft model in each
+    process, which takes its weights and a KV cache group in every block. Computed, not measured."""
     import torch
 
     from streamserve.embedded import path
@@ -122,7 +122,7 @@ def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[s
 
 
 def alone_and_beside(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
-    """Without any draft, and with one of its own in each target's process."""
+    """Measure without any draft, and with a separate draft in each target's process."""
     found = []
     for count in counts:
         none = targets.run(count, {**job, "endpoint": "", "policy": "off"})
@@ -136,7 +136,7 @@ def alone_and_beside(targets: Targets, model: Path, job: Job, counts: list[int])
 
 
 def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Figures, written as soon as there are some."""
+    """Return the results; they are written after each part."""
     model = inflate("embedded-draft", folder / "draft", arguments.hidden, arguments.layers)
     job = make_job(model, arguments.seconds, arguments.outputs)
     targets = Targets(max(*arguments.counts, *arguments.batched, SATURATING))
@@ -172,7 +172,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def print_tables(figures: dict[str, Any]) -> None:
-    """All that was measured, N by N."""
+    """Print all measurements, by N."""
     for name in ("one_at_a_time", "batched", "warmth"):
         rows = [
             [
@@ -202,7 +202,7 @@ def print_tables(figures: dict[str, Any]) -> None:
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
-    """Throughput and load by N."""
+    """Plot throughput and load by N."""
     import matplotlib.pyplot as plt
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4))

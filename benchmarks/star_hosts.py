@@ -1,6 +1,6 @@
-"""A draft service and its targets on hosts of their own: network namespaces, with a wire between them that
-delays every packet (wire.py). Encrypted and with keys, as off loopback nothing else is allowed. Paced targets
-as in star.py, by the verification time found there. Needs root.
+"""A draft service and its targets on separate hosts: network namespaces, with a wire between them that delays
+every packet (wire.py). Encrypted and with keys, as nothing else is allowed off loopback. Paced targets as in
+star.py, with the verification time found there. Needs root.
 
     python -m benchmarks.star_hosts
 """
@@ -25,13 +25,13 @@ KEYED_PORT = 7700
 
 
 def key_pair() -> KeyPair:
-    """A new one."""
+    """Return a new key pair."""
     public, secret = (z85.decode(half) for half in zmq.curve_keypair())
     return KeyPair(public, secret)
 
 
 def keys(folder: Path) -> tuple[str, str, str]:
-    """Files: the service's key, the list of its clients, and their key."""
+    """Write key files; return the service's key, the list of its clients, and their key."""
     service, clients, target = folder / "service.key", folder / "clients", folder / "target.key"
     own = key_pair()
     write_key_pair(service, key_pair())
@@ -41,7 +41,7 @@ def keys(folder: Path) -> tuple[str, str, str]:
 
 
 class FarService(Service):
-    """A service on host 0; its figures are read through the wire, from host 1."""
+    """A service on host 0; its metrics are read through the wire, from host 1."""
 
     def __init__(self, model: Path, *flags: str) -> None:
         host = wire.address(0)

@@ -1,5 +1,5 @@
 """One draft model for N real servers on this machine: inflated targets whose text is the packaged model's,
-without a draft, with a draft service (as it comes: admission, batches), and with a draft of its own beside
+without a draft, with a draft service (default settings: admission, batches), and with a separate draft for
 each.
 
 All of them share this machine's processors, so a target's speed is to be compared at the same N. Every target
@@ -29,7 +29,7 @@ from streamserve.text.output import Delta
 
 @contextlib.asynccontextmanager
 async def servers(model: Path, count: int, draft: str) -> AsyncIterator[list[AsyncLLM]]:
-    """So many servers, each with a worker process and one thread."""
+    """Run `count` servers, each with a worker process and one thread."""
     given = {"threads": 1, "num_blocks": 256, "draft": draft, "log_level": "error", "profile": False}
     llms = [AsyncLLM(resolve(str(model), given)) for _ in range(count)]
     async with contextlib.AsyncExitStack() as stack:
@@ -40,7 +40,8 @@ async def servers(model: Path, count: int, draft: str) -> AsyncIterator[list[Asy
 
 
 async def keep_asking(llm: AsyncLLM, prompts: list[list[int]], tokens: int, start: float, end: float) -> Any:
-    """Request after request; tokens between `start` and `end` of the clock, and the first answers."""
+    """Send request after request; return the tokens between `start` and `end` of the clock, and the first
+    answers."""
     counted, number = 0, 0
     texts: dict[int, list[int]] = {}
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
@@ -61,7 +62,7 @@ async def keep_asking(llm: AsyncLLM, prompts: list[list[int]], tokens: int, star
 async def run(
     model: Path, count: int, draft: str, prompts: list[list[int]], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Each target's tokens a second."""
+    """Return each target's tokens a second."""
     async with servers(model, count, draft) as llms:
         start = time.monotonic() + arguments.warm
         end = start + arguments.seconds
@@ -91,7 +92,7 @@ async def run(
 
 
 def compare(model: Path, draft: Path, prompts: list[list[int]], arguments: argparse.Namespace) -> list[Any]:
-    """N by N: none, service, own drafts, and none again, as speeds here drift."""
+    """Measure for each N: none, service, own drafts, and none again, as the machine's speed drifts."""
     rows = []
     for count in arguments.counts:
         service = Service(draft)
@@ -122,7 +123,7 @@ def compare(model: Path, draft: Path, prompts: list[list[int]], arguments: argpa
 
 
 def check(texts: list[dict[int, list[int]]]) -> int:
-    """How many prompts were answered with and without drafts, and always alike."""
+    """Return the number of prompts that were answered in every run; asserts that their answers are equal."""
     shared = set.intersection(*(set(one) for one in texts))
     for prompt in shared:
         assert all(one[prompt] == texts[0][prompt] for one in texts), "a draft changed a text"
@@ -130,7 +131,7 @@ def check(texts: list[dict[int, list[int]]]) -> int:
 
 
 def gains(row: dict[str, Any]) -> list[float]:
-    """Each target's speed with the service by its speed without a draft, before and after."""
+    """Return each target's speed with the service relative to its speed without a draft, before and after."""
     plain = zip(row["none"]["per_target"], row["none_again"]["per_target"], strict=True)
     means = [(before + after) / 2 for before, after in plain]
     return [speed / mean for speed, mean in zip(row["service"]["per_target"], means, strict=True)]

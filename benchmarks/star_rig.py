@@ -1,8 +1,8 @@
-"""What the benchmarks of draft services have in common: a running service, paced targets, and what is made of
-their figures.
+"""Common parts of the draft service benchmarks: a running service, paced targets, and the evaluation of their
+metrics.
 
-The service is real: `streamserve draft`. The targets are real engines in processes of their own, but *paced*:
-their verification is a sleep, for this machine has no N accelerators; their texts, and so what is accepted,
+The service is real: `streamserve draft`. The targets are real engines in separate processes, but *paced*:
+their verification is a sleep, as this machine has no N accelerators; their texts, and so what is accepted,
 are recorded from the packaged model.
 """
 
@@ -29,7 +29,7 @@ PROMPTS = (
 
 
 def record(count: int) -> list[tuple[list[int], list[int]]]:
-    """Prompts and what the packaged model answers, greedily, `count` tokens each."""
+    """Return prompts and the packaged model's greedy answers, `count` tokens each."""
     from streamserve import LLM, SamplingParams
 
     found = []
@@ -42,7 +42,7 @@ def record(count: int) -> list[tuple[list[int], list[int]]]:
 
 
 def inflate(model: str, out: Path, hidden: int, layers: int) -> Path:
-    """A packaged model at the cost of a larger one."""
+    """Write a packaged model inflated to the cost of a larger one."""
     subprocess.run(
         [sys.executable, "-m", "streamserve", "models", "inflate", model, str(out),
          "--hidden", str(hidden), "--layers", str(layers)],
@@ -52,7 +52,7 @@ def inflate(model: str, out: Path, hidden: int, layers: int) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -83,19 +83,19 @@ class Service:
         assert self.address, "the service did not start"
 
     def figures(self) -> dict[str, float]:
-        """All metrics by name."""
+        """Return all metrics by name."""
         lines = self.read(f"http://{self._metrics}/metrics").splitlines()
         pairs = [line.rpartition(" ") for line in lines if not line.startswith("#") and "{" not in line]
         return {name.removeprefix("streamserve_draft:"): float(value) for name, _, value in pairs}
 
     def read(self, url: str) -> str:
-        """What is there."""
+        """Return the content at `url`."""
         with urllib.request.urlopen(url) as reply:
             text: str = reply.read().decode()
         return text
 
     def kill(self) -> None:
-        """As a machine's failure would."""
+        """Kill the service, like a machine's failure."""
         self._process.kill()
         self._process.wait(20)
 
@@ -108,18 +108,17 @@ class Service:
 
 
 def one_at_a_time(model: Path, *flags: str) -> Service:
-    """A service that drafts for one target at a time, and takes all."""
+    """Return a service that drafts for one target at a time, without admission control."""
     return Service(model, "--max-batch", "1", "--no-admission", *flags)
 
 
 def batching(model: Path, *flags: str) -> Service:
-    """A service that drafts for up to 16 at a time, and takes all."""
+    """Return a service that drafts for up to 16 targets at a time, without admission control."""
     return Service(model, "--max-batch", "16", "--max-batch-ms", "1000", "--no-admission", *flags)
 
 
 class Targets:
-    """Paced targets, each a process that does job after job, started by a prefix of its own if there are
-    any."""
+    """Paced targets, each a process that runs job after job, started with its prefix from `prefixes`."""
 
     def __init__(self, count: int, prefixes: Sequence[Sequence[str]] = ((),)) -> None:
         self._processes = [
@@ -131,7 +130,7 @@ class Targets:
         ]  # fmt: skip
 
     def run(self, count: int, job: dict[str, Any]) -> list[dict[str, float]]:
-        """The first `count` do this job at the same time."""
+        """Run this job on the first `count` targets at the same time."""
         chosen = self._processes[:count]
         for number, process in enumerate(chosen):
             assert process.stdin is not None
@@ -155,7 +154,7 @@ class Targets:
 def measure(
     targets: Targets, service: Service, count: int, job: dict[str, Any], address: str = ""
 ) -> dict[str, Any]:
-    """N targets on a service: what they got, and what it measured of itself meanwhile."""
+    """Measure N targets on a service: the targets' results, and the service's metrics of the same time."""
     job = {**job, "endpoint": address or service.address}
     samples: list[dict[str, float]] = []
 
@@ -174,7 +173,8 @@ def measure(
 def summary(
     count: int, found: list[dict[str, float]], before: dict[str, float], after: dict[str, float]
 ) -> dict[str, Any]:
-    """Differences of the service's sums, and the model with the means of the same time."""
+    """Return the differences of the service's sums, and the model's prediction from the means of the same
+    time."""
     change = {name: after[name] - before.get(name, 0.0) for name in after}
     requests, passes = max(change["requests_total"], 1), max(change["passes_total"], 1)
     rounds, batches = max(change["rounds_total"], 1), max(change["batches_total"], 1)
@@ -219,7 +219,7 @@ def summary(
 
 
 def make_job(model: Path, seconds: float, outputs: int) -> dict[str, Any]:
-    """What paced targets do, but for their verification and where they are drafted for."""
+    """Return the job of paced targets, without verification time and endpoint."""
     from streamserve.execution.drafters.fingerprints import fingerprints
 
     tokenizer, vocabulary = fingerprints(model, 4096)
@@ -230,7 +230,7 @@ def make_job(model: Path, seconds: float, outputs: int) -> dict[str, Any]:
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    """A line as soon as there is something to tell."""
+    """Print a line of results."""
     print(
         f"{name} N={found['targets']}: {found['tokens_per_second']:.0f} tokens/s, load {found['load']:.1%} "
         f"(predicted {found['predicted_load']:.1%}), S {found['S'] * 1e3:.2f} ms, "

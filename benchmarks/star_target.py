@@ -1,6 +1,6 @@
-"""A *paced* target for benchmarks/star_rig.py, as a process of its own: the real engine, scheduler and remote
-drafter, with an executor that says what the real target model said when it was recorded, and sleeps for as
-long as its verification would take in place of an accelerator that this machine does not have N of.
+"""A *paced* target for benchmarks/star_rig.py, as a separate process: the real engine, scheduler and remote
+drafter, with an executor that returns what the real target model generated when it was recorded, and sleeps
+for its verification time, in place of N accelerators that this machine does not have.
 
 Reads a job a line from standard input, writes what it measured as a line of JSON.
 """
@@ -27,7 +27,7 @@ BLOCKS = 512
 
 
 class PacedExecutor:
-    """Carries out plans by the recorded continuations of prompts. A step takes `seconds`, slept."""
+    """Runs plans with the recorded continuations of prompts. A step takes `seconds`, slept."""
 
     def __init__(self, texts: list[tuple[list[int], list[int]]], seconds: float) -> None:
         self._texts = {tuple(prompt): outputs for prompt, outputs in texts}
@@ -62,7 +62,7 @@ class PacedExecutor:
 
 @dataclass
 class Window:
-    """What came between two moments."""
+    """Counts between two points in time."""
 
     start: float
     end: float
@@ -76,7 +76,7 @@ class Window:
 
 
 def own_drafter(path: str) -> Drafter:
-    """A draft model in this very process, for comparison."""
+    """Return a draft model in this process, for comparison."""
     from streamserve.execution.load import drafter_on, load  # loads torch, which the others do without
 
     config = ModelConfig(path=path, draft="none", threads=1, num_blocks=BLOCKS)
@@ -84,7 +84,7 @@ def own_drafter(path: str) -> Drafter:
 
 
 def stand_in(job: dict[str, Any]) -> Drafter | None:
-    """N-grams, if they are to stand in for services."""
+    """Return an n-gram drafter, if the job has it as the fallback drafter of services."""
     if not job.get("stand_in"):
         return None
     from streamserve.execution.drafters.ngram import NGramDrafter  # loads torch
@@ -93,7 +93,7 @@ def stand_in(job: dict[str, Any]) -> Drafter | None:
 
 
 def make_engine(job: dict[str, Any], drafter: Drafter | None, executor: PacedExecutor) -> Engine:
-    """One sequence at a time, as a target of the paper's."""
+    """Return an engine for one sequence at a time, like a target of the paper's."""
     info = ModelInfo(
         architecture="paced", parameters=0, vocab_size=job["vocab_size"], max_model_len=4096,
         eos_token_ids=(), weight_bytes=0, dtype="none", row_invariant=True, fingerprint="paced",
@@ -104,7 +104,7 @@ def make_engine(job: dict[str, Any], drafter: Drafter | None, executor: PacedExe
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Serve recorded prompts one after another until the job's end; figures of its window."""
+    """Serve recorded prompts one after another until the job's end; return the results of its window."""
     texts = job["texts"][job["number"] % len(job["texts"]) :] + job["texts"]
     drafter: RemoteDrafter | Drafter | None = None
     if job.get("draft"):
@@ -149,7 +149,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Job after job until standard input closes."""
+    """Run job after job until standard input closes."""
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)
 

@@ -1,11 +1,11 @@
-"""Prompts that arrive: time to first token by policy, load and memory, on both of Stream2LLM's workloads.
+"""Prompt streams: time to first token by policy, load and memory, on both of Stream2LLM's workloads.
 
 Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming (each prompt sent when it is
-complete), naive streaming (order of arrival, the query computed after every change, evicted KV computed
-again), then every order with every eviction. Loads are shares of the prefill capacity, measured the same way.
-Under pressure the chunks' delays are multiplied, so that more prompts are open than memory holds. Profiles:
-every eviction on several kinds of hardware. Two rows are bounds, not policies: the default order with memory
-for all, and each prompt alone on the machine.
+complete), naive streaming (order of arrival, the query computed after every change, evicted KV recomputed),
+then every order with every eviction policy. Loads are shares of the prefill capacity, measured the same way.
+Under pressure the chunks' delays are multiplied, so that the open prompts need more memory than there is.
+Profiles: every eviction policy on several kinds of hardware. Two rows are bounds, not policies: the default
+order with memory for all, and each prompt alone on the machine.
 
     python -m benchmarks.streaming                              # the grid, in virtual time: an hour
     python -m benchmarks.streaming --quick --seeds 3 --parts append      # main rows of one part
@@ -43,21 +43,22 @@ from streamserve.scheduling.eviction import Eviction
 from streamserve.scheduling.ordering import Order
 
 LOADS = (0.8, 0.5, 0.95)
-"""Of the measured capacity; the main one first."""
+"""Shares of the measured capacity; the main one first."""
 PRESSURE = {"append": (10.0, 4.0), "update": (30.0, 2.0)}
-"""By how much chunks are slower under pressure, and how many queries come a second (as published)."""
+"""The factor by which chunks are slower under pressure, and the queries a second (as published)."""
 EVICTIONS: tuple[Eviction, ...] = ("recompute", "swap", "cost")
 STREAMED: tuple[Order, ...] = ("arrival", "fcfs", "lcas", "mcps", "slo")
-"""The orders that have something to say of arriving prompts."""
+"""The orders that treat prompt streams specially."""
 SCALE = 1 / 8
-"""Of the published tokens in virtual time. Memory and steps hold as much less, and a token takes as much
-longer: seconds stay what they are."""
+"""Scale of the published token counts in virtual time. Memory and steps hold proportionally fewer tokens, and
+a token takes proportionally longer: seconds are unchanged."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What serves, with an 8 B model: seconds of a step, of each token in it, and of copying a KV block of
-    16 tokens (2 MiB) to the host or back; `blocks` of memory, and its `speed` beside the first's."""
+    """The serving hardware, with an 8 B model: seconds of a step, of each token in it, and of copying a KV
+    block of 16 tokens (2 MiB) to the host or back; `blocks` of memory, and its `speed` relative to the
+    first's."""
 
     name: str
     step: float
@@ -67,7 +68,7 @@ class Hardware:
     speed: float = 1.0
 
     def machine(self) -> Machine:
-        """The same for tokens that are so much fewer and dearer."""
+        """Return the costs for scaled tokens, which are fewer and take longer."""
         copy = Line(1e-4, self.block / SCALE)
         return Machine(
             step=lambda rows, context: self.step + self.token / SCALE * rows + 1e-8 * context,
@@ -86,7 +87,7 @@ second are load 0.8 and wait 0.6 s in a plain queue (median, as published); 80 %
 weights; copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a
 tenth."""
 PAPER = HARDWARE[0]
-"""Under pressure open prompts want twice its memory: four queries a second, in 99 seconds of arriving."""
+"""Under pressure open prompts need twice its memory: four queries a second, which arrive over 99 seconds."""
 AMPLE = 10 * PAPER.blocks
 
 ENGINE = EngineConfig(
@@ -97,7 +98,7 @@ ENGINE = EngineConfig(
 
 @dataclass(frozen=True)
 class Policy:
-    """One row: whether prompts are streamed, in which order they go, what becomes of evicted KV."""
+    """One row: whether prompts are streamed, their service order, and the eviction policy."""
 
     name: str
     order: Order = "arrival"
@@ -112,13 +113,13 @@ DEFAULT = Policy("slo cost", "slo", "cost")
 UNBOUNDED = Policy("slo, memory for all", "slo")
 ALONE = Policy("slo, alone", "slo")
 APART = 1 / 64
-"""Of the rate: prompts that hardly ever meet."""
+"""Share of the rate at which prompts hardly ever overlap."""
 ORDER_ALONE = Policy("slo, no streaming", "slo", streaming=False)
-"""What the default order does for prompts that come whole."""
+"""The default order for prompts that arrive complete."""
 
 
 def policies(evictions: Sequence[Eviction], bounds: Sequence[Policy], quick: bool) -> list[Policy]:
-    """The main rows and the bounds; unless `quick`, every order with these evictions behind them."""
+    """Return the main rows and the bounds; unless `quick`, also every order with these eviction policies."""
     main = [NONE, DEFAULT, NAIVE, *bounds]
     grid = [Policy(f"{order} {way}", order, way) for order in STREAMED for way in evictions]
     return main if quick else main + [policy for policy in [ORDER_ALONE, *grid] if policy not in main]
@@ -127,7 +128,7 @@ def policies(evictions: Sequence[Eviction], bounds: Sequence[Policy], quick: boo
 def run(
     queries: Sequence[Query], rate: float, policy: Policy, blocks: int, hardware: Hardware = PAPER
 ) -> Replayed:
-    """Play a trace in virtual time, with so many `blocks` before scaling."""
+    """Run a trace in virtual time, with that many `blocks` before scaling."""
     blocks = round(blocks * SCALE)
     engine = msgspec.structs.replace(
         ENGINE,
@@ -140,7 +141,7 @@ def run(
 
 
 def scaled(query: Query) -> Query:
-    """With SCALE of its tokens."""
+    """Return the query with SCALE times its tokens."""
 
     def few(tokens: int) -> int:
         return max(1, round(SCALE * tokens))
@@ -153,7 +154,7 @@ def scaled(query: Query) -> Query:
 
 
 def measured_capacity(queries: Sequence[Query]) -> float:
-    """Prompt tokens a second when all prompts are there at once, each answered with one token."""
+    """Return prompt tokens a second when all prompts arrive at once, each answered with one token."""
     at_once = [
         replace(query, at=0.0, output=1, events=[replace(event, after=0.0) for event in query.events])
         for query in queries
@@ -163,7 +164,7 @@ def measured_capacity(queries: Sequence[Query]) -> float:
 
 
 def figures(done: Replayed) -> dict[str, Any]:
-    """What is written of a run."""
+    """Return the reported results of a run."""
     ttft = sorted(done.ttft)
     found = {
         "p50": statistics.median(ttft),
@@ -193,13 +194,13 @@ def _short(values: Sequence[float]) -> list[float]:
 
 
 Result = tuple[str, str, dict[str, Any]]
-"""Setting, policy, figures."""
+"""Setting, policy, results."""
 Results = dict[str, dict[str, dict[str, Any]]]
-"""Figures by setting and policy."""
+"""Results by setting and policy."""
 
 
 Trace = Callable[[int], list[Query]]
-"""The queries of a seed."""
+"""Returns the queries of a seed."""
 
 
 Wanted = Callable[[str, str], bool]
@@ -207,8 +208,8 @@ Wanted = Callable[[str, str], bool]
 
 
 def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
-    """Every order at every load, with memory for all: nothing is evicted there, whatever would become of
-    it."""
+    """Run every order at every load, with memory for all: nothing is evicted, so the eviction policy has no
+    effect."""
     traces = [trace(seed) for seed in seeds]
     rates = [
         measured_capacity(queries) / statistics.fmean(query.tokens for query in queries) for queries in traces
@@ -226,7 +227,8 @@ def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wan
 
 
 def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
-    """Every order with every eviction where chunks are slow, and memory is too small for what has come."""
+    """Run every order with every eviction policy where chunks are slow, and memory is too small for the open
+    prompts."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
     for policy in policies(EVICTIONS, [UNBOUNDED, ALONE], quick):
@@ -239,7 +241,7 @@ def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted:
 
 
 def profiles(trace: Trace, kind: str, seeds: Sequence[int], wanted: Wanted) -> Iterator[Result]:
-    """What becomes of evicted KV, on different hardware, in the default order."""
+    """Run every eviction policy on different hardware, in the default order."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
     for hardware in HARDWARE:
@@ -254,7 +256,7 @@ def profiles(trace: Trace, kind: str, seeds: Sequence[int], wanted: Wanted) -> I
 
 
 def show(results: Results) -> None:
-    """A table a setting: seconds, and how many times better than no streaming."""
+    """Print a table a setting: seconds, and speed-ups over no streaming."""
     for setting, rows in results.items():
         base = rows.get(NONE.name) or next(iter(rows.values()))
         lines = [
@@ -273,7 +275,7 @@ def show(results: Results) -> None:
 
 
 def plot(results: Results, path: Path) -> None:
-    """The share of prompts whose first token took longer."""
+    """Plot the share of prompts whose first token took longer."""
     columns = (len(results) + 1) // 2
     figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 7), squeeze=False)
     for axis, (setting, rows) in zip(axes.flat, results.items(), strict=False):
@@ -295,13 +297,13 @@ def plot(results: Results, path: Path) -> None:
 async def over_http(
     url: str, arrival: str | None, traces: dict[str, list[Query]], done: Callable[[Results], object]
 ) -> Results:
-    """No streaming and streaming against a server, at load 0.8 of its own capacity; and streaming against one
-    that was started with --order arrival, if there is one. A token is a word here. `done` is told of each
-    row."""
+    """Run no streaming and streaming against a server, at load 0.8 of its measured capacity; and streaming
+    against a server that was started with --order arrival, if there is one. A token is a word here. `done` is
+    called with the results after each row."""
     results: Results = {}
     for kind, queries in traces.items():
         words = statistics.fmean(query.tokens for query in queries)
-        await capacity(url, round(words), 2)  # warm
+        await capacity(url, round(words), 2)  # warm up
         rate = LOADS[0] * await capacity(url, round(words)) / words
         print(f"{kind}: {words:.0f} words a query, {rate:.2f} queries a second", flush=True)
         servers = {NONE.name: url, "slo": url} | ({"arrival": arrival} if arrival else {})
@@ -318,11 +320,11 @@ COUNTS = {
     "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
     "update": 500, "update-pressure": 500, "update-profiles": 300,
 }  # fmt: skip
-"""Queries: enough for open prompts to be as many as they get. Published were 4,322 and 500."""
+"""Queries: enough for the number of open prompts to reach its maximum. Published were 4,322 and 500."""
 
 
 def part(name: str, args: argparse.Namespace, own: list[Query] | None, wanted: Wanted) -> Iterator[Result]:
-    """One part of the grid."""
+    """Run one part of the grid."""
     kind, _, what = name.partition("-")
     count, seeds = args.queries or COUNTS[name], range(args.seed, args.seed + args.seeds)
     delay = PRESSURE[kind][0] if what else 1.0
@@ -338,14 +340,14 @@ def part(name: str, args: argparse.Namespace, own: list[Query] | None, wanted: W
 
 
 def known(file: str, settings: dict[str, str]) -> Results:
-    """The rows that were run before with the same settings."""
+    """Return the rows that were run before with the same settings."""
     path = RESULTS / f"{file}.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     return dict(report["figures"]) if report.get("settings") == settings else {}
 
 
 def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until: float) -> None:
-    """Run one part, or go on with it, print and write it; no row is begun after `until`."""
+    """Run one part, or resume it, print and write it; no row is started after `until`."""
     file = f"streaming-{'own' if own else name}{'-main' if args.quick else ''}"
     settings = {key: str(vars(args)[key]) for key in ("queries", "seed", "seeds", "quick", "trace")}
     results = known(file, settings) if args.seconds else {}
@@ -365,7 +367,7 @@ def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until
 
 
 def main() -> None:
-    """Run what is asked for, print and write it."""
+    """Run the selected parts, print and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--queries", type=int, help="of a trace; by default enough for the most open prompts")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,16 +1,16 @@
-"""StreamServe's tables 3 to 8 and figures 3 and 4 in virtual time: the live Fleet and Engines on costs of
+"""StreamServe's tables 3 to 8 and figures 3 and 4 in virtual time: the live Fleet and Engines on the costs of
 one machine, with recorded drafts of four families of tasks.
 
 A device is a machine that was measured, or a roofline of four A100 (`--machine`). On four of them:
-`streamserve` is two stream pairs behind FlowGuard with the paper's weights, `data parallel` four independent
-workers in turn, `tensor parallel` one worker whose steps take a quarter of the time, without any loss for the
-exchange between devices, which flatters it. All speculate by the same policy (goodput) unless they say
-otherwise. Eighty requests a run, always so many at once; prompts are as long as the paper's kinds of tasks
-have them.
+`streamserve` is two stream pairs with FlowGuard routing and the paper's weights, `data parallel` four
+independent workers in round-robin order, `tensor parallel` one worker whose steps take a quarter of the time,
+without any cost of communication between devices, which favours it. All use the same speculation policy
+(goodput) unless stated otherwise. Eighty requests a run, at a constant concurrency; prompts have the lengths
+of the paper's kinds of tasks.
 
-Throughput has two definitions: as the paper's, the mean over requests of (prompt + generated) / latency; and
-output tokens a second of all, which is what people mean. The interaction of disaggregation and speculation is
-the ratio of what speculation brings to pairs and to unified workers, by the second.
+Throughput has two definitions: the paper's, the mean over requests of (prompt + generated) / latency; and the
+usual one, output tokens a second in total. The interaction of disaggregation and speculation is the ratio of
+speculation's speed-up of pairs to that of unified workers, by the second definition.
 
     python -m benchmarks.streamserve --machine a100 --seeds 3
 """
@@ -52,7 +52,7 @@ PROMPTS = {
 """Shortest and longest prompt of each family, in tokens: ALPACA, GSM8K, HUMANEVAL, SUM."""
 OUTPUTS = (48, 160)
 WIRE_SECONDS = 16 * 49152 / 8e9
-"""Of a block at 8 GB/s, which shared memory was measured at."""
+"""Of a block at 8 GB/s, the measured rate of shared memory."""
 ENGINE = EngineConfig(
     num_blocks=3000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_chunk=256
 )
@@ -64,7 +64,7 @@ MODEL = ModelInfo(
 
 @dataclass(frozen=True)
 class System:
-    """What serves: `share` of the time of a step that a device takes alone."""
+    """A serving system: `share` is its step time as a fraction of one device's."""
 
     topology: Topology = field(default_factory=lambda: pairs(2))
     router: str = "flowguard:0.4,0.1,0.3,0.2"
@@ -92,7 +92,7 @@ ABLATIONS = {
 
 
 class Closed(Simulation):
-    """So many requests at once: the next one comes when one ends."""
+    """A closed loop: the next request starts when one ends."""
 
     waiting: list[Open] = []  # noqa: RUF012
 
@@ -104,13 +104,13 @@ class Closed(Simulation):
 
 
 def recording() -> Recording:
-    """The drafts that were recorded."""
+    """Return the recorded drafts."""
     with np.load(RECORDED) as arrays:
         return unpack({name: arrays[name] for name in arrays.files})
 
 
 def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
-    """Prompts of a family's lengths, whose seeds choose texts of that family."""
+    """Return requests with prompts of a family's lengths, whose seeds select texts of that family."""
     rng = random.Random(f"{family}/{seed}")
     texts = [number for number, name in enumerate(recorded.families) if name == family]
     made = []
@@ -122,7 +122,7 @@ def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
 
 
 def play(name: str, system: System, family: str, at_once: int, seed: int) -> dict[str, float]:
-    """One run's figures."""
+    """Return the results of one run."""
     machine, recorded = MACHINES[name](), recording()
     fleet = FleetConfig(topology=system.topology, router=parse_router(system.router))
     simulation = Closed(
@@ -149,7 +149,7 @@ def play(name: str, system: System, family: str, at_once: int, seed: int) -> dic
 def figures(
     opened: dict[str, Open], times: dict[str, list[float]], began: dict[str, float]
 ) -> dict[str, float]:
-    """Of requests that began then and got their tokens at these times."""
+    """Return the results of requests that began at `began` and got their tokens at `times`."""
     latency = {name: seen[-1] - began[name] for name, seen in times.items()}
     tpot = [(seen[-1] - seen[0]) / max(len(seen) - 1, 1) for seen in times.values()]
     span = max(seen[-1] for seen in times.values()) - min(began.values())
@@ -168,13 +168,14 @@ def figures(
 def median(
     pool: ProcessPoolExecutor, machine: str, seeds: int, system: System, family: str, at_once: int
 ) -> dict[str, float]:
-    """Medians over seeds."""
+    """Return medians over seeds."""
     found = list(pool.map(partial(play, machine, system, family, at_once), range(seeds)))
     return {key: float(np.median([one[key] for one in found])) for key in found[0]}
 
 
 def interaction(ablated: dict[str, dict[str, float]]) -> float:
-    """How many times more speculation brings to pairs than to unified workers, in output tokens a second."""
+    """Return the ratio of speculation's speed-up of pairs to that of unified workers, in output tokens a
+    second."""
     speed = {name: one["tokens_per_second"] for name, one in ablated.items()}
     of_pairs = speed["full"] / speed["no speculation"]
     return of_pairs / (speed["monolithic"] / speed["monolithic, no speculation"])
@@ -192,7 +193,7 @@ def show(title: str, found: dict[str, dict[str, float]]) -> None:
 
 
 def plot(sweep: Sequence[dict[str, Any]], machine: str) -> None:
-    """Figures 3 and 4: latency percentiles and throughput by requests at once."""
+    """Plot figures 3 and 4: latency percentiles and throughput by concurrent requests."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -214,7 +215,7 @@ def plot(sweep: Sequence[dict[str, Any]], machine: str) -> None:
 
 
 def main() -> None:
-    """Play, print, and write the results."""
+    """Simulate, print, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Hosts of their own on one machine: network namespaces, and a wire between them, as long as one likes.
+"""Simulate hosts on one machine: network namespaces, and a wire between them with a chosen delay.
 
 Every host has a TUN device. A process carries each IP packet from one's device to another's, `delay` seconds
 late, handshakes and acknowledgements too, as a longer wire would. (Where the kernel can delay packets itself,
@@ -25,18 +25,18 @@ MOST_BYTES = 65536
 
 
 def address(host: int) -> str:
-    """A host's address."""
+    """Return a host's address."""
     return f"10.77.0.{host + 1}"
 
 
 def enter(host: int) -> list[str]:
-    """What a command is begun with to be run on a host."""
+    """Return the command prefix that runs a command on a host."""
     return ["ip", "netns", "exec", _name(host)]
 
 
 @contextlib.contextmanager
 def hosts(count: int, delay: float) -> Iterator[None]:
-    """So many hosts, each `delay` seconds from the others."""
+    """Create `count` hosts, each `delay` seconds from the others."""
     wire = None
     try:
         for host in range(count):
@@ -58,7 +58,7 @@ def hosts(count: int, delay: float) -> Iterator[None]:
 
 
 def round_trip(one: int, other: int, count: int = 20) -> float:
-    """Seconds that a byte takes there and back by TCP, the median."""
+    """Return the median of the seconds that a byte takes there and back over TCP."""
     listen = (
         "import socket; s = socket.create_server(('', 5000)); print(flush=True); c, _ = s.accept()\n"
         "while data := c.recv(1): c.sendall(data)"
@@ -78,14 +78,14 @@ def round_trip(one: int, other: int, count: int = 20) -> float:
 
 
 def fetch(host: int, url: str) -> str:
-    """What a host finds there."""
+    """Return the content at `url` as read from a host."""
     code = f"import urllib.request; print(urllib.request.urlopen({url!r}).read().decode(), end='')"
     command = [*enter(host), sys.executable, "-c", code]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def carry(count: int, delay: float) -> None:
-    """The wire, until standard input closes."""
+    """Run the wire until standard input closes."""
     ends = [_end(host) for host in range(count)]
     over = sys.stdin.fileno()
     print("up", flush=True)
@@ -99,7 +99,7 @@ def carry(count: int, delay: float) -> None:
         now = time.monotonic()
         for end in ready:
             packet = os.read(end, MOST_BYTES)
-            to = packet[19] - 1 if packet[0] >> 4 == 4 else -1  # the last byte of the address it goes to
+            to = packet[19] - 1 if packet[0] >> 4 == 4 else -1  # the last byte of the destination address
             if 0 <= to < count:
                 number += 1
                 heapq.heappush(held, (now + delay, number, ends[to], packet))
@@ -110,7 +110,8 @@ def carry(count: int, delay: float) -> None:
 
 
 def _end(host: int) -> int:
-    """A host's device, made here and put there; what is sent into it can be read from the descriptor."""
+    """Create a host's device and move it to the host; packets sent to it can be read from the file
+    descriptor."""
     device = f"sswire{host}"
     end = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(end, SET_INTERFACE, struct.pack("16sH14x", device.encode(), TUN_WITHOUT_HEADER))

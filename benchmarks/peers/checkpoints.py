@@ -1,4 +1,4 @@
-"""Random Llama checkpoints in bf16 with a tokenizer that every peer reads alike."""
+"""Random Llama checkpoints in bf16 with a tokenizer that every peer interprets identically."""
 
 import json
 import math
@@ -13,12 +13,13 @@ END = 0
 """The id that ends a text. Its embedding is zero, so that no greedy text ever contains it."""
 
 WORDS = range(1 + 256 + 26 + 26**2, 1 + 256 + 26 + 26**2 + 26**3)
-"""Ids of three-letter words with a space before: any sequence of them is what its text is encoded to."""
+"""Ids of three-letter words with a leading space: the text of any sequence of them encodes to that
+sequence."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A shape of the Llama architecture; embeddings are tied, heads are of `hidden / heads`."""
+    """A shape of the Llama architecture; embeddings are tied, the head size is `hidden / heads`."""
 
     hidden: int
     layers: int
@@ -29,18 +30,18 @@ class Model:
 
     @property
     def layer_parameters(self) -> int:
-        """Of the matrices of all layers."""
+        """Parameters of the matrices of all layers."""
         narrow = self.hidden * self.kv_heads // self.heads
         return self.layers * self.hidden * (2 * self.hidden + 2 * narrow + 3 * self.ffn)
 
     @property
     def head_parameters(self) -> int:
-        """Of the tied embedding."""
+        """Parameters of the tied embedding."""
         return VOCABULARY * self.hidden
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token's keys and values in bf16."""
+        """Bytes of one token's keys and values in bf16."""
         return 4 * self.layers * self.hidden * self.kv_heads // self.heads
 
 
@@ -51,7 +52,7 @@ MODELS = {
 
 
 def ensure(model: Model, folder: Path) -> Path:
-    """The checkpoint of `model` in `folder`, written unless it is there."""
+    """Return the checkpoint of `model` in `folder`, written unless it exists."""
     if not (folder / "tokenizer_config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write_weights(model, folder)
@@ -60,14 +61,14 @@ def ensure(model: Model, folder: Path) -> Path:
 
 
 def text(ids: list[int]) -> str:
-    """What encodes to `ids`, all of WORDS."""
+    """Return the text that encodes to `ids`, all of WORDS."""
     letters = [divmod(i - WORDS.start, 26) for i in ids]
     a = ascii_lowercase
     return "".join(f" {a[high // 26]}{a[high % 26]}{a[low]}" for high, low in letters)
 
 
 def _write_weights(model: Model, folder: Path) -> None:
-    """Scaled so that logits spread like a trained model's."""
+    """Write weights scaled so that logits have the spread of a trained model's."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -102,7 +103,8 @@ def _write_weights(model: Model, folder: Path) -> None:
 
 
 def _write_tokenizer(folder: Path, context: int) -> None:
-    """Byte-level BPE whose merges all begin at a space and grow by a letter, so no two ever compete."""
+    """Write a byte-level BPE tokenizer whose merges all start at a space and grow by a letter, so that no two
+    compete."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -126,4 +128,4 @@ def _write_tokenizer(folder: Path, context: int) -> None:
     }
     written = folder / "tokenizer_config.json.part"
     written.write_text(json.dumps(settings, indent=2) + "\n")
-    os.replace(written, folder / "tokenizer_config.json")  # last, and whole: it says that all is there
+    os.replace(written, folder / "tokenizer_config.json")  # last and atomic: marks the checkpoint complete

@@ -1,10 +1,10 @@
-"""One engine in a process of its own: reads orders as JSON lines, answers each with one.
+"""One engine in a separate process: reads commands as JSON lines, answers each with one.
 
     {"do": "load", "checkpoint": …, "converted": …, "threads": …, "kv_bytes": …, "options": …}
     {"do": "run", "work": …}     what scenarios.work made; the answer has the seconds and all token ids
     {"do": "quit"}
 
-It runs under a peer's own Python and needs nothing but that and the peer. It leaves when its input ends.
+It runs under a peer's Python and needs only that and the peer. It exits when its input ends.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def run(engine: Any, work: dict[str, Any]) -> dict[str, Any]:
-    """Let the engine see what is to be known, then measure the turns."""
+    """Let the engine process the known prompt, then measure the turns."""
     if work["known"]:
         engine.generate([work["known"]], 1, work)
     texts = [list(work["known"]) for _ in range(work["streams"])]
@@ -35,7 +35,7 @@ def run(engine: Any, work: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer orders until told to quit. What the engine prints goes to standard error."""
+    """Answer commands until told to quit. The engine's output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The benchmark's side of an engine's process."""
+"""The benchmark's interface to an engine's process."""
 
 import json
 import os
@@ -14,11 +14,11 @@ import psutil
 
 
 class EngineError(RuntimeError):
-    """An engine failed; the message is what it said."""
+    """An engine failed; the message is its output."""
 
 
 class Process:
-    """A process and its children. What it prints goes to `log`, unless it `answers` on standard output."""
+    """A process and its children. Its output goes to `log`, unless it `answers` on standard output."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Process:
                 env=dict(variables),
                 cwd=log.parent,
                 text=True,
-                start_new_session=True,  # so that all of it can be ended together
+                start_new_session=True,  # so that the whole process group can be ended
                 preexec_fn=lambda: os.sched_setaffinity(0, cores),
             )
 
     def tree(self) -> list[psutil.Process]:
-        """The process and all below it."""
+        """Return the process and all its descendants."""
         try:
             root = psutil.Process(self.popen.pid)
             return [root, *root.children(recursive=True)]
@@ -52,11 +52,11 @@ class Process:
             return []
 
     def stop(self) -> None:
-        """Let none of it run, whatever it does while it waits for work."""
+        """Stop all its processes, including background work."""
         self._send(signal.SIGSTOP)
 
     def go(self) -> None:
-        """Let it run again."""
+        """Continue its processes."""
         self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
@@ -65,7 +65,8 @@ class Process:
                 process.send_signal(number)
 
     def memory(self) -> dict[str, float]:
-        """Bytes in memory, of all of it: anonymous, and with what is mapped from files or shared."""
+        """Return the resident bytes of all its processes: anonymous, and including file mappings and shared
+        memory."""
         found = {"RssAnon": 0.0, "VmRSS": 0.0}
         for process in self.tree():
             try:
@@ -79,7 +80,7 @@ class Process:
         return {"anonymous": found["RssAnon"], "resident": found["VmRSS"]}
 
     def end(self, grace: float) -> None:
-        """Close its input, then insist."""
+        """Close its input, then kill its processes after `grace` seconds."""
         self.go()
         if self.popen.stdin is not None and not self.popen.stdin.closed:
             self.popen.stdin.close()
@@ -92,12 +93,12 @@ class Process:
         self.popen.wait()
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-3:])
 
 
 class Engine(Process):
-    """An engine that has loaded the model. `ready` is how many seconds that took, to its first token."""
+    """An engine that has loaded the model. `ready` is the seconds until its first token."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Engine(Process):
         self.ready = time.perf_counter() - started
 
     def run(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """`seconds` and `answers`. Raises EngineError."""
+        """Return `seconds` and `answers`. Raises EngineError."""
         return self._ask({"do": "run", "work": work})
 
     def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:

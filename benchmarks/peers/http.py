@@ -1,4 +1,4 @@
-"""Load over HTTP: streaming completions, from a client that costs the cores it shares little."""
+"""HTTP load: streaming completions, from a client that takes little time on the shared cores."""
 
 import asyncio
 import json
@@ -12,14 +12,15 @@ from benchmarks.peers.engine import EngineError, Process
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_ready(server: Process, port: int, first: str, limit: float = 300.0) -> float:
-    """Seconds until the server has answered `first` with a token. Raises EngineError if it never does."""
+    """Return the seconds until the server has answered `first` with a token. Raises EngineError if it never
+    does."""
     started = time.perf_counter()
     while time.perf_counter() - started < limit:
         if server.popen.poll() is not None:
@@ -34,7 +35,7 @@ def wait_ready(server: Process, port: int, first: str, limit: float = 300.0) -> 
 
 
 def measure(port: int, prompts: Sequence[str], max_tokens: int) -> float:
-    """Seconds until all prompts, sent at once, are answered. Raises EngineError for anything but that."""
+    """Return the seconds until all prompts, sent at once, are answered. Raises EngineError on any failure."""
 
     async def all_at_once() -> None:
         await asyncio.gather(*(_complete(port, prompt, max_tokens) for prompt in prompts))
@@ -69,8 +70,8 @@ async def _complete(port: int, prompt: str, max_tokens: int) -> None:
 
 
 def check(reply: bytes, max_tokens: int) -> None:
-    """Raises EngineError unless the server-sent events in `reply` bring so many tokens: by the usage they
-    report, or where a server reports none, by events, of which it sends one a token."""
+    """Raise EngineError unless the server-sent events in `reply` contain `max_tokens` tokens: by the reported
+    usage, or where a server reports none, by the number of events, one a token."""
     events = [line[6:] for line in reply.splitlines() if line.startswith(b"data: {")]
     if b" 200 " not in reply[:20] or not events:
         raise EngineError(reply[-300:].decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Rounds: each scenario on every engine, one after the other, beside what the machine gave just then."""
+"""Rounds: each scenario on every engine, one after the other, with the machine's floor measured alongside."""
 
 import signal
 import subprocess
@@ -25,7 +25,7 @@ FLOOR_WORK = {"name": MACHINE, "known": [], "turns": [[[]]], "out": 2, "streams"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: names of model, peers and scenarios, and with which part of the machine."""
+    """The measurement plan: names of model, peers and scenarios, and the cores and KV memory to use."""
 
     model: str
     peers: tuple[str, ...]
@@ -51,7 +51,7 @@ class Slice:
         self.dropped: dict[tuple[str, str], str] = {}
 
     def pause(self) -> None:
-        """Wait for Enter, where others measure on this machine too and we take turns."""
+        """Wait for Enter, where other measurements alternate with these on the machine."""
         if self.plan.paced:
             input("Enter: next\n")
 
@@ -61,13 +61,14 @@ class Slice:
         append(self.plan.records, line)
 
     def fail(self, round_number: int, scenario: str, engine: str, error: Exception) -> None:
-        """Say that an engine failed in a scenario, and do not try that again in this slice."""
+        """Record that an engine failed in a scenario, and skip that combination for the rest of this
+        slice."""
         self.dropped[scenario, engine] = str(error)
         self.record(round_number, scenario, engine, error=str(error))
         print(f"{engine}, {scenario}: {error}")
 
     def start(self, name: str, label: str | None = None) -> None:
-        """Start an engine; its time to ready is recorded."""
+        """Start an engine and record its time to ready."""
         label = label or name
         peer = PEERS.get(name, PEERS[OURS])
         module = peer.path if name in PEERS else "benchmarks.peers.adapters.machine"
@@ -100,7 +101,7 @@ class Slice:
             self.record(0, "ready", label, cost=engine.ready, value=engine.ready, unit="s", **about)
 
     def serve(self, name: str, ports: dict[str, int]) -> None:
-        """Start an engine's HTTP server, and note its port if it comes up."""
+        """Start an engine's HTTP server, and store its port if it starts."""
         peer, port, plan = PEERS[name], http.free_port(), self.plan
         arguments = peer.adapter.serve(
             self.checkpoint, self._converted(name), port, len(plan.cores), plan.kv_bytes, peer.options
@@ -127,7 +128,7 @@ class Slice:
         return setup.converted(peer, self.checkpoint, self.plan.folder, self.plan.cores)
 
     def floor(self, scenario: Scenario) -> dict[str, float]:
-        """Seconds of the scenario's floor now, and what it was computed from."""
+        """Return the seconds of the scenario's floor now, and the values it was computed from."""
         with self.alone(MACHINE) as machine:
             assert isinstance(machine, Engine)
             bandwidth, rate = machine.run(FLOOR_WORK)["answers"][0][0]
@@ -136,7 +137,7 @@ class Slice:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[Process]:
-        """The engine, running as long as this lasts; all others are stopped."""
+        """Run the engine for the duration of the block; all others are stopped."""
         process = self.running[name]
         process.go()
         try:
@@ -145,16 +146,16 @@ class Slice:
             process.stop()
 
     def end(self, grace: float) -> None:
-        """End all engines; those that have not left after `grace` seconds each are killed."""
+        """End all engines; those that have not exited after `grace` seconds each are killed."""
         for process in self.running.values():
             process.end(grace)
 
 
 @contextmanager
 def slice_of(plan: Plan) -> Iterator[Slice]:
-    """A slice with the machine's floor running; all engines end with it."""
+    """Create a slice with the machine's floor running; all engines end with it."""
     part = Slice(plan)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a time limit leaves no engine behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a time limit leaves no engine running
     try:
         part.start(MACHINE)
         if MACHINE not in part.running:
@@ -167,7 +168,7 @@ def slice_of(plan: Plan) -> Iterator[Slice]:
 
 
 def try_out(plan: Plan) -> dict[str, str]:
-    """Start every engine once, alone; what failed."""
+    """Start every engine once, alone; return the failures."""
     failed = {}
     part = Slice(plan)
     for name in plan.peers:
@@ -235,7 +236,7 @@ def _measure_scenario(part: Slice, number: int, name: str) -> None:
 
 
 def over_http(plan: Plan) -> None:
-    """Measure the servers, and beside them our own library on the same work."""
+    """Measure the servers, and our library on the same work for comparison."""
     with slice_of(plan) as part, _progress(plan.rounds) as progress:
         ports: dict[str, int] = {}
         for name in plan.peers:
@@ -268,7 +269,7 @@ def over_http(plan: Plan) -> None:
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:
-    """The same in another order each round, so that nobody always comes after the same one."""
+    """Return the names rotated by round, so that no engine always follows the same one."""
     by %= len(names)
     return [*names[by:], *names[:by]]
 

@@ -1,4 +1,4 @@
-"""The table, the JSON and the picture of all rounds of a model."""
+"""The table, the JSON and the plot of all rounds of a model."""
 
 import statistics
 from pathlib import Path
@@ -32,7 +32,7 @@ NOTES = (
 
 
 def report(model: str, records: Path, write_results: bool) -> None:
-    """Print what the records come to; `write_results` also writes them as JSON and PNG."""
+    """Print the results of the records; `write_results` also writes them as JSON and PNG."""
     if not records.exists():
         raise SystemExit(f"nothing was measured yet: there is no {records}")
     lines = read(records)
@@ -96,7 +96,7 @@ def _write(model: str, lines: list[Record], found: dict[str, dict[str, dict[str,
 
 
 def plot(model: str, found: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """Shares of the floor by scenario, and ratios to us with their intervals."""
+    """Plot shares of the floor by scenario, and ratios to ours with their intervals."""
     timed = [name for name in found if any("share" in entry for entry in found[name].values())]
     figure, (floors, ratios) = plt.subplots(1, 2, figsize=(13, 0.9 + 0.75 * len(timed)), sharey=True)
     engines = [name for name in NAMES if any(name in found[scenario] for scenario in timed)]

@@ -1,4 +1,4 @@
-"""Records of rounds, kept in a file that later runs add to, and what they come to."""
+"""Records of rounds, in a file that later runs extend, and their evaluation."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from benchmarks.peers.adapters import OURS
 Record = dict[str, Any]
 MACHINE = "machine"
 NOT_BEST = ("openvino-u8", "offline")
-"""Shown, but not what we are held against: a coarser KV cache, and ourselves without HTTP."""
+"""Shown, but not compared with as the best peer: a coarser KV cache, and streamserve without HTTP."""
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -24,13 +24,14 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """All records of a file."""
+    """Return all records of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def figures(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]:
-    """For each scenario and engine: the median `value`, its `share` of the same round's floor, the `ratio` of
-    its cost to ours in the same rounds with a 95 % `interval`, `rounds`, first tokens that `agree`."""
+    """Return for each scenario and engine: the median `value`, its `share` of the same round's floor, the
+    `ratio` of its cost to ours in the same rounds with a 95 % `interval`, `rounds`, first tokens that
+    `agree`."""
     grouped: dict[str, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if "cost" in record:
@@ -63,19 +64,19 @@ def _engine(rounds: Mapping[str, Record], ours: Mapping[str, Record], is_ours: b
 
 
 def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of the median."""
+    """Return the 95 % percentile interval of the median."""
     rng = random.Random(seed)
     medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(resamples))
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
 
 
 def best_peer(engines: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The peer that comes nearest to us, or leads."""
+    """Return the peer with the lowest ratio of its cost to ours."""
     ratios = {name: entry["ratio"] for name, entry in engines.items() if "ratio" in entry}
     return min((name for name in ratios if name not in NOT_BEST), key=ratios.__getitem__, default=None)
 
 
 def failures(records: Iterable[Record]) -> list[str]:
-    """What went wrong, each once."""
+    """Return the errors, each once."""
     told = (f"{r['engine']}, {r['scenario']}: {r['error']}" for r in records if "error" in r)
     return list(dict.fromkeys(told))

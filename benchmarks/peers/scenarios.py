@@ -1,4 +1,4 @@
-"""What is asked of every engine, and the least time the machine could take for it."""
+"""The scenarios run on every engine, and the least time the machine could take for each."""
 
 import random
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from benchmarks.peers.checkpoints import WORDS, Model
 class Scenario:
     """`streams` texts that grow by `turns` of `new` tokens and `out` answered ones, in lockstep.
 
-    They begin with `known` tokens, the same for all streams and rounds, that every engine has seen just
+    They begin with `known` tokens, the same for all streams and rounds, that every engine has processed just
     before the clock starts; all others are new in each round. `title` is the row's name.
     """
 
@@ -24,7 +24,7 @@ class Scenario:
 
     @property
     def tokens(self) -> int:
-        """That come out, or for a prefill, go in: what the speed is given in."""
+        """The tokens that the speed is given in: output tokens, or input tokens for a prefill."""
         return self.streams * self.turns * (self.out if self.out > 1 else self.new)
 
     @property
@@ -50,7 +50,8 @@ HTTP = Scenario("HTTP, 32 streams", streams=32)
 
 
 def work(name: str, scenario: Scenario, seed: str) -> dict[str, Any]:
-    """The scenario as an engine gets it: token ids to know, then for each turn the new ids of each stream."""
+    """Return the scenario's input of an engine: the known token ids, then for each turn the new ids of each
+    stream."""
     fixed, fresh = random.Random(name), random.Random(f"{name} {seed}")
     known = fixed.choices(WORDS, k=scenario.known)
     turns = [
@@ -67,7 +68,8 @@ def work(name: str, scenario: Scenario, seed: str) -> dict[str, Any]:
 
 
 def floor(model: Model, scenario: Scenario, bandwidth: float, rate: float) -> float:
-    """Seconds that reading weights and KV once a step, or the FLOPs, whichever is more, take at least.
+    """Return the least seconds of a scenario: the longer of reading weights and KV once a step, and the
+    FLOPs.
 
     `bandwidth` in bytes a second, `rate` in FLOPs a second of bf16 matrices. A turn is one step for all its
     new tokens and then one for each further token; only rows that are sampled need logits.

@@ -1,4 +1,4 @@
-"""Each peer's own environment, and the checkpoints in each one's format."""
+"""Set up each peer's Python environment, and the checkpoints in each one's format."""
 
 import importlib
 import os
@@ -15,20 +15,21 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def python(peer: Peer, folder: Path) -> Path:
-    """The interpreter that runs the peer: ours, or that of its environment in `folder`."""
+    """Return the interpreter that runs the peer: ours, or that of its environment in `folder`."""
     if peer.module == PEERS[OURS].module:
         return Path(sys.executable)
     return folder / "environments" / peer.module / "bin" / "python"
 
 
 def variables(peer: Peer, cores: Sequence[int]) -> dict[str, str]:
-    """The environment of the peer's processes: the repository can be imported, and nothing else of ours."""
+    """Return the environment variables of the peer's processes: the repository is importable, and no
+    streamserve settings are passed on."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMSERVE_")}
     return {**kept, "PYTHONPATH": str(REPOSITORY), **peer.adapter.environment(cores)}
 
 
 def install(peer: Peer, folder: Path, cores: Sequence[int]) -> None:
-    """Make the peer's environment unless it is complete. Raises CalledProcessError with what pip said."""
+    """Create the peer's environment unless it is complete. Raises CalledProcessError with pip's output."""
     interpreter = python(peer, folder)
     home = interpreter.parents[1]
     if not peer.adapter.PACKAGES or (home / "complete").exists():
@@ -47,7 +48,7 @@ def install(peer: Peer, folder: Path, cores: Sequence[int]) -> None:
 
 
 def converted(peer: Peer, checkpoint: Path, folder: Path, cores: Sequence[int]) -> Path:
-    """The checkpoint in the peer's format, written unless it is there."""
+    """Return the checkpoint in the peer's format, written unless it exists."""
     if not peer.adapter.CONVERTS:
         return checkpoint
     to = folder / "converted" / f"{checkpoint.name}-{peer.module}"
@@ -63,7 +64,7 @@ def converted(peer: Peer, checkpoint: Path, folder: Path, cores: Sequence[int]) 
 
 
 def install_all(names: Iterable[str], folder: Path, cores: Sequence[int]) -> dict[str, str]:
-    """Install all; says what failed, by name, and goes on."""
+    """Install all peers, continuing after errors; return the errors by name."""
     failed = {}
     for name in names:
         print(f"{PEERS[name].title} …", flush=True)

@@ -1,4 +1,4 @@
-"""streamserve: serve Llama-family models with stream pairs, token-tree speculation and arriving prompts."""
+"""streamserve: serve Llama-family models with stream pairs, token-tree speculation and prompt streams."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ __all__ = ["LLM", "Grammar", "SamplingParams", "Slo", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """What is exported, on first use: a worker does not import what clients need."""
+    """Import the exported names on first use: a worker does not import what only clients need."""
     if name == "LLM":
         from streamserve.llm.llm import LLM
 

@@ -7,7 +7,7 @@ from streamserve.protocol.stop_signals import INTERRUPTED
 
 
 def main() -> None:
-    """Run the command. Imports take a moment: Ctrl-C in the midst of them ends it without a traceback."""
+    """Run the command. Imports take a moment: Ctrl-C during them ends the process without a traceback."""
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not so in a script's background
     if heeded:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))

@@ -1,4 +1,4 @@
-"""Prompts sent while they arrive: `PromptStream`, and `AsyncPromptStream` for event loops.
+"""Send prompts in pieces: `PromptStream`, and `AsyncPromptStream` for event loops.
 
     with PromptStream("http://127.0.0.1:8000", query="What is it about?", max_tokens=64) as stream:
         for document in documents:
@@ -17,23 +17,23 @@ from typing import Any
 import httpx
 
 RETRIES = 3
-"""Attempts at a request whose reply was lost. Each carries the same Idempotency-Key, so it is done once."""
+"""Attempts at a request whose reply was lost. Each has the same Idempotency-Key, so it is executed once."""
 
 
 class Withdrawn:
-    """What came of an early answer until here is void: the prompt is `version` now."""
+    """Withdraws the pieces of an early answer received so far: the prompt now has version `version`."""
 
     def __init__(self, version: int) -> None:
         self.version = version
 
 
 Place = str | int
-"""A chunk's id, or its index among all."""
+"""A chunk's id, or its index among all chunks."""
 
 
 class StreamError(Exception):
-    """The server's refusal: its `status`, its words, and the stream's `version` where an edit was for
-    another."""
+    """The server refused a request: `status`, message, and the stream's `version` where an edit was for
+    another version."""
 
     def __init__(self, status: int, message: str, version: int | None = None) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class StreamError(Exception):
 
 
 class _Edits:
-    """The operations on chunks, which both clients put into requests."""
+    """Builds the chunk operations that both clients send."""
 
     @staticmethod
     def append(text: str) -> dict[str, Any]:
@@ -62,7 +62,8 @@ class _Edits:
 
 
 class PromptStream:
-    """One stream on a server. `fields` are those of POST /v1/streams: query, template, messages, sampling.
+    """A prompt stream on a server. `fields` are those of POST /v1/streams: query, template, messages,
+    sampling.
 
     Methods raise StreamError for what the server refuses, httpx.TransportError if it cannot be reached.
     `version` is the latest one known; `edit` sends several operations at once.
@@ -79,19 +80,19 @@ class PromptStream:
         self.version: int = created["version"]
 
     def append(self, text: str) -> str:
-        """A new chunk at the end; returns its id."""
+        """Append a chunk at the end; returns its id."""
         return self.edit(_Edits.append(text))[0]
 
     def insert(self, text: str, before: Place) -> str:
-        """A new chunk before another; returns its id."""
+        """Insert a chunk before another; returns its id."""
         return self.edit(_Edits.insert(text, before))[0]
 
     def replace(self, chunk: Place, text: str) -> None:
-        """Another text for a chunk."""
+        """Replace the text of a chunk."""
         self.edit(_Edits.replace(chunk, text))
 
     def remove(self, chunk: Place) -> None:
-        """Take a chunk away."""
+        """Remove a chunk."""
         self.edit(_Edits.remove(chunk))
 
     def edit(self, *operations: dict[str, Any]) -> list[str]:
@@ -102,22 +103,23 @@ class PromptStream:
         return list(reply["chunks"])
 
     def state(self) -> dict[str, Any]:
-        """Version, chunks, tokens, and how many of those are computed already."""
+        """Return version, chunks, tokens, and how many of the tokens are already computed."""
         return _checked(self._http.get(f"/v1/streams/{self.id}"))
 
     def finish(self) -> dict[str, Any]:
-        """The answer, in the shape of completions or chats; where it is read early, only that it stands."""
+        """Finish the prompt and return the answer, in the format of completions or chats. Where the answer is
+        read early, the reply only confirms that it is final."""
         return self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
 
     def answer(self) -> Iterator[str]:
-        """The answer's text, piece by piece. Leaving the loop early ends the answer."""
+        """Finish the prompt and yield the answer's text in pieces. Leaving the loop early ends the answer."""
         for piece in self._read("finish", {"stream": True}):
             if isinstance(piece, str):
                 yield piece
 
     def early(self) -> Iterator[str | Withdrawn]:
-        """The answer to the prompt as it stands, while others edit it, until somebody finishes it; needs
-        answer_early=True. At a Withdrawn, forget the pieces before it. Leaving the loop ends the stream."""
+        """Yield the answer to the current prompt while others edit it, until it is finished; needs
+        answer_early=True. At a Withdrawn, discard the pieces before it. Leaving the loop ends the stream."""
         return self._read("answer", {})
 
     def _read(self, what: str, body: dict[str, Any]) -> Iterator[str | Withdrawn]:
@@ -129,7 +131,7 @@ class PromptStream:
                 yield from _pieces(line)
 
     def close(self) -> None:
-        """Drop the stream, if it was not answered, and the connection."""
+        """Drop the stream, if it was not answered, and close the connection."""
         if not self._http.is_closed:
             self._http.delete(f"/v1/streams/{self.id}")
             self._http.close()
@@ -152,7 +154,7 @@ class PromptStream:
 
 
 class AsyncPromptStream:
-    """The same for an event loop. Opened by `async with`, or by `open`."""
+    """`PromptStream` for an event loop. Opened by `async with`, or by `open`."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float = 600.0, **fields: Any):
         self._http = httpx.AsyncClient(base_url=_root(base_url), headers=_headers(api_key), timeout=timeout)
@@ -170,19 +172,19 @@ class AsyncPromptStream:
         self.id, self.version = created["id"], created["version"]
 
     async def append(self, text: str) -> str:
-        """A new chunk at the end; returns its id."""
+        """Append a chunk at the end; returns its id."""
         return (await self.edit(_Edits.append(text)))[0]
 
     async def insert(self, text: str, before: Place) -> str:
-        """A new chunk before another; returns its id."""
+        """Insert a chunk before another; returns its id."""
         return (await self.edit(_Edits.insert(text, before)))[0]
 
     async def replace(self, chunk: Place, text: str) -> None:
-        """Another text for a chunk."""
+        """Replace the text of a chunk."""
         await self.edit(_Edits.replace(chunk, text))
 
     async def remove(self, chunk: Place) -> None:
-        """Take a chunk away."""
+        """Remove a chunk."""
         await self.edit(_Edits.remove(chunk))
 
     async def edit(self, *operations: dict[str, Any]) -> list[str]:
@@ -193,23 +195,24 @@ class AsyncPromptStream:
         return list(reply["chunks"])
 
     async def state(self) -> dict[str, Any]:
-        """Version, chunks, tokens, and how many of those are computed already."""
+        """Return version, chunks, tokens, and how many of the tokens are already computed."""
         return _checked(await self._http.get(f"/v1/streams/{self.id}"))
 
     async def finish(self) -> dict[str, Any]:
-        """The answer, in the shape of completions or chats; where it is read early, only that it stands."""
+        """Finish the prompt and return the answer, in the format of completions or chats. Where the answer is
+        read early, the reply only confirms that it is final."""
         return await self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
 
     async def answer(self) -> AsyncIterator[str]:
-        """The answer's text, piece by piece. Leaving the loop early ends the answer."""
+        """Finish the prompt and yield the answer's text in pieces. Leaving the loop early ends the answer."""
         async with aclosing(self._read("finish", {"stream": True})) as pieces:
             async for piece in pieces:
                 if isinstance(piece, str):
                     yield piece
 
     def early(self) -> AsyncGenerator[str | Withdrawn, None]:
-        """The answer to the prompt as it stands, while others edit it, until somebody finishes it; needs
-        answer_early=True. At a Withdrawn, forget the pieces before it. Leaving the loop ends the stream."""
+        """Yield the answer to the current prompt while others edit it, until it is finished; needs
+        answer_early=True. At a Withdrawn, discard the pieces before it. Leaving the loop ends the stream."""
         return self._read("answer", {})
 
     async def _read(self, what: str, body: dict[str, Any]) -> AsyncGenerator[str | Withdrawn, None]:
@@ -223,7 +226,7 @@ class AsyncPromptStream:
                     yield piece
 
     async def close(self) -> None:
-        """Drop the stream, if it was not answered, and the connection."""
+        """Drop the stream, if it was not answered, and close the connection."""
         if not self._http.is_closed:
             await self._http.delete(f"/v1/streams/{self.id}")
             await self._http.aclose()
@@ -247,7 +250,7 @@ class AsyncPromptStream:
 
 
 def _root(base_url: str) -> str:
-    """A base that ends in /v1, as other clients want it, is as good as one without."""
+    """Return the base URL without a trailing /v1, which other clients require and this one accepts."""
     return base_url.rstrip("/").removesuffix("/v1")
 
 
@@ -260,7 +263,7 @@ def _at(place: Place) -> dict[str, Any]:
 
 
 def _checked(reply: httpx.Response) -> dict[str, Any]:
-    """The reply's body. Raises StreamError if it is a refusal."""
+    """Return the reply's body. Raises StreamError if it is a refusal."""
     try:
         body = dict(reply.json())
     except ValueError:
@@ -272,8 +275,8 @@ def _checked(reply: httpx.Response) -> dict[str, Any]:
 
 
 def _pieces(line: str) -> Iterator[str | Withdrawn]:
-    """The texts of one line of an event stream, or that those before are void. Raises StreamError for an
-    error that came in between."""
+    """Yield the texts of one line of an event stream, or a Withdrawn. Raises StreamError for an error
+    event."""
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
         return

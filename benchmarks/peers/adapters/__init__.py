@@ -2,12 +2,12 @@
 
 Each has
 
-    PACKAGES, UNWANTED         what pip installs into the engine's own environment, and removes from it again
+    PACKAGES, UNWANTED         what pip installs into the engine's environment, and removes from it again
     environment(cores)         variables of its process
-    convert(checkpoint, to)    writes the folder `to` in the engine's own format, if it has one (CONVERTS)
+    convert(checkpoint, to)    writes the folder `to` in the engine's format, if it has one (CONVERTS)
     Engine(checkpoint, converted, threads, kv_bytes, options)
         version                of the engine, for the report
-        precision              what it really computes with, as far as it tells
+        precision              the actual precision of computation, as far as it is reported
         generate(prompts, max_tokens, work) -> token ids of every answer, greedy, never ending early unless
                                `work` says that it `ends`
         close()
@@ -24,7 +24,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine with settings: `module` is its adapter, `options` what the adapter's Engine gets."""
+    """An engine with settings: `module` is its adapter, `options` are passed to the adapter's Engine."""
 
     title: str
     module: str

@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file with the weights' own bits."""
+"""Write a Llama checkpoint as a GGUF file with bit-identical weights."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def write(checkpoint: Path, path: Path) -> None:
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for shard in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(shard, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (it is no dict)
+            for name in tensors.keys():  # noqa: SIM118 (it is not a dict)
                 _add_tensor(writer, name, tensors.get_tensor(name), heads)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -68,7 +68,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], end: int)
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, heads: dict[str, int]) -> None:
-    """Norms in f32, matrices in bf16; queries and keys with the halves that rotate together interleaved."""
+    """Add a tensor: norms in f32, matrices in bf16; rows of queries and keys that rotate together
+    interleaved."""
     *_, part = name.removesuffix(".weight").split(".")
     if part in heads:
         rows, columns = tensor.shape

@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python.
 
-The package's own class runs one text at a time, so the engine here drives llama.cpp's batches itself, as its
-server in C++ does, and keeps texts in the cache, so that a text that begins like one of them goes on there.
+The package's class runs one text at a time, so this engine drives llama.cpp's batches itself, as its C++
+server does, and keeps texts in the cache, so that a text that shares a prefix with one of them reuses it.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ PACKAGES = ("llama-cpp-python[server]", "gguf", "safetensors")
 UNWANTED: tuple[str, ...] = ()
 CONVERTS = True
 STEP = 2048
-"""Tokens given to llama.cpp at once."""
+"""Tokens passed to llama.cpp at once."""
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
-    """For pip: built for this very processor."""
+    """Return variables for pip: compile for this machine's processor."""
     return {"CMAKE_ARGS": "-DGGML_NATIVE=ON", "CMAKE_BUILD_PARALLEL_LEVEL": str(len(cores))}
 
 
 def convert(checkpoint: Path, to: Path) -> None:
-    """To `model.gguf`."""
+    """Convert to `model.gguf`."""
     from benchmarks.peers.adapters import gguf_file
 
     to.mkdir(parents=True, exist_ok=True)
@@ -47,17 +47,17 @@ class Engine:
             raise RuntimeError(f"llama.cpp does not load {converted}/model.gguf")
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
-        """Token ids of all answers."""
+        """Return the token ids of all answers."""
         if work["name"] not in self._contexts:
             self._contexts[work["name"]] = Context(self._model, self._threads, work)
         return self._contexts[work["name"]].generate(prompts, max_tokens)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
 
 class Context:
-    """As many texts as the work has streams, each with the tokens that the cache holds of it."""
+    """As many texts as the work has streams, each with its tokens that are in the cache."""
 
     def __init__(self, model: Any, threads: int, work: dict[str, Any]) -> None:
         import llama_cpp
@@ -70,7 +70,7 @@ class Context:
         settings.n_ctx = work["streams"] * -(-work["longest"] // 256) * 256
         settings.n_batch = STEP
         settings.n_threads = settings.n_threads_batch = threads
-        settings.kv_unified = self._shared  # copies of a prefix cost nothing then, but attention looks at all
+        settings.kv_unified = self._shared  # prefix copies are then free, but attention scans all slots
         self._context = llama_cpp.llama_init_from_model(model, settings)
         if not self._context:
             raise RuntimeError(f"llama.cpp makes no context of {settings.n_ctx} tokens")
@@ -80,7 +80,8 @@ class Context:
         self._held: list[list[int]] = [[] for _ in range(work["streams"])]
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        """Token ids of all answers: the prompts in full batches, then a token of each at a time."""
+        """Return the token ids of all answers: the prompts in full batches, then one token of each at a
+        time."""
         fed = [(i, token) for i, prompt in enumerate(prompts) for token in prompt[self._reuse(i, prompt) :]]
         first: dict[int, int] = {}
         for begin in range(0, len(fed), STEP):
@@ -92,7 +93,8 @@ class Context:
         return answers
 
     def _reuse(self, sequence: int, prompt: list[int]) -> int:
-        """Make the sequence hold as much of the prompt as the cache has, but not its last token; how much."""
+        """Set up the sequence with the longest cached prefix of the prompt, excluding its last token; return
+        the prefix's length."""
         common = _common(self._held[sequence], prompt)
         if self._shared:
             best = max(range(len(self._held)), key=lambda other: _common(self._held[other], prompt))
@@ -106,8 +108,8 @@ class Context:
         return common
 
     def _decode(self, fed: list[tuple[int, int]], lengths: list[int] | None = None) -> dict[int, int]:
-        """Compute (sequence, token) pairs; the likeliest next token of each sequence that has reached its
-        length, or of all."""
+        """Compute (sequence, token) pairs; return the likeliest next token of each sequence that has reached
+        its length, or of all."""
         batch = self._batch
         batch.n_tokens = len(fed)
         asked = []
@@ -131,7 +133,7 @@ class Context:
 
 
 def _common(held: list[int], prompt: list[int]) -> int:
-    """Tokens at the beginning of both."""
+    """Return the length of the common prefix."""
     if held == prompt[: len(held)]:
         return len(held)
     return next(i for i, (a, b) in enumerate(zip([*held, -1], [*prompt, -2])) if a != b)  # noqa: B905
@@ -140,7 +142,7 @@ def _common(held: list[int], prompt: list[int]) -> int:
 def serve(
     checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
 ) -> list[str]:
-    """The package's server, which answers one request after another."""
+    """Return the arguments of the package's server, which answers one request after another."""
     settings = {
         "model": converted / "model.gguf",
         "port": port,

@@ -1,4 +1,5 @@
-"""Not an engine but the floor: what memory and matrix units give right now, by the best code at hand."""
+"""The floor instead of an engine: the current speed of memory and matrix units, by the best available
+code."""
 
 import ctypes
 import time
@@ -10,7 +11,7 @@ ROWS = 512
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
-    """Nothing beyond the defaults."""
+    """Return no variables: the defaults apply."""
     return {}
 
 
@@ -44,17 +45,17 @@ class Engine:
         self._flops = 2 * ROWS * weight.numel()
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
-        """Bytes a second and FLOPs a second, as the only answer."""
+        """Return bytes a second and FLOPs a second, as the only answer."""
         bandwidth = SIZE / _fastest(self._read, 4)
         rate = self._flops / min(_fastest(multiply, 12) for multiply in self._multiply)
         return [[int(bandwidth), int(rate)]]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
 
 def _fastest(call: Callable[[], Any], times: int) -> float:
-    """Seconds of the fastest call."""
+    """Return the seconds of the fastest call."""
     seconds = []
     for _ in range(times):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: its continuous batching pipeline, the one of its users' servers."""
+"""OpenVINO GenAI: its continuous batching pipeline, which its users' servers use."""
 
 import subprocess
 import sys
@@ -13,20 +13,20 @@ GIB = 1 << 30
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
-    """No questions home."""
+    """Return variables that disable telemetry and hub access."""
     return {"HF_HUB_OFFLINE": "1", "OPENVINO_TELEMETRY_DISABLED": "1"}
 
 
 def convert(checkpoint: Path, to: Path) -> None:
-    """By optimum, weights in 16 bits as they are."""
+    """Convert with optimum, weights kept in 16 bits."""
     command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
     settings = ["--model", str(checkpoint), "--task", "text-generation-with-past", "--weight-format", "fp16"]
     subprocess.run([*command, *settings, str(to)], check=True)
 
 
 class Engine:
-    """KV in u8, its default, in bf16, or in f32, which AVX2 takes instead; arithmetic in bf16, its default
-    where the processor has that. The converted model `draft`, if there is one, makes `guesses`."""
+    """KV in u8, its default, in bf16, or in f32, which AVX2 uses instead; arithmetic in bf16, its default
+    where the processor supports it. The converted model `draft`, if there is one, drafts `guesses` tokens."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -53,7 +53,7 @@ class Engine:
         self.precision = f"{_arithmetic(plain)}, KV in {options['kv']}"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
-        """Token ids of all answers."""
+        """Return the token ids of all answers."""
         import numpy as np
 
         settings = self._genai.GenerationConfig()
@@ -66,11 +66,11 @@ class Engine:
         return [list(result.m_generation_ids[0]) for result in results]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
 
 def _arithmetic(properties: dict[str, Any]) -> str:
-    """What the plugin makes of the precision asked for: bf16 only where the processor multiplies it."""
+    """Return the precision that the plugin actually uses: bf16 only where the processor multiplies it."""
     import numpy as np
     import openvino as ov
     from openvino import opset13 as opset

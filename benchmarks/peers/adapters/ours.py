@@ -1,4 +1,4 @@
-"""streamserve itself, as users of the library and of the server get it."""
+"""streamserve itself, through the public library and server."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,11 +8,11 @@ PACKAGES: tuple[str, ...] = ()
 UNWANTED: tuple[str, ...] = ()
 CONVERTS = False
 STOPPED = 3600.0
-"""Seconds a worker may say nothing: it is stopped while others are measured."""
+"""Seconds without a sign of life allowed to a worker: it is stopped while others are measured."""
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
-    """Nothing beyond the defaults."""
+    """Return no variables: the defaults apply."""
     return {}
 
 
@@ -30,7 +30,7 @@ class Engine:
         self.precision = f"{self._llm.model.dtype} weights and KV, float32 sums"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
-        """Token ids of all answers."""
+        """Return the token ids of all answers."""
         params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=not work.get("ends"))
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
@@ -43,7 +43,7 @@ class Engine:
 def serve(
     checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
 ) -> list[str]:
-    """`streamserve serve`."""
+    """Return the arguments of `streamserve serve`."""
     settings = {
         "port": port,
         "threads": threads,

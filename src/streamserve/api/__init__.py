@@ -1,1 +1,1 @@
-"""The door: OpenAI's routes over HTTP. Knows of the engine only what `generator.Generator` says."""
+"""The API server: OpenAI's routes over HTTP. Uses the engine only through `generator.Generator`."""

@@ -1,4 +1,4 @@
-"""The application: every route over one generator."""
+"""The FastAPI application: all routes over one generator."""
 
 from fastapi import FastAPI
 
@@ -30,8 +30,11 @@ from streamserve.protocol.sampling import SamplingParams
 
 
 def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
-    """OpenAI's API over `llm`, which may still be loading: until it is ready, /health says so and
-    requests get 503. Raises TypeError if `settings.default_sampling` names a field there is not."""
+    """Build the application with OpenAI's API over `llm`.
+
+    `llm` may still be loading: until it is ready, /health reports that and requests get 503. Raises TypeError
+    if `settings.default_sampling` names an unknown field.
+    """
     settings = settings or ApiSettings()
     SamplingParams(**settings.default_sampling)
     metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
@@ -44,7 +47,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     app.state.drain = door.drain
     app.state.memory = door.memory
     install_error_handlers(app)
-    # The first added is the innermost: a request meets them from the last to the first.
+    # The middleware added first is the innermost: a request passes them from the last to the first.
     app.add_middleware(RequestMemory, account=door.memory)
     app.add_middleware(
         Authentication,

@@ -1,4 +1,4 @@
-"""A request at work: its prompts through the engine, all together, each item to where it belongs."""
+"""Run a request: submit its prompts to the engine concurrently, and pass each item to its sink."""
 
 import asyncio
 import secrets
@@ -28,8 +28,11 @@ from streamserve.text.output import Delta, TokenLogprob, Usage
 
 @dataclass(frozen=True)
 class Door:
-    """What every route needs. `side` does what is large; `forms` converts grammars, each of which may take a
-    second, so that they delay each other only."""
+    """The application context that every route needs.
+
+    `side` runs work that takes more than a few milliseconds; `forms` converts grammars, each of which may
+    take a second, so that they delay only each other.
+    """
 
     llm: Generator
     settings: ApiSettings
@@ -41,7 +44,7 @@ class Door:
 
     @property
     def max_values(self) -> int:
-        """How many values the JSON of a request may hold: prompts of token ids fill the context."""
+        """The maximum number of JSON values in a request: prompts of token ids may fill the context."""
         try:
             return max(MAX_VALUES, 2 * self.llm.model.max_model_len)
         except RequestError:  # not loaded yet
@@ -49,8 +52,8 @@ class Door:
 
     @property
     def max_characters(self) -> int:
-        """How many characters a text of a request may have to be looked at: prompts cannot have more, and
-        what else has bounds is well below."""
+        """The maximum number of characters in a string of a request: a prompt that fits in the context has no
+        more, and every other string has a far lower limit."""
         try:
             return max(MIN_CHARACTERS, self.llm.model.max_model_len * self.llm.tokenizer.longest_token)
         except RequestError:
@@ -59,8 +62,11 @@ class Door:
 
 @dataclass(frozen=True)
 class Job:
-    """The `number`-th prompt of a request. Its choices follow those of the prompts before it.
-    `arriving` has it already, where it arrived bit by bit, and counts as open since it was created."""
+    """The generation task of the `number`-th prompt of a request.
+
+    Its choice indices follow those of the prompts before it. `arriving` is its prompt stream, if there is
+    one; the request's latency then counts from that stream's creation.
+    """
 
     number: int
     request_id: str
@@ -71,7 +77,7 @@ class Job:
     arriving: ArrivingPrompt | None = None
 
     def index(self, choice: int) -> int:
-        """The place of one of its choices in the reply."""
+        """Return the index of one of its choices in the reply."""
         return self.number * self.params.n + choice
 
 
@@ -79,14 +85,15 @@ Sink = Callable[[Job, Item], Awaitable[None]]
 
 
 def new_id(kind: str) -> str:
-    """A request id as OpenAI's look."""
+    """Return a new request id in OpenAI's format."""
     return f"{kind}-{secrets.token_hex(16)}"
 
 
 async def generate(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
-    """Run all jobs at once and give `sink` what comes. The first to fail ends the others.
+    """Run all jobs concurrently and pass their items to `sink`. The first failure cancels the others.
 
-    Raises RequestError if one is refused, lost or too late. Cancelling this cancels all in the engine.
+    Raises RequestError if one is refused, lost or times out. Cancelling this cancels all of them in the
+    engine.
     """
     check_choices([job.params for job in jobs])
     seconds = door.settings.request_timeout
@@ -109,9 +116,9 @@ async def _generate_all(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
         async with asyncio.TaskGroup() as group:
             for job in jobs:
                 group.create_task(_generate_one(door, job, sink))
-                await asyncio.sleep(0)  # each takes a while to begin: others come in between
+                await asyncio.sleep(0)  # starting one takes a while: let other tasks run in between
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others were cancelled because of it
+        raise errors.exceptions[0] from None  # the others were cancelled because of this one
 
 
 async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
@@ -141,14 +148,14 @@ def _items(door: Door, job: Job) -> AsyncGenerator[Item, None]:
 
 
 def _check(delta: Delta) -> None:
-    """OpenAI has no finish reason for what went wrong here: it is an error."""
+    """Raise RequestError (503) for finish reasons that OpenAI does not have: they are server errors."""
     if delta.finish in ("abort", "error"):
         raise RequestError("the server ended this request before it was complete", status=503)
 
 
 @dataclass
 class Piece:
-    """What is known of a choice: all of it, or what one delta brings."""
+    """The output of a choice: all of it, or one delta."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -157,7 +164,7 @@ class Piece:
     stop: str | int | None = None
 
     def add(self, delta: Delta) -> None:
-        """Take in what comes next."""
+        """Append a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
@@ -166,7 +173,7 @@ class Piece:
 
 @dataclass
 class JobOutput:
-    """All that a job brought."""
+    """All output of a job."""
 
     job: Job
     choices: list[Piece]
@@ -174,7 +181,7 @@ class JobOutput:
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
 
     def add(self, item: Item) -> None:
-        """Take in what comes next."""
+        """Add an item."""
         if isinstance(item, Usage):
             self.usage = item
         elif isinstance(item, PromptLogprobs):
@@ -184,7 +191,7 @@ class JobOutput:
 
 
 def charged_reply(door: Door, jobs: Sequence[Job], whole: bool) -> Charge:
-    """The charge for the log-probabilities of a reply to `jobs`; see scores.reply_charge."""
+    """Return the charge for the log-probabilities of a reply to `jobs`; see scores.reply_charge."""
     return reply_charge(
         door.memory,
         [job.params for job in jobs],
@@ -197,8 +204,10 @@ def charged_reply(door: Door, jobs: Sequence[Job], whole: bool) -> Charge:
 async def collect(
     door: Door, jobs: Sequence[Job], write: Callable[[list[JobOutput]], msgspec.Struct]
 ) -> bytes:
-    """Run all jobs to their end; the reply that `write` makes of their outputs, as JSON. A reply with many
-    log-probabilities is written outside of the event loop."""
+    """Run all jobs to their end; return the reply that `write` builds from their outputs, as JSON.
+
+    A reply with many log-probabilities is encoded outside of the event loop.
+    """
     outputs = [JobOutput(job, [Piece() for _ in range(job.params.n)]) for job in jobs]
     with charged_reply(door, jobs, whole=True) as charge:
 
@@ -212,12 +221,12 @@ async def collect(
 
 
 _LARGE_REPLY = 1 << 20
-"""Bytes of log-probabilities that take several milliseconds to write."""
+"""Bytes of log-probabilities that take several milliseconds to encode."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What stands at the beginning of every reply to a request."""
+    """The fields at the start of every reply to a request."""
 
     id: str
     created: int
@@ -226,5 +235,5 @@ class Head:
 
 
 def head_of(request_id: str, llm: Generator, model: str) -> Head:
-    """The head for a request that came now."""
+    """Return the head for a request that has just arrived."""
     return Head(request_id, int(time.time()), model, f"fp_{llm.model.fingerprint[:12]}")

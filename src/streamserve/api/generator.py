@@ -1,4 +1,4 @@
-"""What the routes need of an engine, whichever it is and wherever it runs."""
+"""The engine interface that the routes use, independent of its implementation and location."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -16,7 +16,7 @@ Item = Delta | PromptLogprobs | Usage
 
 
 class Health(Protocol):
-    """Whether requests can be served now, and if not, why, and when they will be."""
+    """Whether requests can be served now; if not, the reason, and when they will be."""
 
     @property
     def ready(self) -> bool: ...
@@ -26,12 +26,15 @@ class Health(Protocol):
 
     @property
     def retry_after(self) -> float | None:
-        """In how many seconds requests are expected to be served."""
+        """The expected number of seconds until requests are served."""
 
 
 class ArrivingPrompt(Protocol):
-    """A prompt that is still arriving, in the engine. `ids` is what it was last told, `computed` how many of
-    them have KV, `created` when it was opened, by time.perf_counter."""
+    """A prompt stream in the engine.
+
+    `ids` are the token ids last synced to it, `computed` how many of them have KV, `created` when it was
+    opened, by time.perf_counter.
+    """
 
     @property
     def ids(self) -> list[int]: ...
@@ -43,23 +46,30 @@ class ArrivingPrompt(Protocol):
     def created(self) -> float: ...
 
     async def edit(self, ids: list[int], tail: int) -> None:
-        """The prompt is now `ids`, of which the last `tail` are expected to stay last. Raises RequestError
-        if the request was lost."""
+        """Replace the prompt with `ids`, of which the last `tail` are expected to stay last.
+
+        Raises RequestError if the request was lost.
+        """
 
     def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        """Finish the prompt as `ids` and generate, as Generator.submit does. Of a prompt that is answered
-        early, the answer as it stands; raises PromptChanged when that is void."""
+        """Finish the prompt as `ids` and generate, as Generator.submit does.
+
+        For a prompt that is answered early, yields the current answer; raises PromptChanged when it becomes
+        void.
+        """
 
     async def finish(self) -> None:
-        """An early answer stands: nothing changes any more. Raises RequestError if the request was lost."""
+        """Finish the prompt without changes, so that an early answer becomes final.
+
+        Raises RequestError if the request was lost.
+        """
 
     async def close(self) -> None:
-        """Cancel what is not over."""
+        """Cancel the request unless it has ended."""
 
 
 class Generator(Protocol):
-    """A model that generates. `root` is its hub name or folder, `created` when it was started, in Unix
-    seconds."""
+    """A model that generates. `root` is its hub name or folder, `created` its start time in Unix seconds."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -88,9 +98,10 @@ class Generator(Protocol):
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[Item, None]:
-        """Generate: deltas of `params.n` choices until each has finished, then the usage.
+        """Yield deltas of `params.n` choices until all have finished, then the Usage.
 
-        Raises RequestError before the first item if the request is refused. Closing it cancels the request.
+        Raises RequestError before the first item if the request is refused. Closing the iterator cancels the
+        request.
         """
 
     async def open(
@@ -102,27 +113,35 @@ class Generator(Protocol):
         cache_salt: str = "",
         answer_early: bool = False,
     ) -> ArrivingPrompt:
-        """A prompt that is still arriving, empty at first; unless it is answered early, only `params.n`
-        counts before it is finished. Raises RequestError if no more requests are taken, or if it cannot be
-        answered early."""
+        """Open a prompt stream, empty at first.
+
+        Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
+        RequestError if no more requests are accepted, or if the parameters do not allow early answers.
+        """
 
     def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
-        """`params` with a seed and a length. Raises RequestError if they or the prompt cannot be served."""
+        """Return `params` with a seed and a length.
+
+        Raises RequestError if they or the prompt cannot be served.
+        """
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
-        """Raises RequestError about `field` if outputs cannot be held to `grammar`."""
+        """Raise RequestError about `field` if outputs cannot be constrained by `grammar`."""
 
     def health(self) -> Health: ...
 
     def report(self) -> Report | None:
-        """The worker's latest report, if there has been one."""
+        """Return the worker's latest report, if there has been one."""
 
     def incidents(self) -> IncidentReport:
-        """What went wrong so far: deaths of workers, requests that were suspected of them."""
+        """Return the incidents so far: worker crashes, and the requests suspected of causing them."""
 
     def routing(self) -> RouterView:
-        """The workers now, and why recent requests went where they did."""
+        """Return the current state of the workers, and the reasons for recent routing decisions."""
 
     async def rest(self, worker: str, draining: bool) -> int:
-        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
-        other half of its pair. Raises RequestError (404) if there is no such worker."""
+        """Drain a worker (send it no new requests), or resume it.
+
+        Returns the number of requests open on it or on its prefill/decode peer. Raises RequestError (404) if
+        there is no such worker.
+        """

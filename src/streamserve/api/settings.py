@@ -1,4 +1,4 @@
-"""What the operator decides about the door."""
+"""Operator settings of the API server."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -7,14 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ApiSettings:
-    """`default_sampling` are sampling values for requests that don't say (fields of SamplingParams), as a
-    checkpoint's generation_config.json may recommend them. Larger requests than the limits are refused;
-    `max_memory_bytes` is what all of them together may hold (memory.py).
+    """Settings of the API.
+
+    `default_sampling` are sampling values (fields of SamplingParams) for requests that do not set them, as a
+    checkpoint's generation_config.json may recommend. Requests above a limit are refused; `max_memory_bytes`
+    bounds the memory of all requests together (memory.py).
 
     `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
-    `request_timeout` is in seconds (None: any). `api_keys` and `admin_keys` are digests. With `local_only` no
-    domain but localhost is answered to. `max_streams` prompts may be arriving at once, and one that nobody
-    touches for `stream_ttl` seconds is dropped."""
+    `request_timeout` is in seconds (None: no limit). `api_keys` and `admin_keys` are digests. With
+    `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt streams
+    may be open; one without any request for `stream_ttl` seconds is dropped.
+    """
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 8 << 20

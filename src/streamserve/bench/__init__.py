@@ -1,3 +1,4 @@
-"""Measuring servers from outside: workloads, arrivals, the load client, statistics and reports.
+"""Benchmarks of servers over HTTP: workloads, arrivals, the load client, statistics and reports.
 
-Talks HTTP to any server with OpenAI's API, and knows nothing of what is behind it."""
+Works with any server that has OpenAI's API, independent of its implementation.
+"""

@@ -1,4 +1,4 @@
-"""When requests are sent: all at once, at random by a rate, or as a trace says. Seconds from the start."""
+"""Arrival times in seconds from the start: all at once, random with a given rate, or from a trace."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,10 @@ from streamserve.bench.workloads import read_lines
 
 
 def gamma_arrivals(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> list[float]:
-    """Times of `count` requests, `rate` a second on average; infinite means all at once.
+    """Return the arrival times of `count` requests, `rate` per second on average; infinite means all at once.
 
     Gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, less is burstier (a gap's
-    variance is mean² / burstiness), more is steadier. Raises BenchError unless both are positive.
+    variance is mean² / burstiness), more is more regular. Raises BenchError unless both are positive.
     """
     if not rate > 0:
         raise BenchError(f"the request rate is {rate}; it must be positive, or inf")
@@ -28,8 +28,11 @@ def gamma_arrivals(count: int, rate: float, burstiness: float, rng: np.random.Ge
 
 
 def trace_arrivals(path: Path, count: int) -> list[float]:
-    """The first `count` times of a trace, moved so that the first is 0: a number a line, or objects with
-    "timestamp", in seconds. Raises BenchError if there are too few, or one is no time or before the last."""
+    """Return the first `count` times of a trace, shifted so that the first is 0.
+
+    The trace has a number per line, or objects with "timestamp", in seconds. Raises BenchError if there are
+    too few, or if one is not a number or is before the previous one.
+    """
     times: list[float] = []
     for where, entry in read_lines(path):
         time = entry.get("timestamp") if isinstance(entry, dict) else entry

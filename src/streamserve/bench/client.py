@@ -1,4 +1,4 @@
-"""One request over HTTP, timed as a user would see it."""
+"""One request over HTTP, timed as a client sees it."""
 
 import json
 import time
@@ -18,12 +18,12 @@ Endpoint = Literal["completions", "chat"]
 ROUTES: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 _SHOWN = 300
-"""Characters of an error that are kept."""
+"""Maximum number of characters stored of an error."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server, and what every request says to it. `api_key` goes nowhere but into the header."""
+    """The server, and the fields that all requests have in common. `api_key` is only sent in the header."""
 
     base_url: str
     model: str
@@ -34,11 +34,11 @@ class Target:
 
     @property
     def url(self) -> str:
-        """Where requests go. A base that ends in /v1, as some clients want it, is as good as one without."""
+        """The URL of requests. A base URL that ends in /v1 works too."""
         return self.base_url.rstrip("/").removesuffix("/v1") + ROUTES[self.endpoint]
 
     def body(self, prompt: Prompt) -> bytes:
-        """The request for `prompt`. Raises BenchError if the endpoint does not take its kind."""
+        """Return the request body for `prompt`. Raises BenchError if the endpoint does not take its kind."""
         body: dict[str, Any] = {"model": self.model, "stream": True}
         body["stream_options"] = {"include_usage": True}
         content, is_chat = prompt.content, self.endpoint == "chat"
@@ -59,7 +59,7 @@ class Target:
 
 
 def open_session(api_key: str | None) -> aiohttp.ClientSession:
-    """Connections as many as needed, kept open between requests; no limit on how long a reply takes."""
+    """Open a session with unlimited connections, kept alive between requests, and no timeout for replies."""
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -71,7 +71,10 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 
 
 async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
-    """The name of the first model the server lists. Raises BenchError if it lists none, or is not there."""
+    """Return the name of the first model that the server lists.
+
+    Raises BenchError if it lists none, or cannot be reached.
+    """
     url = base_url.rstrip("/").removesuffix("/v1") + "/v1/models"
     try:
         async with session.get(url) as reply:
@@ -86,7 +89,7 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
 
 
 class _Watch:
-    """What comes of one reply, and when."""
+    """Records the events of one reply with their times."""
 
     def __init__(self) -> None:
         self.begun = time.perf_counter()
@@ -119,8 +122,10 @@ class _Watch:
 
 
 async def send(session: aiohttp.ClientSession, url: str, body: bytes, started: float) -> Outcome:
-    """Send a request and read its events. `started` is the benchmark's start by time.perf_counter. What
-    goes wrong becomes the outcome's error."""
+    """Send a request and read its events.
+
+    `started` is the benchmark's start by time.perf_counter. A failure becomes the outcome's error.
+    """
     watch, splitter, ended = _Watch(), EventSplitter(), False
     try:
         async with session.post(url, data=body) as reply:

@@ -1,4 +1,4 @@
-"""`streamserve bench`: the options of the load client, and one run of it from them to the report."""
+"""`streamserve bench`: the options of the load client, and a run from the options to the report."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def _bench() -> None:
 
 
 class Dataset(StrEnum):
-    """Where prompts come from."""
+    """The source of the prompts."""
 
     random = "random"
     sharegpt = "sharegpt"
@@ -36,7 +36,7 @@ class Dataset(StrEnum):
 
 
 class EndpointName(StrEnum):
-    """Which route is asked."""
+    """The route that requests are sent to."""
 
     completions = "completions"
     chat = "chat"
@@ -105,9 +105,9 @@ def serve(
         list[str] | None, typer.Argument(help="further ones of --goodput", metavar="[TARGET]...")
     ] = None,
 ) -> None:
-    """Send requests to a server and print how fast it answers, as `vllm bench serve` does.
+    """Send requests to a server and print its latencies and throughput, as `vllm bench serve` does.
 
-    Ctrl-C ends the load, and prints what there is.
+    Ctrl-C ends the load, and prints the results so far.
     """
     given = {name: value for name, value in locals().items() if name not in ("api_key", "more_targets")}
     given["goodput"] = [*(goodput or []), *(more_targets or [])]
@@ -207,7 +207,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting as JSON has it."""
+    """Convert a setting to a JSON value."""
     return str(value) if isinstance(value, Path) or value == math.inf else value
 
 

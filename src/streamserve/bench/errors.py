@@ -1,4 +1,4 @@
-"""What can be wrong with what a benchmark was asked to do."""
+"""Errors in the configuration of a benchmark."""
 
 
 class BenchError(ValueError):

@@ -1,4 +1,4 @@
-"""What a stream of server-sent events says about tokens."""
+"""Parse the server-sent events of a streamed reply."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """The part of a completion's or a chat's event that is measured."""
+    """The measured fields of a completion's or a chat's event."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -33,7 +33,7 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def has_text(self) -> bool:
-        """Whether it brings something that was generated. A chat's first event often brings only the role."""
+        """Whether the event has generated output. A chat's first event often has only the role."""
         return any(_generated(choice) for choice in self.choices)
 
 
@@ -45,16 +45,16 @@ def _generated(choice: _Choice) -> bool:
 
 
 parse_event = msgspec.json.Decoder(Event).decode
-"""An Event from the data of one. Raises msgspec.ValidationError or msgspec.DecodeError."""
+"""Decodes an Event from an event's data. Raises msgspec.ValidationError or msgspec.DecodeError."""
 
 
 class EventSplitter:
-    """Cuts bytes as they come from a socket into the data of events."""
+    """Splits bytes as they arrive from a socket into the data of events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that are complete with `data`. Comments and other fields are left out."""
+        """Return the data of the events completed by `data`. Comments and other fields are ignored."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]

@@ -1,4 +1,4 @@
-"""The load: requests sent when their time comes, at most so many at once, until all are answered."""
+"""The load generator: sends requests at their arrival times, with limited concurrency."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ from streamserve.bench.workloads import Prompt
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a load. `interrupted` requests were open or not yet sent when Ctrl-C was pressed."""
+    """The results of a load. `interrupted` requests were open or not yet sent when Ctrl-C was pressed."""
 
     outcomes: list[Outcome]
     duration: float
@@ -30,9 +30,11 @@ async def run_load(
     max_concurrency: int | None = None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Run:
-    """Send `prompts` at `arrivals` (seconds from now, ascending). A request that must wait for others because
-    of `max_concurrency` is timed from when it is sent. Ctrl-C ends the load, and what is there is returned.
-    Raises BenchError if a prompt does not fit the endpoint."""
+    """Send `prompts` at `arrivals` (seconds from now, ascending).
+
+    A request delayed by `max_concurrency` is timed from when it is sent. Ctrl-C ends the load, and the
+    results so far are returned. Raises BenchError if a prompt does not fit the endpoint.
+    """
     bodies = [target.body(prompt) for prompt in prompts]
     outcomes: list[Outcome] = []
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
@@ -53,7 +55,7 @@ async def run_load(
 
 
 async def _all_or_interrupted(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for all, or until SIGINT, which cancels those that are not done."""
+    """Wait for all tasks, or until SIGINT, which cancels the unfinished ones."""
     loop = asyncio.get_running_loop()
 
     def cancel() -> None:

@@ -1,4 +1,4 @@
-"""A run's figures as text in the layout of `vllm bench serve`, as JSON, and as plots."""
+"""Report a run's statistics as text in the layout of `vllm bench serve`, as JSON, and as plots."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ _WIDTH = 50
 def as_text(
     summary: Summary, metrics: Sequence[str], max_concurrency: int | None = None, rate: float | None = None
 ) -> str:
-    """What is printed at the end."""
+    """Return the text printed at the end."""
     lines = [_heading(" Serving Benchmark Result ", "=")]
     lines += [
         _line(label, value) for label, value in _figures(summary, max_concurrency, rate) if value is not None
@@ -68,7 +68,7 @@ def _line(label: str, value: int | float) -> str:
 
 
 def remarks(summary: Summary, outcomes: Sequence[Outcome]) -> list[str]:
-    """What a reader of the figures must know besides."""
+    """Return remarks needed to interpret the statistics."""
     found = []
     if summary.counted:
         found.append(
@@ -87,8 +87,8 @@ def remarks(summary: Summary, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) -> list[Path]:
-    """Write settings, figures and every request to `path` as JSON, and plots beside it as PNG if matplotlib
-    is there. Returns what was written."""
+    """Write settings, statistics and every request to `path` as JSON, and plots next to it as PNG if
+    matplotlib is installed. Returns the paths of the written files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "settings": dict(settings),
@@ -104,7 +104,7 @@ def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) ->
 
 
 def plot(path: Path, run: Run) -> None:
-    """Draw how each latency is spread, and tokens and open requests over time."""
+    """Plot the distribution of each latency, and tokens and open requests over time."""
     from matplotlib.figure import Figure
 
     done = [outcome for outcome in run.outcomes if outcome.error is None]

@@ -1,4 +1,4 @@
-"""From what happened to each request to the figures of a report; pure functions, times in seconds."""
+"""Compute a report's statistics from the outcomes of requests; pure functions, times in seconds."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +20,12 @@ PERCENTILE = 99
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request. `sent` counts from the benchmark's start, `token_times` (when an event brought text) from
-    `sent`. `counted`: the server told no usage, so output tokens are the events that brought text, and
-    prompt tokens unknown. `error` is None for those that were answered to the end."""
+    """One request.
+
+    `sent` counts from the benchmark's start, `token_times` (of each event with text) from `sent`. `counted`:
+    the server sent no usage, so output tokens are the number of events with text, and prompt tokens are
+    unknown. `error` is None for complete replies.
+    """
 
     sent: float
     latency: float
@@ -34,25 +37,25 @@ class Outcome:
 
     @property
     def ttft(self) -> float | None:
-        """Until the first text; None if no text came."""
+        """Time to the first text; None if there was none."""
         return self.token_times[0] if self.token_times else None
 
     @property
     def tpot(self) -> float | None:
-        """From the first text to the end, over the tokens after the first; None if there are none."""
+        """Time from the first text to the end, per token after the first; None if there are none."""
         if self.ttft is None or self.output_tokens < 2:
             return None
         return (self.latency - self.ttft) / (self.output_tokens - 1)
 
     @property
     def itl(self) -> list[float]:
-        """Times between events that brought text."""
+        """Times between events with text."""
         return [later - earlier for earlier, later in pairwise(self.token_times)]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, median and 99th percentile in milliseconds, 0 where there is no value."""
+    """Mean, median and 99th percentile in milliseconds; 0 where there is no value."""
 
     mean: float = 0.0
     median: float = 0.0
@@ -61,8 +64,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a run. Rates are per second, spreads in milliseconds. `goodput` is None where no target
-    was set, `input_tokens` where the server did not tell. `spreads` has a key of METRICS each."""
+    """Statistics of a run.
+
+    Rates are per second, `spreads` in milliseconds, with one entry for each of METRICS. `goodput` is None if
+    no target was set, `input_tokens` if the server did not report them.
+    """
 
     completed: int
     failed: int
@@ -83,7 +89,7 @@ class Summary:
 def summarize(
     outcomes: Sequence[Outcome], duration: float, targets: Mapping[str, float], interrupted: int = 0
 ) -> Summary:
-    """The figures of `outcomes` over `duration`. Failed requests count as failed and nowhere else.
+    """Compute the statistics of `outcomes` over `duration`. Failed requests count only as failed.
 
     `targets` maps metrics to milliseconds: goodput counts the requests that meet all of them.
     """
@@ -111,7 +117,7 @@ def summarize(
 
 
 def values(outcomes: Iterable[Outcome], metric: str) -> list[float]:
-    """All there is of one of METRICS, in milliseconds."""
+    """Return all values of one of METRICS, in milliseconds."""
     found: list[float] = []
     for outcome in outcomes:
         if metric == "itl":
@@ -123,20 +129,22 @@ def values(outcomes: Iterable[Outcome], metric: str) -> list[float]:
 
 
 def spread(found: Sequence[float]) -> Spread:
-    """Mean, median and 99th percentile (linear between values)."""
+    """Return mean, median and 99th percentile (linear interpolation)."""
     if not found:
         return Spread()
     return Spread(float(np.mean(found)), float(np.median(found)), float(np.percentile(found, PERCENTILE)))
 
 
 def meets(outcome: Outcome, targets: Mapping[str, float]) -> bool:
-    """Whether a request was within every target; one that has no value for a metric cannot miss it."""
+    """Return whether a request met every target; one without a value for a metric cannot miss it."""
     return all(value <= limit for metric, limit in targets.items() for value in values([outcome], metric))
 
 
 def tokens_by_second(outcomes: Iterable[Outcome]) -> list[float]:
-    """Output tokens in each second since the start. The tokens of a request are shared evenly among its
-    events, since one event may bring several."""
+    """Return the output tokens in each second since the start.
+
+    A request's tokens are divided evenly among its events, since one event may have several.
+    """
     events = [
         (outcome.sent + time, outcome.output_tokens / len(outcome.token_times))
         for outcome in outcomes
@@ -149,7 +157,7 @@ def tokens_by_second(outcomes: Iterable[Outcome]) -> list[float]:
 
 
 def running_over_time(outcomes: Iterable[Outcome]) -> list[tuple[float, int]]:
-    """(time, requests open from then on), at each change."""
+    """Return (time, requests open from then on), at each change."""
     changes = sorted(
         change for outcome in outcomes for change in ((outcome.sent, 1), (outcome.sent + outcome.latency, -1))
     )
@@ -162,12 +170,12 @@ def running_over_time(outcomes: Iterable[Outcome]) -> list[tuple[float, int]]:
 
 
 def peak_concurrency(outcomes: Iterable[Outcome]) -> int:
-    """The most requests that were open at once."""
+    """Return the maximum number of requests that were open at once."""
     return max((running for _, running in running_over_time(outcomes)), default=0)
 
 
 def parse_targets(given: Iterable[str]) -> dict[str, float]:
-    """`ttft:500 tpot:50` as a mapping. Raises BenchError for anything else."""
+    """Parse `ttft:500 tpot:50` to a mapping. Raises BenchError for anything else."""
     targets: dict[str, float] = {}
     for item in given:
         match = re.fullmatch(r"(ttft|tpot|e2el):(\d+(?:\.\d+)?)", item)
@@ -178,7 +186,7 @@ def parse_targets(given: Iterable[str]) -> dict[str, float]:
 
 
 def parse_metrics(given: str) -> list[str]:
-    """`ttft,tpot` as a list. Raises BenchError for metrics there are not."""
+    """Parse `ttft,tpot` to a list. Raises BenchError for unknown metrics."""
     wanted = [name.strip() for name in given.split(",") if name.strip()]
     for name in wanted:
         if name not in METRICS:

@@ -1,4 +1,4 @@
-"""What is asked: prompts and how long their answers are to be, made up or read from a file."""
+"""Workloads: prompts and output lengths, generated or read from a file."""
 
 import json
 import math
@@ -12,18 +12,21 @@ import numpy as np
 from streamserve.bench.errors import BenchError
 
 CHARACTERS_PER_TOKEN = 4
-"""A rule of thumb, used where an answer's length is known as text only."""
+"""A rule of thumb, used where an output's length is known as text only."""
 
 _COMMON = """the of and to in is that it was for on are with as his they at be this from have or by one had
 not but what all were when we there can an your which their said if do will each about how up out them then
 she many some so these would other into has more her two like him see time could no make than first been"""
 _WORDS = tuple(_COMMON.split())
-"""English words, which most tokenizers have as one token each."""
+"""English words, most of which are one token in most tokenizers."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """`content` is a text, token ids, or the messages of a chat. `output_tokens` is what to ask for."""
+    """`content` is a text, token ids, or the messages of a chat.
+
+    `output_tokens` is the number of tokens to request.
+    """
 
     content: str | tuple[int, ...] | tuple[dict[str, Any], ...]
     output_tokens: int
@@ -44,7 +47,7 @@ class RandomLengths:
             raise BenchError(f"the range ratio is {self.range_ratio}; it must be at least 0 and below 1")
 
     def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-        """(input, output) for `count` requests."""
+        """Draw (input, output) lengths for `count` requests."""
         inputs = self._draw(self.input_len, count, rng)
         return list(zip(inputs, self._draw(self.output_len, count, rng), strict=True))
 
@@ -57,7 +60,7 @@ class RandomLengths:
 def random_tokens(
     count: int, lengths: RandomLengths, vocab_size: int, rng: np.random.Generator
 ) -> list[Prompt]:
-    """Prompts of token ids below `vocab_size`: exact lengths, and nothing in common."""
+    """Return prompts of token ids below `vocab_size`, with exact lengths and no common prefixes."""
     return [
         Prompt(tuple(int(token) for token in rng.integers(0, vocab_size, inputs)), outputs)
         for inputs, outputs in lengths.draw(count, rng)
@@ -65,15 +68,18 @@ def random_tokens(
 
 
 def random_words(count: int, lengths: RandomLengths, rng: np.random.Generator) -> list[Prompt]:
-    """Prompts of as many common words as tokens are wanted: about the length, for routes that take texts."""
+    """Return prompts of common words, one per requested token: approximate lengths, for routes that take
+    texts."""
     return [
         Prompt(" ".join(rng.choice(_WORDS, inputs)), outputs) for inputs, outputs in lengths.draw(count, rng)
     ]
 
 
 def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Generator) -> list[Prompt]:
-    """First questions of ShareGPT conversations, `count` of them in random order. Answers are to be
-    `output_len` tokens, or as long as the recorded one at four characters a token."""
+    """Return the first questions of `count` ShareGPT conversations in random order.
+
+    Outputs have `output_len` tokens, or the length of the recorded answer at four characters per token.
+    """
     try:
         conversations = json.loads(path.read_text())
         turns = [entry.get("conversations") or entry.get("conversation") or [] for entry in conversations]
@@ -89,14 +95,16 @@ def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Gene
 
 
 def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> list[Prompt]:
-    """`count` lines in random order, each {"prompt": text or token ids} or {"messages": [...]}, with
-    "output_tokens" where the answer is not to have `output_len`."""
+    """Return `count` lines in random order, each {"prompt": text or token ids} or {"messages": [...]}.
+
+    "output_tokens" overrides `output_len`.
+    """
     prompts = [_from_line(entry, output_len, where) for where, entry in read_lines(path)]
     return [prompts[at] for at in _choose(len(prompts), count, path, rng)]
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a file with one JSON value a line, each with where it stands."""
+    """Yield the values of a file with one JSON value per line, each with its location."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, ValueError) as error:
@@ -128,7 +136,10 @@ def _from_line(entry: Any, output_len: int, where: str) -> Prompt:
 
 
 def _choose(there: int, count: int, path: Path, rng: np.random.Generator) -> list[int]:
-    """Which entries to take. Repeating some would measure the server's prefix cache, so that is refused."""
+    """Choose `count` distinct entries.
+
+    Repeating entries would measure the server's prefix cache, so it is refused.
+    """
     if there < count:
         raise BenchError(f"{path} has {there} usable prompts: ask for at most that many with --num-prompts")
     return [int(at) for at in rng.permutation(there)[:count]]

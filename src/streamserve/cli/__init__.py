@@ -1,1 +1,1 @@
-"""The `streamserve` command: one file a command."""
+"""The `streamserve` command: one file per command."""

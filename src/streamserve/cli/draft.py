@@ -1,5 +1,6 @@
-"""`streamserve draft`: one draft model for many servers. Starts the worker process that drafts, tells what it
-reports, starts it anew when it dies, and ends it.
+"""`streamserve draft`: one draft model for many servers.
+
+Starts the worker process that drafts, prints its reports, restarts it when it dies, and stops it.
 
     targets ◀═══ tcp, CURVE ═══▶ worker in its draft role ── reports ──▶ this process ──▶ terminal, /metrics
 """
@@ -37,15 +38,20 @@ logger = logging.getLogger(__name__)
 EXPLAIN_SECONDS = 2.0
 STOP_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Before a dead worker is started anew; the first again after one that lived longer than the longest."""
+"""Backoff in seconds before a dead worker is restarted; reset after a worker that lived longer than the
+longest."""
 SILENT_SECONDS = 30.0
-"""Without a report, after which a worker is killed; they come twice a second, while it drafts too."""
+"""Seconds without a report after which a worker is killed; reports are sent twice a second, also while it
+drafts."""
 
 
 def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP. A worker that dies once it has drafted is started anew, at the
-    same address, after a pause that doubles each time. Raises CheckpointError if the model cannot be
-    loaded or the address not be used, StartError if the first worker ends before it is ready."""
+    """Serve until SIGINT, SIGTERM or SIGHUP.
+
+    A worker that dies once it was ready is restarted at the same address, after a pause that doubles each
+    time. Raises CheckpointError if the model cannot be loaded or the address cannot be used, StartError if
+    the first worker ends before it is ready.
+    """
     configure_logging(log_level, "text")
     stopping = _stop_on_signals()
     shown = _Shown(settings, explaining)
@@ -70,7 +76,10 @@ def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
 
 
 class _Shown:
-    """What people and /metrics are told. `address` is where the service listens, once it does."""
+    """The state shown on the terminal and in /metrics.
+
+    `address` is where the service listens, once it does.
+    """
 
     def __init__(self, settings: DraftSettings, explaining: bool) -> None:
         self.address = ""
@@ -82,7 +91,7 @@ class _Shown:
         self._at = time.monotonic()
 
     def ready(self, ready: DraftReady) -> None:
-        """A worker can draft."""
+        """Show that a worker is ready to draft."""
         if self.address:
             logger.warning("the draft worker is there again, at %s", ready.address)
             return
@@ -91,7 +100,7 @@ class _Shown:
         typer.echo(welcome(self._settings, ready))
 
     def report(self, report: DraftReport) -> None:
-        """How it goes."""
+        """Show a worker's report."""
         self.collector.report = report
         if self._explaining and time.monotonic() - self._at >= EXPLAIN_SECONDS:
             last = self._last if self._last and self._last.at <= report.at else None
@@ -102,7 +111,7 @@ class _Shown:
 def _watch(
     socket: zmq.Socket[bytes], process: subprocess.Popen[bytes], shown: _Shown, stopping: list[int]
 ) -> str:
-    """Take what a worker says until it ends, or is told to as a signal came; how it ended."""
+    """Process a worker's messages until it ends, or until a signal asks to stop it; return how it ended."""
     if not shown.address:
         typer.echo(f"streamserve {__version__}: loading {shown.name} …")
     peer, ready, heard = b"", False, time.monotonic()
@@ -126,7 +135,7 @@ def _watch(
                 return f"cannot start: {error}"
             case DraftReport() as report:
                 shown.report(report)
-    if peer:  # one that has said nothing yet ends with its standard input
+    if peer:  # a worker that has sent nothing yet ends when its standard input closes
         socket.send_multipart([peer, encode(Stop())])
         until = time.monotonic() + STOP_SECONDS
         while process.poll() is None and time.monotonic() < until and len(stopping) < 2:
@@ -137,13 +146,13 @@ def _watch(
 
 
 def _at(settings: DraftSettings, address: str) -> DraftSettings:
-    """The settings with the port that was taken, where any was to be: targets know it by now."""
+    """Return the settings with the port that was bound, which targets know by now."""
     drafting = msgspec.structs.replace(settings.drafting, listen=address)
     return dataclasses.replace(settings, drafting=drafting)
 
 
 def welcome(settings: DraftSettings, ready: DraftReady) -> str:
-    """What is printed once targets may come."""
+    """Return the text to print once targets can connect."""
     model, address = ready.model, ready.address
     key = f"{read_key_pair(settings.drafting.key).public.hex()}@" if settings.drafting.key else ""
     return f"""
@@ -167,7 +176,7 @@ def _metrics(settings: DraftSettings, collector: DraftCollector) -> None:
 
 
 def _stop_on_signals() -> list[int]:
-    """A list that is empty until a signal asks to stop."""
+    """Return a list of the received stop signals, which is empty at first."""
     seen: list[int] = []
     for number in stop_signals():
         signal.signal(number, lambda number, frame: seen.append(number))
@@ -189,7 +198,7 @@ def _socket() -> Iterator[tuple[zmq.Socket[bytes], str]]:
 
 @contextlib.contextmanager
 def _worker(settings: DraftSettings, endpoint: str, log_level: LogLevel) -> Iterator[subprocess.Popen[bytes]]:
-    """The worker process; it leaves when its standard input closes, however that comes about."""
+    """Start the worker process. It exits when its standard input closes, for whatever reason."""
     config = WorkerConfig(
         worker="draft",
         role="draft",

@@ -1,5 +1,4 @@
-"""The command line: serve, generate, chat, profile. Exit status 2 means a bad setting or checkpoint, 130 that
-Ctrl-C ended it."""
+"""The command line. Exit status 2 means an invalid setting or checkpoint, 130 an interrupt by Ctrl-C."""
 
 import asyncio
 import contextlib
@@ -53,7 +52,10 @@ PrintConfig = Annotated[bool, typer.Option("--print-config", help="print the set
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that takes `model` and `settings` one flag for each setting (protocol/config.py), and
-    --config and --print-config. What the flags leave open comes from STREAMSERVE_* and the file."""
+    --config and --print-config.
+
+    Settings without a flag come from STREAMSERVE_* and the configuration file.
+    """
     names = [option.name for option in options()]
 
     @wraps(command)
@@ -108,8 +110,8 @@ def _complain(error: Exception, status: int) -> int:
 def serve(model: Model = None, *, settings: Settings) -> None:
     """Serve a model over HTTP with OpenAI's API.
 
-    Every setting is also an environment variable (STREAMSERVE_PORT=9000) and a line of a TOML file
-    (port = 9000, given by --config or STREAMSERVE_CONFIG). Flags win over variables, those over the file.
+    Every setting is also an environment variable (STREAMSERVE_PORT=9000) and a line of a TOML file (port =
+    9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and variables override the file.
     """
     from streamserve.cli.serve import run
 
@@ -154,7 +156,7 @@ def chat(
     seed: Seed = None,
     system: Annotated[str | None, typer.Option(help="what to tell the model first")] = None,
 ) -> None:
-    """Talk with a model. An empty line, Ctrl-D or Ctrl-C leaves."""
+    """Chat with a model. An empty line, Ctrl-D or Ctrl-C exits."""
     from streamserve.llm.llm import LLM
 
     _quiet(settings)
@@ -172,9 +174,9 @@ def chat(
 def profile(model: Model = None, *, settings: Settings) -> None:
     """Measure this machine with a model, and with its draft model: memory, matrices, the time of a step.
 
-    Takes seconds for a small model, and keeps the result in ~/.cache/streamserve/profiles. It prices
-    speculation and tells how near steps come to what is possible (`/metrics`, log). A server without one
-    measures a coarse one when it first loads a model.
+    Takes seconds for a small model, and stores the result in ~/.cache/streamserve/profiles. It is used to
+    estimate the cost of speculation, and to compare step times with their lower bound (`/metrics`, log). A
+    server without a profile measures a coarse one when it first loads a model.
     """
     from streamserve.cli.profile import run
 
@@ -256,7 +258,8 @@ def inflate_model(
 ) -> None:
     """Write a larger checkpoint that computes exactly the same function at the larger model's cost.
 
-    For measuring: it says the same as SOURCE, and a step takes as long as with any model of its shape.
+    For benchmarks: it generates the same text as SOURCE, and a step takes as long as with any model of its
+    shape.
     """
     from streamserve.execution.inflate import Shape, inflate
 

@@ -1,4 +1,4 @@
-"""`streamserve profile`: measure a model and its draft on this machine, keep that, show it."""
+"""`streamserve profile`: measure a model and its draft model on this machine; store and show the profile."""
 
 import os
 from collections.abc import Sequence
@@ -15,14 +15,16 @@ from streamserve.fleet.worker_process import WORKER_ENVIRONMENT
 from streamserve.settings.resolve import Settings
 
 WAIT_SECONDS = 120.0
-"""How long to wait for others to have measured."""
+"""How long to wait for other processes that are measuring."""
 
 
 def run(settings: Settings) -> None:
-    """Measure, write and print. Raises CheckpointError for a model that cannot be served, OSError if the
-    profile cannot be kept."""
+    """Measure, store and print the profiles.
+
+    Raises CheckpointError for a model that cannot be served, OSError if a profile cannot be stored.
+    """
     for name, value in WORKER_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # before torch comes in: as in a worker
+        os.environ.setdefault(name, value)  # before torch is imported: as in a worker
     screen, kept = Console(), users_profiles()
     for profile in _measure(settings, kept):
         path = kept.write(profile)
@@ -35,8 +37,10 @@ def run(settings: Settings) -> None:
 
 
 def _measure(settings: Settings, kept: Kept) -> list[Profile]:
-    """Of the model, and of its draft model if it has one, with a progress bar; on cores of our own if they
-    are to be had, as in a worker."""
+    """Measure the model, and its draft model if it has one, with a progress bar.
+
+    Runs on reserved cores if there are any, as in a worker.
+    """
     from streamserve.execution.cores import claim
     from streamserve.execution.drafters.choice import choose_draft
     from streamserve.execution.load import load
@@ -56,7 +60,7 @@ def _measure(settings: Settings, kept: Kept) -> list[Profile]:
             own = msgspec.structs.replace(plain, path=str(draft.folder), dtype=dtype, max_model_len=limit)
             models.append((f"draft of {settings.name}", load(own, cores=numbers)))
         if target.team is not None and numbers:
-            os.sched_setaffinity(0, numbers[:1])  # ours, beside those of the kernels' threads
+            os.sched_setaffinity(0, numbers[:1])  # the main thread's core
         bars.update(bar, description="waiting until no other process measures")
         with alone(kept.folder, WAIT_SECONDS) as undisturbed:
             bars.update(bar, description="measuring")
@@ -71,7 +75,7 @@ def _measure(settings: Settings, kept: Kept) -> list[Profile]:
 
 
 def show(profile: Profile, screen: Console) -> None:
-    """The profile as a table: milliseconds of a step, and the share of its floor."""
+    """Print the profile as a table: milliseconds per step, and the floor's share of them."""
     for line in _heading(profile):
         screen.print(line, soft_wrap=True, highlight=False)
     contexts = [held // profile.kv_token_bytes for held in profile.cost.kv_bytes]
@@ -106,7 +110,7 @@ def _heading(profile: Profile) -> list[str]:
 
 
 def _swapping(profile: Profile) -> list[str]:
-    """What swapping KV costs beside computing it, by the line through what was measured."""
+    """Return a line with the time to swap KV out and back, by the fitted cost model; none if not measured."""
     if profile.swap is None:
         return []
     megabyte = 1 << 20
@@ -115,7 +119,7 @@ def _swapping(profile: Profile) -> list[str]:
 
 
 def plot(profile: Profile, path: Path) -> bool:
-    """Draw step time and floor over rows, a line for each context; False if there is no matplotlib."""
+    """Plot step time and floor over rows, a line per context; return False without matplotlib."""
     try:
         import matplotlib
 

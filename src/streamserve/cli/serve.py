@@ -1,4 +1,4 @@
-"""`streamserve serve`: the HTTP server over an AsyncLLM, from the bound port to the last request."""
+"""`streamserve serve`: run the HTTP server over an AsyncLLM, from the bound port to the last request."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from streamserve.settings.resolve import Settings
 _log = logging.getLogger(__name__)
 
 MAX_VOCABULARY = 2**31 - 1
-"""Any token's number is below: recommended values name none."""
+"""Every token id is below this; used to validate recommended values, which contain no token ids."""
 
 RECOMMENDED = {
     "temperature": float,
@@ -42,8 +42,11 @@ RECOMMENDED = {
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP. Raises OSError if the address is taken, CheckpointError or
-    StartError if the model cannot be served, FleetError if the server failed itself."""
+    """Serve until SIGINT, SIGTERM or SIGHUP.
+
+    Raises OSError if the address is in use, CheckpointError or StartError if the model cannot be served,
+    FleetError if the server itself failed.
+    """
     server = settings.server
     configure_logging(server.log_level, server.log_format, access_log=server.access_log)
     with bind(server.host, server.port) as bound:
@@ -78,9 +81,9 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
         try:
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
-                await loading  # raises what kept the model from loading
+                await loading  # raises the reason why the model cannot be loaded
                 freeze_started()
-                with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+                with contextlib.suppress(OSError):  # standard output is closed, or the disk is full
                     typer.echo(welcome(llm, settings, bound, time.monotonic() - started))
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
                 await (failing if failing.done() else serving)
@@ -93,7 +96,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
 
 
 def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
-    """What the operator decided, as the door needs it."""
+    """Return the operator's settings of the API."""
     server = settings.server
     return ApiSettings(
         default_sampling=recommended_sampling(Path(settings.model.path)),
@@ -114,13 +117,15 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Whether only this machine can reach a listening socket."""
+    """Return whether only this machine can reach a listening socket."""
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def recommended_sampling(folder: Path) -> dict[str, Any]:
-    """Sampling values that the checkpoint recommends. Raises CheckpointError if they cannot be read, or if no
-    request could have them."""
+    """Return the sampling values that the checkpoint recommends.
+
+    Raises CheckpointError if they cannot be read, or are not valid for any request.
+    """
     path = folder / "generation_config.json"
     if not path.exists():
         return {}
@@ -136,7 +141,10 @@ def recommended_sampling(folder: Path) -> dict[str, Any]:
 
 
 def welcome(llm: AsyncLLM, settings: Settings, bound: socket.socket, seconds: float) -> str:
-    """What a server prints once it is ready, after `seconds`: model, memory, URL, a command that works."""
+    """Return the text to print once a server is ready, after `seconds`.
+
+    It shows the model, memory, URL and an example command.
+    """
     ready, model = llm.ready, llm.model
     host, port = bound.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
@@ -154,7 +162,7 @@ def welcome(llm: AsyncLLM, settings: Settings, bound: socket.socket, seconds: fl
 
 
 def _curl(llm: AsyncLLM, url: str) -> str:
-    """A request that streams: a chat if the model has a template for it, else a completion."""
+    """Return an example request that streams: a chat if the model has a chat template, else a completion."""
     body: dict[str, Any] = {"model": llm.served_names[0], "stream": True}
     if llm.chat_template:
         route, body["messages"] = "chat/completions", [{"role": "user", "content": "What is 12 + 7?"}]

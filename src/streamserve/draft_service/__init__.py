@@ -1,1 +1,1 @@
-"""One draft model for many targets, without sockets, threads or tensors: both sides of the protocol."""
+"""One draft model for many targets: both sides of the protocol, without sockets, threads or tensors."""

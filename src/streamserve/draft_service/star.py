@@ -1,23 +1,24 @@
-"""One draft model for N targets: how long a round takes, when the service is never idle, whom to admit.
+"""The StarSD model of one draft service with N targets: round time, idle time, and the number of targets to
+admit.
 
 A round of one target: its request waits, is drafted for S = d·t_s seconds, and comes back Z = t_c + t_v
-seconds later: communication and the target's verification. (StarSD, equations 5 to 12. Theirs leaves out of
-the progress the token that every round yields; drafting for b targets in one pass is ours.)
+seconds later: communication and the target's verification. (StarSD, equations 5 to 12. The paper's progress
+leaves out the token that every round yields; drafting for b targets in one pass is an extension made here.)
 """
 
 from dataclasses import dataclass
 from math import ceil
 
 HAIR = 1e-6
-"""What means of equal numbers may differ by."""
+"""Tolerance for rounding in means of equal numbers."""
 MOST_TARGETS = 1024
-"""Where counting targets ends."""
+"""Upper bound of the computed numbers of targets."""
 
 
 @dataclass(frozen=True)
 class Star:
-    """What was measured, as means over the targets, in seconds: `draft` S, `back` Z. `batch` targets are
-    drafted for at once, in `draft_batch` seconds (S_b)."""
+    """Measured means over the targets, in seconds: `draft` S, `back` Z. `batch` targets are drafted for at
+    once, in `draft_batch` seconds (S_b)."""
 
     draft: float
     back: float
@@ -26,31 +27,32 @@ class Star:
 
     @property
     def turn(self) -> float:
-        """Seconds of one pass of the service over `batch` targets."""
+        """Seconds of one batch of the service, for `batch` targets."""
         return self.draft_batch if self.batch > 1 else self.draft
 
     def round(self, targets: float) -> float:
-        """Seconds from one request of a target to its next, T = max(⌈N/b⌉·S_b, S_b + Z): for b = 1 it is
-        N·S + max(0, Z - (N - 1)·S)."""
+        """Return the seconds from one request of a target to its next, T = max(⌈N/b⌉·S_b, S_b + Z). For b = 1
+        it is N·S + max(0, Z - (N - 1)·S)."""
         return max(ceil(targets / self.batch) * self.turn, self.turn + self.back)
 
     def idle(self, targets: float) -> float:
-        """Seconds of a round in which the service has nothing to do."""
+        """Return the seconds of a round in which the service is idle."""
         return self.round(targets) - ceil(targets / self.batch) * self.turn
 
     def load(self, targets: float) -> float:
-        """The share of its time that the service drafts."""
+        """Return the share of its time that the service drafts."""
         return 1.0 - self.idle(targets) / self.round(targets)
 
     @property
     def full(self) -> int:
         """N_full = ⌈Z/S⌉ + 1, the fewest targets that keep the service busy; for batches b times ⌈Z/S_b⌉,
-        and one more."""
+        plus one."""
         return min(self.batch * ceil(self.back / self.turn - HAIR) + 1, MOST_TARGETS)
 
     def most(self, progress: float, plain: float) -> int:
-        """N_max: most targets for which each, with `progress` tokens a round, still beats a step of its own
-        without guesses, of `plain` seconds. At least one: who does not gain does not ask."""
+        """Return N_max: the most targets for which each, with `progress` tokens a round, is still faster than
+        by steps without draft tokens, of `plain` seconds each. At least one: a target that does not gain
+        sends no requests."""
         allowed = progress * plain
         if self.round(1) > allowed:
             return 1
@@ -58,11 +60,12 @@ class Star:
 
 
 def progress(beta: float, depth: int) -> float:
-    """Tokens of a round, E[l] + 1, with E[l] = β(1 - β^d)/(1 - β): each guess is accepted with probability
-    `beta` if those before it are."""
+    """Return the tokens of a round, E[l] + 1, with E[l] = β(1 - β^d)/(1 - β): each draft token is accepted
+    with probability `beta` if those before it are."""
     return depth + 1.0 if beta >= 1.0 else 1.0 + beta * (1.0 - beta**depth) / (1.0 - beta)
 
 
 def round_of_different(drafts: list[float], back: float) -> float:
-    """Seconds of a round of targets whose drafts take differently long, ΣS_i, one at a time."""
+    """Return the seconds of a round of targets with different draft times, ΣS_i, drafted for one at a
+    time."""
     return max(sum(drafts), max(drafts) + back)

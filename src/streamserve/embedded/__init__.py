@@ -1,7 +1,7 @@
 """The embedded pair: a tiny Llama target and its draft, shipped as files inside the package.
 
 Both are Hugging Face folders (``config.json``, ``model.safetensors``, tokenizer files). ``MODEL_CARD.md``
-beside them says how they were made and what they can and cannot do.
+in the same folder describes how they were made and what they can and cannot do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAMES: tuple[str, ...] = tuple(_FOLDERS)
 
 
 def path(name: str) -> Path:
-    """The folder of the embedded model of that name.
+    """Return the folder of the embedded model named `name`.
 
     Raises ValueError for a name that is not embedded, and FileNotFoundError when the files are missing,
     as in a checkout whose models were never exported.

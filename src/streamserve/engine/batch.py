@@ -1,4 +1,4 @@
-"""What a step may hold, as the policies see it: who goes first, and how many rows each may have."""
+"""Batch candidates of a step: the service order, and the query tokens that each may have."""
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
@@ -25,19 +25,26 @@ from streamserve.scheduling.slo_admission import Request, admitted
 from streamserve.speculation.controller import Speculation
 
 FIRST_OUTPUT = 64.0
-"""How many tokens an output has, as long as none has ended."""
+"""Assumed output length in tokens until an output has ended."""
 GRACE = PATIENCE / 10
-"""Seconds that a prompt waits for others' targets at least, before it is taken in at their cost."""
+"""Seconds that a prompt waits at least for other requests' targets, before it is admitted at their cost."""
 ENOUGH = 4
-"""Steps' worth of arriving prompts of which the next may consist: there may be hundreds."""
+"""The prompt streams considered in a step hold about this many token budgets: there may be hundreds of
+streams."""
 RECENT = 0.05
-"""Share of the latest in a running mean."""
+"""Weight of the latest observation in a running average."""
 
 
 @dataclass
 class Pace:
-    """Running means of one engine: tokens of an output; of a step the tokens that it brings to who decodes,
-    its rows of prompts, its guesses for each that decodes, and the seconds in which they were drafted."""
+    """Running averages of one engine.
+
+    * `output`: tokens of an output.
+    * `step`: tokens that a step yields for each decoding sequence.
+    * `prompts`: prompt tokens in a step.
+    * `guesses`: draft tokens in a step for each decoding sequence.
+    * `drafting`: seconds of drafting before a step.
+    """
 
     output: float = FIRST_OUTPUT
     step: float = 1.0
@@ -46,12 +53,12 @@ class Pace:
     drafting: float = 0.0
 
     def ended(self, outputs: int) -> None:
-        """Take in an output that has ended."""
+        """Record an output that has ended."""
         self.output += RECENT * (outputs - self.output)
 
     def stepped(self, decoding: int, tokens: int, prompts: int, guesses: int, drafting: float) -> None:
-        """Take in a step that brought `tokens` to `decoding` sequences by so many `guesses`, which took
-        `drafting` seconds before it, beside so many rows of `prompts`."""
+        """Record a step. It yielded `tokens` for `decoding` sequences by `guesses` draft tokens, which took
+        `drafting` seconds before it, and computed `prompts` prompt tokens in the same batch."""
         self.prompts += RECENT * (prompts - self.prompts)
         if decoding:
             self.step += RECENT * (tokens / decoding - self.step)
@@ -61,11 +68,17 @@ class Pace:
 
 @dataclass(frozen=True)
 class Agenda:
-    """`ranked`: who keeps places and memory, the first to last. `turns`: of those who have something to
-    compute, who is given rows first, of `budget` in all. `chunks` bounds the rows of prompts, by sequence;
-    what is not in it is bounded by nothing else. With `exclusive`, nobody decodes beside a prompt; with
-    `apart`, nobody computes an arriving prompt beside a complete one. `idle`: nothing is left to compute but
-    the tails of prompts that are still arriving."""
+    """The batch candidates of one step.
+
+    * `ranked`: the order in which sequences keep sequence slots and memory, highest rank first.
+    * `turns`: the service order, in which sequences with something to compute get query tokens, of `budget`
+      in all.
+    * `chunks`: bounds of the prompt tokens, by sequence id; sequences not in it are bounded only by the
+      maximum chunk.
+    * `exclusive`: no sequence decodes in a batch with a prompt.
+    * `apart`: no prompt stream is computed in a batch with a complete prompt.
+    * `idle`: nothing is left to compute but the tails of prompt streams.
+    """
 
     ranked: list[Sequence]
     turns: list[Sequence]
@@ -76,7 +89,7 @@ class Agenda:
     idle: bool = False
 
     def later(self, sequence: Sequence) -> bool:
-        """Whether it only gets what complete prompts leave."""
+        """Whether the sequence is deferred: it only gets what complete prompts leave."""
         return self.apart and sequence.open
 
 
@@ -87,7 +100,7 @@ def agenda(
     speculation: Speculation,
     pace: Pace,
 ) -> Agenda:
-    """The agenda of a step that begins `now`."""
+    """Return the batch candidates of a step that begins at `now`."""
     cost, order, budget = speculation.step_cost, config.order, config.max_num_batched_tokens
     apart, token_seconds = order in COMPLETE_FIRST, cost(config.max_chunk, 0) / config.max_chunk
     todo = [sequence.todo(idle=False) for sequence in sequences]
@@ -118,7 +131,7 @@ def agenda(
             needs, cache(lambda rows: drafting + cost(rows + guesses, kv_tokens)),
             budget, config.max_chunk, pace.step,
         )  # fmt: skip
-        for open in (False, True):  # arriving prompts are computed where no complete one is
+        for open in (False, True):  # prompt streams after complete prompts
             group = [one for one in prompts if one.open == open]
             group = _first(group, ENOUGH * budget, idle) if open else group
             if not group:
@@ -126,8 +139,9 @@ def agenda(
             given = [_prompt(one, now, idle) for one in group]
             found = chunks(given, company, pace.output, config.prefill_share)
             wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
-    # Rows for who cannot start would be lost to those it waits for. Should it start after all: one to begin.
-    # So for one that another worker holds blocks for: who has the rows may be waiting for its blocks.
+    # Tokens planned for a sequence that cannot start would be lost to the sequences it waits for. So it gets
+    # one, to begin with if it should start after all. The same holds for a sequence with a transfer
+    # reservation: the running ones may be waiting for the blocks reserved for it.
     if order == "slo":
         waiting = [one for one in working if one.waits or (one.granted and not one.running)]
         wanted |= {one.id: Chunk(1, 1) for one in waiting if not one.reserved}
@@ -137,7 +151,7 @@ def agenda(
 
 
 def _first(prompts: list[Sequence], tokens: int, idle: bool) -> list[Sequence]:
-    """The first of the prompts that have so many tokens to compute."""
+    """Return the first prompts that together have `tokens` tokens to compute."""
     sums = accumulate(one.todo(idle) for one in prompts)
     return prompts[: 1 + sum(1 for so_far in sums if so_far < tokens)]
 
@@ -150,8 +164,8 @@ def _taken_in(
     kv_tokens: int,
     pace: Pace,
 ) -> list[Sequence]:
-    """Those of the `prompts` that go on or begin: all but those that would cost others their targets. One of
-    these at a time begins all the same, when it has waited long enough."""
+    """Return those of the `prompts` that continue or begin: all but those that would make other requests miss
+    their targets. One of the latter at a time is aged in when it has reached the maximum wait."""
     waiting = [one for one in prompts if _gated(one)]
     if not waiting or all(one.params.slo.tpot_ms is None for one in sequences):
         return list(prompts)
@@ -180,7 +194,7 @@ def _request(sequence: Sequence, now: float, forced: bool = False) -> Request:
 
 
 def _gated(sequence: Sequence) -> bool:
-    """Whether a prompt has not begun yet, and will decode here as soon as it is computed."""
+    """Whether a prompt has not begun yet and will decode on this worker once it is computed."""
     return not (sequence.running or sequence.outputs or sequence.open or sequence.handoff)
 
 
@@ -191,7 +205,7 @@ def workload(
     speculation: Speculation,
     pace: Pace,
 ) -> Load:
-    """What there is to do before and beside a request that comes now."""
+    """Return the load before and together with a request that arrives now."""
     ttft = message.params.slo.ttft_ms
     deadline = None if ttft is None else message.arrival + ttft / 1000
     prompts = [one for one in sequences if not one.outputs]
@@ -212,8 +226,8 @@ def workload(
 
 
 def _resting(sequence: Sequence) -> Candidate:
-    """One that has nothing to compute now: what its rank depends on. Of those that still arrive it is the
-    first to give memory up."""
+    """Return the candidate for a sequence with nothing to compute now: only what its rank depends on. Idle
+    prompt streams are the first to lose their memory."""
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,
@@ -226,7 +240,7 @@ def _resting(sequence: Sequence) -> Candidate:
 
 
 def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
-    if sequence.open and not sequence.early:  # there may be hundreds
+    if sequence.open and not sequence.early:  # there may be hundreds: this path is cheap
         return Candidate(
             arrival=sequence.arrival,
             priority=sequence.priority,
@@ -257,7 +271,7 @@ def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
 
 
 def _steady(sequence: Sequence, given: Chunk | None, config: EngineConfig) -> Chunk:
-    """Of an arriving prompt's chunk no more than is as likely to last as its first token."""
+    """Limit a prompt stream's chunk to tokens that are as edit-stable as its first one."""
     given = given or Chunk(config.max_chunk, 1)
     most = min(given.tokens, sequence.steady_rows)
     return Chunk(most, min(most, given.due))

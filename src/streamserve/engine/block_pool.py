@@ -1,6 +1,6 @@
-"""The pool of KV blocks: who holds which, what is cached, what is reused first. Pure bookkeeping.
+"""The pool of KV blocks: reference counts, the prefix index and the LRU order of reuse. Pure bookkeeping.
 
-    free, in order of last use                         held
+    free, least recently used first                    held
     ┌───────────┬──────────────────────────────┐   ┌────────────────────────┐
     │ never used │ hashed: a lookup brings it back│   │ references ≥ 1, with or │
     │ or unhashed│ until it is allocated anew     │   │ without a hash          │
@@ -8,7 +8,7 @@
       allocate takes from the left; release puts a sequence's last block before its first,
       so that the tail of a prefix is forgotten before its head.
 
-A block id names a row in every KV plane, so sharing, copying and eviction keep the planes together.
+A block id names a row in every KV cache group, so sharing, copying and eviction keep the groups together.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 class BlockPool:
-    """`size` blocks, all free at first. Holders are counted, not named; the caller keeps its block table."""
+    """`size` blocks, all free at first. Holders are counted, not named: the caller keeps its block table."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -29,27 +29,28 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that could be allocated now; some of them may still be found by their hash."""
+        """Number of blocks that could be allocated now; some of them may still be found by their hash."""
         return len(self._free)
 
     @property
     def cached(self) -> int:
-        """Blocks that a lookup can find."""
+        """Number of blocks that a lookup can find."""
         return len(self._cached)
 
     def note_changes(self) -> None:
-        """From now on remember what `take_changes` tells."""
+        """Start recording the changes that `take_changes` returns."""
         self._changes = {}
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """The names of blocks that lookups have come to find in the first plane since the last call, and of
-        those that they find no more."""
+        """Return the changes of the first KV cache group since the last call: the hashes that lookups find
+        now, and those that they no longer find."""
         changes, self._changes = self._changes or {}, None if self._changes is None else {}
         stored = [digest for digest, known in changes.items() if known]
         return stored, [digest for digest, known in changes.items() if not known]
 
     def allocate(self) -> int:
-        """Take the free block used longest ago, forgetting what it cached. Raises if none is free."""
+        """Allocate the least recently used free block, and drop its hash. Raises RuntimeError if none is
+        free."""
         if not self._free:
             raise RuntimeError("no free KV block: the caller must make room first")
         block, _ = self._free.popitem(last=False)
@@ -58,13 +59,13 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """Add a holder: of a block in use, or of a free one found by its hash."""
+        """Add a reference: to a block in use, or to a free one found by its hash."""
         if self._references[block] == 0:
             del self._free[block]
         self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one holder of each of `blocks`, given in position order."""
+        """Drop one reference of each of `blocks`, given in position order."""
         for block in reversed(list(blocks)):
             if self._references[block] <= 0:
                 raise RuntimeError(f"KV block {block} was released more often than taken")
@@ -78,16 +79,16 @@ class BlockPool:
         return self._references[block] == 0
 
     def sole(self, block: int) -> bool:
-        """Whether the block has one holder."""
+        """Whether the block has one reference."""
         return self._references[block] == 1
 
     def writable(self, block: int) -> bool:
-        """Whether one sequence alone holds the block and nobody can find it."""
+        """Whether one sequence alone holds the block and no lookup can find it."""
         return self._references[block] == 1 and self._hashes[block] is None
 
     def register(self, block: int, digest: bytes, planes: int) -> None:
-        """Let lookups find `block`, whose KV is complete in the `planes` of this bit mask. If another block
-        is already known under the digest, that one stays and this one is not listed."""
+        """Make `block` known to lookups; its KV is complete in the KV cache groups of the bit mask `planes`.
+        If another block is already known under the digest, that one stays and this one is not listed."""
         if self._hashes[block] is None and digest not in self._cached:
             self._hashes[block] = digest
             self._cached[digest] = block
@@ -100,16 +101,17 @@ class BlockPool:
         return self._cached.get(digest)
 
     def knows(self, block: int, digest: bytes, plane: int) -> bool:
-        """Whether a lookup of `digest` finds KV that is complete in `plane`, in `block` or another."""
+        """Whether a lookup of `digest` finds KV that is complete in KV cache group `plane`, in `block` or
+        another."""
         found = self._cached.get(digest)
         return found is not None and (found != block or self.has_plane(block, plane))
 
     def has_plane(self, block: int, plane: int) -> bool:
-        """Whether a registered block's KV is complete in `plane`."""
+        """Whether a registered block's KV is complete in KV cache group `plane`."""
         return bool(self._planes[block] >> plane & 1)
 
     def faults(self, holders: Mapping[int, int]) -> Iterator[str]:
-        """What is wrong with the pool's own counts, where each block has so many `holders`."""
+        """Yield the inconsistencies of the pool's own counts, given the number of `holders` of each block."""
         counted = {block: count for block, count in enumerate(self._references) if count}
         if counted != holders:
             wrong = {block for block in {*counted, *holders} if counted.get(block) != holders.get(block)}
@@ -123,7 +125,7 @@ class BlockPool:
             yield "a block without a name counts as complete"
 
     def forget(self, block: int) -> None:
-        """Let lookups find a block no more, whoever holds it."""
+        """Drop a block's hash: lookups no longer find it, whether it is held or free."""
         digest = self._hashes[block]
         if digest is not None:
             del self._cached[digest]

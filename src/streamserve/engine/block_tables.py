@@ -1,9 +1,9 @@
-"""Block tables: how sequences take, share, copy and give back the blocks of the pool.
+"""Block tables: allocation, prefix sharing, copy-on-write and release of a sequence's KV blocks.
 
-    sequence A  [3][7][9 ]          A and B forked: 3 and 7 are full and shared for good;
+    sequence A  [3][7][9 ]          A and B forked: 3 and 7 are full and stay shared;
     sequence B  [3][7][9'] ← copy   9 was half full, so the first to write gets a copy.
 
-Only what a sequence alone holds, and nobody can find by hash, is ever written to.
+A block is only written to while one sequence alone holds it and no lookup can find it by hash.
 """
 
 from streamserve.engine.block_pool import BlockPool
@@ -13,7 +13,7 @@ from streamserve.scheduling.prefix import extend_hashes
 
 
 class BlockTables:
-    """Owns the pool, and the copies asked for since the last `take_copies`."""
+    """Owns the pool, and the copies requested since the last `take_copies`."""
 
     def __init__(self, num_blocks: int, block_size: int, planes: int, prefix_caching: bool) -> None:
         self.pool = BlockPool(num_blocks)
@@ -24,13 +24,13 @@ class BlockTables:
         self._copies: list[tuple[int, int]] = []
 
     def blocks_for(self, length: int) -> int:
-        """Blocks that `length` positions need."""
+        """Return the number of blocks that `length` positions need."""
         return -(-length // self.block_size)
 
     def match(self, sequence: Sequence) -> list[int]:
-        """Cached blocks for the longest known prefix of a waiting sequence; they are not taken yet. The
-        last token is left out, for its output is wanted; so is everything if prompt logits are. The sequence
-        remembers how much there was."""
+        """Return the cached blocks of a waiting sequence's longest known prefix, without taking a reference.
+        The last token is left out, since its logits are needed; with prompt log-probabilities the whole
+        prompt is. Stores the cached prefix length in `sequence.found`."""
         if not self.prefix_caching or not sequence.prompt_logprobs_done:
             return []
         length = len(sequence.tokens) - 1
@@ -45,12 +45,13 @@ class BlockTables:
         return found
 
     def next_hash(self, sequence: Sequence) -> bytes | None:
-        """The name of the first full block that a waiting sequence would have to compute, if it has one."""
+        """Return the hash of the first full block that a waiting sequence would have to compute, None if it
+        has none."""
         known = len(self.match(sequence))
         return sequence.hashes[known] if known < len(sequence.hashes) else None
 
     def coming(self, sequence: Sequence) -> set[bytes]:
-        """The names of the full blocks that a running sequence is about to compute."""
+        """Return the hashes of the full blocks that a running sequence is about to compute."""
         return set(sequence.hashes[sequence.computed[TARGET] // self.block_size :])
 
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:
@@ -65,44 +66,46 @@ class BlockTables:
             sequence.computed[plane] = whole * self.block_size
 
     def writable(self, sequence: Sequence, rows: int) -> bool:
-        """Whether the next `rows` positions can be written as things are."""
+        """Whether the next `rows` positions can be written without allocating or copying."""
         held = len(sequence.blocks) * self.block_size
         return sequence.computed[TARGET] + rows <= held and not self._copy_needed(sequence)
 
     def shortage(self, sequence: Sequence, rows: int) -> int:
-        """How many free blocks are missing to write `rows` tokens behind those computed."""
+        """Return how many free blocks are missing to write `rows` tokens after those computed."""
         length = sequence.computed[TARGET] + rows
         wanted = self.blocks_for(length) - len(sequence.blocks) + self._copy_needed(sequence)
         return max(0, wanted - self.pool.free)
 
     def room(self, sequence: Sequence) -> int:
-        """How many tokens could be written behind those computed with the blocks that are free now."""
+        """Return how many tokens could be written after those computed with the blocks that are free now."""
         blocks = len(sequence.blocks) + self.pool.free - self._copy_needed(sequence)
         return max(0, blocks * self.block_size - sequence.computed[TARGET])
 
     def grow(self, sequence: Sequence, rows: int) -> None:
-        """Make the next `rows` positions writable; there must be no shortage."""
+        """Make the next `rows` positions writable. There must be no shortage."""
         if self._copy_needed(sequence):
             index = sequence.computed[TARGET] // self.block_size
             source, fresh = sequence.blocks[index], self.pool.allocate()
             sequence.blocks[index] = fresh
             self._copies.append((source, fresh))
-            # Copies come first in a step, in this order: whoever gets the source next writes after the read.
+            # Copies come first in a step, in this order: the next holder of the source block writes after
+            # they are read.
             self.pool.release([source])
             self.copies_on_write += 1
-            # Only the target's KV is copied: guesses come before the copies, so a draft model reads anew.
+            # Only the target's KV is copied: drafting precedes the copies, so a draft model computes the
+            # block's tokens again.
             for plane in range(1, self.planes):
                 sequence.computed[plane] = min(sequence.computed[plane], index * self.block_size)
         while len(sequence.blocks) < self.blocks_for(sequence.computed[TARGET] + rows):
             sequence.blocks.append(self.pool.allocate())
 
     def trim(self, sequence: Sequence, rows: int) -> None:
-        """Give back blocks beyond the next `rows` positions."""
+        """Free the blocks beyond the next `rows` positions."""
         self.trim_to(sequence, sequence.computed[TARGET] + rows)
 
     def trim_to(self, sequence: Sequence, length: int) -> None:
-        """Give back blocks beyond the first `length` positions, with the KV of every group that is in them: a
-        draft model may have read further than the target computes."""
+        """Free the blocks beyond the first `length` positions, with their KV of every KV cache group: a draft
+        model may have computed more tokens than the target."""
         keep = self.blocks_for(length)
         if keep < len(sequence.blocks):
             self.pool.release(sequence.blocks[keep:])
@@ -111,12 +114,12 @@ class BlockTables:
             sequence.computed = [min(computed, held) for computed in sequence.computed]
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """The copies this step must perform before anything else."""
+        """Return the copies that this step must perform before anything else."""
         copies, self._copies = self._copies, []
         return copies
 
     def fork(self, source: Sequence, target: Sequence) -> None:
-        """Let `target` hold all of `source`'s blocks too."""
+        """Let `target` share all of `source`'s blocks."""
         for block in source.blocks:
             self.pool.share(block)
         target.blocks = list(source.blocks)
@@ -124,7 +127,7 @@ class BlockTables:
         target.computed = list(source.computed)
 
     def register(self, sequence: Sequence) -> None:
-        """Let others find the full blocks of what is computed."""
+        """Add the full blocks of what is computed to the prefix index."""
         if not self.prefix_caching:
             return
         longest = max(sequence.computed)
@@ -138,17 +141,18 @@ class BlockTables:
                 self.pool.register(sequence.blocks[index], sequence.hashes[index], 1 << plane)
 
     def disown(self, sequence: Sequence) -> None:
-        """Let nobody find the blocks that a sequence holds any more: their KV may be wrong."""
+        """Remove the sequence's blocks from the prefix index: their KV may be wrong."""
         for block in sequence.blocks:
             self.pool.forget(block)
 
     def drop(self, sequence: Sequence) -> None:
-        """Give back everything the sequence holds; what is cached can still be found."""
+        """Release all of the sequence's blocks; cached ones can still be found."""
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = [0] * self.planes
 
     def _copy_needed(self, sequence: Sequence) -> bool:
-        """Whether the block that the next token goes to is held by others as well."""
+        """Whether the block of the next token is shared or cached, so that it must be copied before it is
+        written."""
         index = sequence.computed[TARGET] // self.block_size
         return index < len(sequence.blocks) and not self.pool.writable(sequence.blocks[index])

@@ -1,4 +1,4 @@
-"""What a step came to: tokens appended, choices forked, ended or handed over, and the events that tell it."""
+"""Commit of a step: append tokens, fork, finish or hand over choices, and return the events."""
 
 from streamserve.engine.batch import Pace
 from streamserve.engine.kv_transfer import Exchange
@@ -12,8 +12,8 @@ NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for t
 
 
 class Outcomes:
-    """Moves the sequences of `scheduler` on by what was computed of them. `eos`: the tokens that end a text;
-    `pace` and `watch` are told of what ended."""
+    """Commits results to the sequences of `scheduler`. `eos`: the token ids that end a text; `pace` and
+    `watch` are updated when an output ends."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Outcomes:
         self.corrupted_requests = 0
 
     def commit(self, span: Span, outcome: SpanResult) -> list[Event]:
-        """Move one sequence on by what its span came to."""
+        """Commit the result of one span."""
         sequence = self._scheduler.sequences[span.sequence]
         events: list[Event] = []
         if outcome.prompt_logprobs:
@@ -60,7 +60,7 @@ class Outcomes:
         return events
 
     def _corrupted(self, sequence: Sequence) -> list[Event]:
-        """End a sequence whose numbers are not finite; later requests find none of its KV."""
+        """End a sequence whose logits are not finite; later requests find none of its KV."""
         self.corrupted_requests += 1
         self._scheduler.tables.disown(sequence)
         self._exchange.remove(sequence)
@@ -70,7 +70,7 @@ class Outcomes:
         ]
 
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
-        """The next token of each choice, and no more: the KV is held until the worker that decodes has it."""
+        """Emit one token of each choice. The sequence is held until the decode worker has the KV."""
         events: list[Event] = []
         going = []
         self._scheduler.tables.register(sequence)
@@ -96,10 +96,10 @@ class Outcomes:
         return events
 
     def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[Event]:
-        """Append new tokens up to the first that ends the sequence. KV is there for all but the last."""
+        """Append new tokens up to the first that ends the sequence. KV is computed for all but the last."""
         events: list[Event] = []
         finish: FinishReason | None = sequence.finish_reason(self._eos, self._max_model_len)
-        if finish:  # nothing was to be generated: only the prompt was asked about
+        if finish:  # nothing to generate: only prompt log-probabilities were requested
             events.append(Finished(sequence.request, sequence.attempt, sequence.choices[0], finish))
         elif not sequence.outputs:
             self._watch.moment("output 0", sequence.request)
@@ -124,7 +124,8 @@ class Outcomes:
 
 
 def _prompt_logprobs(sequence: Sequence, span: Span, outcome: SpanResult) -> list[Event]:
-    """Those not sent before a preemption; the next ones follow with the next chunk."""
+    """Return the prompt log-probabilities that were not sent before a preemption; the next ones follow with
+    the next chunk."""
     start = span.start + 1
     new = outcome.prompt_logprobs[max(0, sequence.prompt_logprobs_sent + 1 - start) :]
     first = max(start, sequence.prompt_logprobs_sent + 1)
@@ -134,7 +135,7 @@ def _prompt_logprobs(sequence: Sequence, span: Span, outcome: SpanResult) -> lis
 
 
 def _last(events: list[Event]) -> Token | Finished:
-    """Takes the event that ends a choice from behind the others."""
+    """Remove and return the last event, which ends a choice."""
     last = events.pop()
     assert isinstance(last, Token | Finished)
     return last

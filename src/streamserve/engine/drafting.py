@@ -1,4 +1,4 @@
-"""Guesses for a step: who is asked for, what the drafter answers in time, and what of it is worth
+"""Drafting for a step: requests trees, collects those that arrive in time, and selects what is worth
 verifying."""
 
 from collections.abc import Callable, Iterable
@@ -16,8 +16,8 @@ from streamserve.speculation.tree import TokenTree
 
 
 class Drafting:
-    """Asks `drafter`, if there is one, for the sequences of `scheduler`. What has not come `wait` seconds
-    after it was asked for is done without in this step."""
+    """Requests trees from `drafter`, if there is one, for the sequences of `scheduler`. A tree that has not
+    arrived `wait` seconds after its request is not used in this step."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Drafting:
         self._journal = journal
 
     def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
-        """Trees worth verifying, for the sequences that have room for one, if there is a drafter."""
+        """Return the trees worth verifying, of the proposals that may have draft tokens; none without a
+        drafter."""
         if self._drafter is None:
             return {}
         if self._scheduler.released:
@@ -94,23 +95,23 @@ class Drafting:
         return chosen
 
     def read_along(self, proposals: list[Proposal]) -> None:
-        """Let a draft model read what the target has computed of prompts, a chunk a step: so that it need not
-        read a whole prompt at once while others wait for their next token."""
+        """Let a draft model compute KV of prompt tokens that the target has computed, at most a chunk a step:
+        reading a whole prompt at once would delay the other requests' next tokens."""
         if self._reads:
             prompts = [p.sequence for p in proposals if p.sequence.pending > 1 and not p.sequence.handoff]
             ends = [(sequence, sequence.computed[TARGET]) for sequence in prompts]
             self._catch_up(ends, self._config.max_chunk)
 
     def read_ahead(self, plan: StepPlan) -> None:
-        """Of prompts that are handed over, let a draft model read what this step computes, for its KV goes
-        with the target's."""
+        """For prompts that are handed over, let a draft model compute KV of the tokens that this step
+        computes: its KV is sent with the target's."""
         if self._reads:
             spans = [(self._scheduler.sequences[span.sequence], span) for span in plan.spans]
             ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.handoff]
             self._catch_up(ends, sum(end for _, end in ends))
 
     def _catch_up(self, ends: list[tuple[Sequence, int]], left: int) -> None:
-        """Read each sequence up to its end, `left` tokens of them all."""
+        """Let the draft model read each sequence up to its end, `left` tokens in all."""
         asked = []
         for sequence, last in ends:
             known = sequence.computed[DRAFT]
@@ -133,37 +134,40 @@ class Drafting:
                 self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
 
     def _enter(self, ids: Iterable[int], rows: int = 0) -> None:
-        """The drafter is about to work for these sequences; to read so many tokens takes it no longer than it
-        would take the target."""
+        """Write to the journal that the drafter is about to work for these sequences. Reading `rows` tokens
+        is predicted to take it no longer than the target."""
         members = [self._scheduler.sequences[id] for id in ids]
         self._journal.enter("draft", members, self.speculation.step_cost(rows, 0) if rows else 0.0)
 
     @property
     def _reads(self) -> bool:
-        """Whether there is a draft model that should know prompts."""
+        """Whether there is a draft model with its own KV that should read prompts."""
         return self._drafter is not None and self._drafter.plane == DRAFT and self.speculation.guessing
 
     def _worth_reading(self, sequence: Sequence, worth: Callable[[int, float], bool]) -> bool:
-        """Whether a draft model that has not read all of the text should, to guess for what comes yet."""
+        """Whether a draft model that has not read all of the text should do so, to draft for the expected
+        output."""
         if self._drafter is None or self._drafter.plane != DRAFT:
             return True
         left = min(sequence.outputs_left(self._config.max_model_len), self._pace.output)
         return worth(len(sequence.tokens) - sequence.computed[DRAFT], left)
 
     def _with_room(self, proposal: Proposal, shape: Shape) -> Shape:
-        """The shape as far as there are blocks for it, which the sequence then holds."""
+        """Allocate slots for the shape's nodes; returns the shape, truncated to the slots there are."""
         if shape == PLAIN:
             return PLAIN
         return fit(shape, shape.depth, self._scheduler.room_for(proposal, shape.nodes))
 
     def _minds(self, sequence: Sequence) -> bool:
-        """Whether it decodes and minds how long this step takes. Who gets its last token, and has no target,
-        has no further steps to be slowed down in: the others' guesses need not wait for it."""
+        """Whether the sequence decodes and has a stake in the duration of this step. A sequence that gets its
+        last token, without a target, has no further steps to be slowed down in: it does not limit other
+        requests' draft tokens."""
         goes_on = sequence.outputs_left(self._config.max_model_len) > 1
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _ask(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
-        """For a tree behind all tokens, or to read those before `end`."""
+        """Return a request for a tree after all tokens, or for reading those before `end`. Marks the tokens
+        as synced."""
         plane = self._drafter.plane if self._drafter else None
         new, keep = sequence.tokens[sequence.told : end], sequence.told
         sequence.told = keep + len(new)
@@ -191,7 +195,7 @@ def _candidate(proposal: Proposal) -> Candidate:
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
-    """Whether a drafter kept to what it was asked for: a late answer or a foreign tree is dropped."""
+    """Whether a tree matches its request: a late answer or another sequence's tree is dropped."""
     return (
         len(tree) - 1 <= request.nodes
         and bool(request.new_tokens)
@@ -200,10 +204,10 @@ def _fits(tree: TokenTree, request: DraftRequest) -> bool:
 
 
 def _unread(request: DraftRequest, plane: int | None) -> int:
-    """How many tokens the drafter has to read before it guesses."""
+    """Return how many tokens the drafter has to read before it drafts."""
     return len(request.new_tokens) if plane is None else _length(request) - request.computed
 
 
 def _length(request: DraftRequest) -> int:
-    """How many committed tokens the request is about."""
+    """Return how many committed tokens the request covers."""
     return request.keep + len(request.new_tokens)

@@ -1,4 +1,4 @@
-"""The engine: takes requests and cancellations, and turns them step by step into tokens."""
+"""The engine: handles requests and cancellations, and generates their tokens step by step."""
 
 from collections.abc import Callable
 
@@ -36,18 +36,17 @@ from streamserve.speculation.policies import SpeculationPolicy
 
 
 class Engine:
-    """One worker's engine. Not thread-safe: messages are handled between steps.
+    """One worker's engine. Not thread-safe: messages are handled between steps. A message that arrives while
+    a step runs is handled when that step has been committed.
 
-    `clock` gives seconds; it is real in a worker and virtual in a simulation. A drafter that has not
-    answered `draft_wait` seconds after it was asked is done without in this step. `floor`, where the
-    machine has been measured, gives the least seconds that a plan could take: reports have their sum.
-    `swap_cost`: what copying KV blocks to the host pool and back takes.
-
-    What is handled while a step runs is taken when that step is committed.
-
-    With a `transport` it can hand the KV of prompts over to other workers; with `cache`, the address of its
-    own pool, others can hand theirs over to it. `watch` is told of the moments of requests' lives, `journal`
-    what is about to be done.
+    * `clock` returns seconds: real time in a worker, virtual time in a simulation.
+    * `draft_wait`: seconds to wait for the drafter; a later answer is not used in this step.
+    * `floor`, where the machine has been measured, returns the least seconds that a plan could take; reports
+      hold the sum.
+    * `swap_cost`: the cost of copying KV blocks to the host pool and back.
+    * `transport` lets the engine send the KV of prompts to other workers.
+    * `cache`, the address of the engine's KV pool, lets other workers send theirs to it.
+    * `watch` receives the lifecycle events of requests, `journal` what is about to be done.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Engine:
         )  # fmt: skip
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
-        """Whether the last step found nothing that it could do: who waits for memory must go on waiting."""
+        """Whether the last step could do nothing: sequences that wait for memory must go on waiting."""
         self._stepping = False
         self._later: list[ToEngine] = []
         pool = self.scheduler.tables.pool
@@ -107,7 +106,8 @@ class Engine:
 
     @property
     def speculation(self) -> Speculation:
-        """What decides about guesses, and learned from them. It may be changed between steps."""
+        """The speculation controller: it decides about draft tokens and learns from them. It may be replaced
+        between steps."""
         return self._drafting.speculation
 
     @speculation.setter
@@ -119,7 +119,8 @@ class Engine:
         return self.scheduler.has_work
 
     def handle(self, message: ToEngine) -> list[Event]:
-        """Take a message; returns the events it causes at once (a refusal, the end of a cancelled choice)."""
+        """Handle a message; returns the events it causes at once (a refusal, the end of a cancelled
+        choice)."""
         self.stalled = False
         if self._stepping:
             self._later.append(message)
@@ -142,7 +143,7 @@ class Engine:
                 return []
 
     def step(self) -> list[Event]:
-        """Run one step over whatever there is to do, and return what came out."""
+        """Run one step over all work there is, and return its events."""
         self._stepping = True
         try:
             events = self._step()
@@ -188,20 +189,21 @@ class Engine:
         return events
 
     def _given_up(self) -> list[Event]:
-        """Answers on their way back for which there is no room, where nothing else can go on either: the
-        blocks that are held for them elsewhere may be what everybody waits for."""
+        """End the KV write-backs that have no free blocks, when nothing else can proceed either: all other
+        sequences may be waiting for the blocks reserved for them on another worker."""
         waiting = [s for s in self.scheduler.sequences.values() if s.returned and s.waits]
         for sequence in waiting:
             self.exchange.remove(sequence)
         return [Finished(s.request, s.attempt, 0, "error", "no room to return it") for s in waiting]
 
     def cache_news(self) -> Cached | None:
-        """What the prefix index has learned and forgotten since the last call, of one half of a pair."""
+        """Return the changes of the prefix index since the last call, for one worker of a stream pair; None
+        without changes."""
         stored, dropped = self.scheduler.tables.pool.take_changes()
         return Cached(stored, dropped) if stored or dropped else None
 
     def report(self) -> Report:
-        """The engine's state and counters now."""
+        """Return the engine's state and counters as of now."""
         scheduler, pool = self.scheduler, self.scheduler.tables.pool
         running = len(scheduler.room.running())
         return Report(
@@ -232,7 +234,7 @@ class Engine:
 
     @property
     def _computing_seconds(self) -> float:
-        """Seconds that were spent in the models."""
+        """Seconds spent in the draft and target models."""
         return self.speculation.counters.draft_seconds + self._target_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
@@ -241,7 +243,7 @@ class Engine:
             return refused
         self._watch.moment("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
-            self.exchange.remove(sequence)  # an earlier attempt: only the latest one lives
+            self.exchange.remove(sequence)  # an earlier attempt: only the latest one is served
         fresh = not any(message.outputs.values())
         groups = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
         for choices in groups:
@@ -257,7 +259,8 @@ class Engine:
         return []
 
     def _refused(self, message: Submit) -> list[Event] | None:
-        """The ends of a request that cannot run here, at all or in time; None of one that can."""
+        """Return the final events of a request that this engine must refuse, because it cannot run here or
+        cannot meet its targets; None for an acceptable one."""
         error = refusal(message, self.config, self.model, self.exchange.serves(message.phase))
         if error:
             return ends(message, error)
@@ -287,13 +290,13 @@ class Engine:
         return events
 
     def _leave(self, sequence: Sequence, choice: int) -> None:
-        """One choice goes; the sequence goes with its last one."""
+        """Remove one choice; with its last choice the sequence is removed too."""
         sequence.choices = tuple(other for other in sequence.choices if other != choice)
         if not sequence.choices:
             self.exchange.remove(sequence)
 
     def _run(self, plan: StepPlan) -> StepResult:
-        """Carry the plan out, and learn what its steps cost and which guesses were right."""
+        """Execute the plan; learn the cost of the step and which draft tokens were accepted."""
         rows = sum(span.rows for span in plan.spans)
         kv_tokens = sum(span.start for span in plan.spans)
         members = self._enter(plan, rows, kv_tokens)
@@ -324,7 +327,8 @@ class Engine:
         return result
 
     def _enter(self, plan: StepPlan, rows: int, kv_tokens: int) -> list[Sequence]:
-        """Note what is about to be computed, copied or sent, and for how long; returns for whom."""
+        """Write to the journal what is about to be computed, copied or sent, and the predicted seconds;
+        returns the sequences concerned."""
         live = self.scheduler.sequences
         members = [live[span.sequence] for span in plan.spans]
         members += [live[id] for id in self.scheduler.swap.moved if id in live]

@@ -1,11 +1,11 @@
-"""What must be true of an engine after every step, and of every plan: the `check` setting asserts it.
+"""Invariants of an engine after every step, and of every plan: the `check` setting asserts them.
 
-    plan    rows within the budget; every row has a slot; written blocks belong to their sequence alone
+    plan    query tokens within the budget; each has a slot; written blocks belong to their sequence alone
     pool    references = holders of the block: tables, copies to the host, transfers, quarantine
-    group   computed ≤ slots held, in every KV group; a host block holds for one sequence
+    group   computed ≤ slots held, in every KV cache group; a host block belongs to one sequence
     status  a sequence runs, or is swapped, or holds no KV; its transfer role is one of those that exist
 
-Nothing here is needed to serve: it finds a wrong count where it is made, not where it is missed.
+Serving does not need these checks: they find a wrong count where it is made, not where it shows.
 """
 
 from collections import Counter
@@ -19,16 +19,16 @@ from streamserve.engine.sequence import Sequence
 
 
 class InvariantError(AssertionError):
-    """A count of the engine is wrong; the message says which."""
+    """An engine invariant is violated; the message says which."""
 
 
 def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
-    """Raises InvariantError if the plan asks for what a step must not do."""
+    """Check the plan of a step. Raises InvariantError if it asks for what a step must not do."""
     _raise_first(_plan_faults(plan, scheduler))
 
 
 def check_state(scheduler: Scheduler, exchange: Exchange) -> None:
-    """Between steps. Raises InvariantError if a count is wrong."""
+    """Check the engine's counts between steps. Raises InvariantError if one is wrong."""
     _raise_first(_state_faults(scheduler, exchange))
 
 

@@ -1,4 +1,4 @@
-"""An engine's dealings with other workers: tickets taken and given, and what there is to tell of them."""
+"""The KV transfer manager: an engine's transfer reservations with other workers, and their notifications."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,8 @@ from streamserve.protocol.tickets import Join, Push, Release
 
 
 class Exchange:
-    """The sequences of `scheduler` whose KV goes out, or comes in, or neither. `watch` is told what happens
-    to KV."""
+    """Manages the sequences of `scheduler` whose KV is sent or received. `watch` receives lifecycle events of
+    transfers."""
 
     def __init__(
         self,
@@ -33,23 +33,23 @@ class Exchange:
 
     @property
     def busy(self) -> bool:
-        """Whether KV is on its way to other workers: `news` tells when it has landed."""
+        """Whether KV is being sent to other workers: `news` returns when it has landed."""
         return bool(self._told) or (self._outgoing is not None and self._outgoing.busy)
 
     def moving(self) -> list[Sequence]:
-        """The sequences whose KV may be on its way to other workers."""
+        """Return the sequences whose KV may be in transfer to other workers."""
         if self._outgoing is None:
             return []
         return [s for s in self._scheduler.sequences.values() if s.handoff and s.granted]
 
     def serves(self, phase: Phase) -> bool:
-        """Whether requests in this phase can be taken."""
+        """Whether this worker serves requests in this phase."""
         if phase == "both":
             return True
         return (self._incoming if phase == "decode" else self._outgoing) is not None
 
     def handle(self, message: Push | Join | Release) -> None:
-        """Take what the fleet says of a ticket."""
+        """Handle the fleet's message about a transfer reservation."""
         match message:
             case Push():
                 self._push(message)
@@ -61,7 +61,8 @@ class Exchange:
                     self._scheduler.remove(sequence)
 
     def issue(self) -> None:
-        """Tickets for the sequences that have just got blocks for KV to come."""
+        """Issue transfer reservations for the sequences that have just got blocks for KV from another
+        worker."""
         if self._incoming is not None:
             taken = self._scheduler.take_reserved()
             self._told += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
@@ -69,12 +70,13 @@ class Exchange:
                 self._watch.moment("reserved", sequence.request)
 
     def advance(self, sequence: Sequence, coming: int = 0) -> None:
-        """More of the sequence has KV, or its next `coming` tokens get theirs by the step about to run."""
+        """Send more KV of a sequence, including the next `coming` tokens that the step about to run
+        computes."""
         if self._outgoing and sequence.handoff and self._outgoing.advance(sequence, coming):
             self._watch.moment("mid-layer push", sequence.request)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; blocks that others read or write are kept until they do no more."""
+        """Forget a sequence; blocks that other workers read or write are kept until they no longer do."""
         if self._outgoing and sequence.handoff:
             self._outgoing.drop(sequence)
         if self._incoming and sequence.reserved:
@@ -82,7 +84,8 @@ class Exchange:
         self._scheduler.remove(sequence)
 
     def news(self) -> list[TransferNews]:
-        """What there is to tell, after the events so far. Sequences whose KV has landed elsewhere go."""
+        """Return the notifications since the last call, to be sent after the events so far. Removes sequences
+        whose KV has landed elsewhere."""
         if self._outgoing is not None:
             told, over = self._outgoing.poll()
             self._told += told
@@ -95,11 +98,12 @@ class Exchange:
         return told_now
 
     def held_blocks(self) -> list[int]:
-        """Blocks that transfers hold, besides those of sequences: each once for each holder."""
+        """Return the blocks that transfers hold, in addition to those of sequences; one entry for each
+        reference."""
         return [block for side in (self._outgoing, self._incoming) if side for block in side.held_blocks()]
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with the reservations, given and taken."""
+        """Yield the inconsistencies of the reservations, issued and received."""
         live = self._scheduler.sequences
         for side in (self._outgoing, self._incoming):
             for sequence in side.sequences() if side else ():
@@ -109,7 +113,7 @@ class Exchange:
                     yield f"sequence {sequence.id} waits for KV, but takes part in steps"
 
     def report(self) -> TransferReport | None:
-        """What went out and came in, of a worker that does either."""
+        """Return the totals sent and received; None for a worker that does neither."""
         sides = [asdict(side.report()) for side in (self._outgoing, self._incoming) if side]
         return (
             TransferReport(**{key: sum(side[key] for side in sides) for key in sides[0]}) if sides else None
@@ -130,7 +134,7 @@ class Exchange:
             self._watch.moment("mid-layer push", ticket.request)
 
     def _join(self, message: Join) -> None:
-        """The KV of a prompt has come: its sequence decodes from here on."""
+        """Let a sequence decode here: the KV of its prompt has landed."""
         sequence = self._incoming.joined(message.ticket) if self._incoming else None
         if sequence is None:
             error = "nobody waits for this ticket"
@@ -139,7 +143,7 @@ class Exchange:
         sequence.held = sequence.reserved = False
         have = sequence.computed[TARGET]
         for plane, known in enumerate(sequence.computed[: message.planes]):
-            if known >= have:  # what was not sent is there in this plane too
+            if known >= have:  # the part that was not sent was cached in this group too
                 sequence.computed[plane] = len(sequence.tokens)
         self._scheduler.tables.register(sequence)
         sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)

@@ -1,4 +1,4 @@
-"""The named moments of a request's life in an engine: for traces, and for tests that end a worker there.
+"""The lifecycle events of a request in an engine: for traces, and for tests that inject a crash at one.
 
 submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ last layer landed
           ─ (mid-draft ─ verified-before-commit) … ─ finishing;   swap and edit where they happen
@@ -24,19 +24,19 @@ Moment = Literal[
     "edit",
     "finishing",
 ]
-"""`mid-layer push`: KV is on its way. `mid-draft`: the drafter is at work. `verified-before-commit`: the
-target's step is done, and nothing of it is kept yet."""
+"""`mid-layer push`: KV is being sent. `mid-draft`: the drafter is working. `verified-before-commit`: the
+target's step is done, and none of it is committed yet."""
 
 
 StepPhase = Literal["plan", "draft", "run", "verify", "swap", "commit"]
-"""What a step is at: `run` computes without draft tokens, `verify` with some, `swap` beside swap copies."""
+"""Phase of a step: `run` computes without draft tokens, `verify` with some, `swap` while swap copies run."""
 
 
 class Journal(Protocol):
-    """Is told what an engine is about to do, so that what is known of it survives the process."""
+    """Records what an engine is about to do, so that the record survives the process."""
 
     def take(self, message: ToEngine) -> None:
-        """A message is about to be handled."""
+        """Record that a message is about to be handled."""
         ...
 
     def enter(
@@ -46,20 +46,21 @@ class Journal(Protocol):
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        """A phase of a step begins over these sequences, all there are if None. `predicted` seconds are
-        expected of it; `plan` is what is carried out."""
+        """Record that a phase of a step begins over these sequences, over all if None. It is predicted to
+        take `predicted` seconds; `plan` is what is executed."""
         ...
 
     def leave(self, moving: Sequence[Running]) -> None:
-        """The step, or the message, is over; what goes on is the transfer of these sequences' KV."""
+        """Record that the step, or the message, is done; only the KV transfers of these sequences
+        continue."""
         ...
 
 
 class Unwritten:
-    """A journal that is not kept."""
+    """A journal that records nothing."""
 
     def take(self, message: ToEngine) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def enter(
         self,
@@ -68,45 +69,46 @@ class Unwritten:
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def leave(self, moving: Sequence[Running]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Watch(Protocol):
-    """Is told what happens in an engine, when it happens."""
+    """Observes an engine: receives events when they happen."""
 
     def moment(self, name: Moment, request: str = "") -> None:
-        """This moment of a request has come; of no one request's where all in a step share it."""
+        """Receive a lifecycle event of a request; `request` is empty for an event that all in a step
+        share."""
         ...
 
     def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
-        """A step over so many rows of these requests took `seconds` until now."""
+        """Receive that a step has ended which took `seconds`; `rows` are the query tokens of each request."""
         ...
 
 
 class Unwatched:
-    """Nobody looks."""
+    """An observer that does nothing."""
 
     def moment(self, name: Moment, request: str = "") -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class OfClients:
-    """Tells `watch` of clients' requests, not of answers on their way back."""
+    """Passes the events of clients' requests on to `watch`, without those of KV write-backs."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def moment(self, name: Moment, request: str = "") -> None:
-        """Pass it on."""
+        """Pass the event on if it is of a client's request."""
         if not request.startswith(RETURN):
             self._watch.moment(name, request)
 
     def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Pass it on."""
+        """Pass the step on, with its clients' requests only."""
         self._watch.ran([row for row in rows if not row[0].startswith(RETURN)], seconds)

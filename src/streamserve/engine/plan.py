@@ -1,10 +1,10 @@
-"""What a step is made of, as plain data that could cross a socket, and who carries it out, as protocols.
+"""The data of a step, plain enough to cross a socket, and the protocols of those that execute it.
 
-plan      the engine ranks its sequences and makes room            (engine/scheduler.py)
-begin     the drafter starts guessing, collect returns its trees   (Drafter)
-select    tree nodes and chunk sizes are fixed by the budget       (engine/scheduler.py)
-run       copies, forward pass, sampling, compaction               (Executor)
-commit    state moves, events come out                             (engine/scheduler.py)
+plan      the engine ranks its sequences and allocates blocks       (engine/scheduler.py)
+begin     the drafter starts drafting, collect returns its trees    (Drafter)
+select    tree nodes and chunk sizes are fixed by the budget        (engine/scheduler.py)
+run       copies, forward pass, sampling, compaction                (Executor)
+commit    tokens are appended, events returned                      (engine/commit.py)
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import TokenTree
 
 TARGET = 0
-"""The plane of the target model's KV."""
+"""The KV cache group of the target model."""
 
 DRAFT = 1
-"""The plane of a draft model's KV, where there is one."""
+"""The KV cache group of a draft model, where there is one."""
 
 
 @dataclass(frozen=True)
 class SequenceState:
-    """What sampling must know of a sequence: sent when it first joins a step (or was edited since), then
-    kept up to date by the executor from its own results. `prompt` and `outputs` are token ids."""
+    """Sampling state of a sequence: sent when it first joins a step (or was edited since), then updated by
+    the executor from its own results. `prompt` and `outputs` are token ids."""
 
     sequence: int
     choice: int
@@ -39,19 +39,19 @@ class SequenceState:
 class Span(msgspec.Struct, frozen=True):
     """Query tokens of one sequence in one step.
 
-    `tokens` are committed tokens at positions `start`, `start` + 1, …, whose KV this step computes in
-    `plane`. A span that reaches the sequence's last committed token has a `tree` whose root is that token
-    (`tokens[-1]`); the tree's other nodes are query rows too, at position `start + len(tokens) - 1 + depth`.
-    Rows, in order: `tokens`, then tree nodes 1, 2, …, whose KV goes to the slots right behind, in node order.
+    `tokens` are committed tokens at positions `start`, `start` + 1, …, whose KV this step computes in KV
+    cache group `plane`. A span that reaches the sequence's last committed token has a `tree` whose root is
+    that token (`tokens[-1]`); the tree's other nodes are query tokens too, at position `start + len(tokens) -
+    1 + depth`. Rows, in order: `tokens`, then tree nodes 1, 2, …, whose KV goes to the following slots, in
+    node order.
 
-    `blocks` is the block table for positions 0 to `start + rows - 1`.
-    Logits: none without a tree; for every tree node with one; for all of `tokens` if `prompt_logprobs`.
-    `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh
-    prompt all of the request's (they fork from it; such a tree has one node). The sequence goes on as the
-    first of them, the others as sequences of their own.
-
-    The first `skip` rows are left out of a pass: their KV is in its slots already. (A draft's pass over a
-    tree's last level.)
+    * `blocks`: the block table for positions 0 to `start + rows - 1`.
+    * Logits: none without a tree; for every tree node with one; for all of `tokens` if `prompt_logprobs`.
+    * `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh prompt
+      all of the request's (they fork from it; such a tree has one node). The sequence goes on as the first of
+      them, the others as separate sequences.
+    * `skip`: the first rows, left out of a pass because their KV is in its slots already. (Used for a draft
+      model's pass over a tree's last level.)
     """
 
     sequence: int
@@ -66,7 +66,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """Number of query tokens, skipped ones too."""
+        """Number of query tokens, skipped ones included."""
         return len(self.tokens) + (0 if self.tree is None else len(self.tree.tokens) - 1)
 
 
@@ -75,9 +75,10 @@ class StepPlan:
     """One step. The executor does things in this order: forget `released` sequences, take `admitted` ones,
     perform `copies` (source block, destination block; one after another, of the target's KV), run `spans`.
 
-    Beside all that, at any time until the step is over, it copies blocks of all planes to and from the host
-    pool: `swap_out` (KV block, host block) and then `swap_in` (host block, KV block). No span or copy touches
-    a block that these read or write."""
+    Concurrently with all that, at any time until the step is over, it copies blocks of all KV cache groups to
+    and from the host pool: `swap_out` (KV block, host block) and then `swap_in` (host block, KV block). No
+    span or copy touches a block that these read or write.
+    """
 
     step: int
     admitted: list[SequenceState]
@@ -89,8 +90,8 @@ class StepPlan:
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """A chosen token, with log-probabilities under the unprocessed distribution if the request asked.
-    `ends`: it ends the text whatever the parameters say, as its grammar has no more."""
+    """A sampled token, with log-probabilities under the unprocessed distribution if the request asked for
+    them. `ends`: the token ends the text whatever the parameters say, because its grammar is complete."""
 
     token: int
     logprob: float | None = None
@@ -99,13 +100,13 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class SpanResult(msgspec.Struct, frozen=True):
-    """What a span with a tree, or with prompt log-probabilities, came to.
+    """Result of a span with a tree, or with prompt log-probabilities.
 
-    `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When this is
-    returned, the KV of `tokens` and of the accepted path lies in position order behind `start`.
+    `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When the result
+    is returned, the KV of `tokens` and of the accepted path lies in position order from `start` on.
     `prompt_logprobs[j]` is for the token at position `start + 1 + j`. With an `error` the outputs mean
-    nothing, and the sequence cannot go on; so it is where the model's own numbers were `not_finite` (NaN or
-    infinite, before any mask), and then its KV is not to be trusted either.
+    nothing, and the sequence cannot go on. The same holds where the model's logits were `not_finite` (NaN or
+    infinite, before any mask); then its KV is not to be trusted either.
     """
 
     sequence: int
@@ -117,8 +118,8 @@ class SpanResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One entry a span, in the plan's order. `seconds`: how long it took, where no clock shows it. The swap
-    copies took `swap_seconds`, beside the rest."""
+    """One entry a span, in the plan's order. `seconds`: how long the step took, where no clock shows it. The
+    swap copies took `swap_seconds`, concurrently with the rest."""
 
     spans: list[SpanResult]
     seconds: float | None = None
@@ -126,32 +127,32 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """Carries out steps on tensors (execution/) or on a cost model (simulate/)."""
+    """Executes steps on tensors (execution/) or on a cost model (simulate/)."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Carry out one step. Nobody else ever sees a cache that is not linear."""
+        """Execute one step. Only the executor ever sees a KV cache that is not in position order."""
         ...
 
     def close(self) -> None:
-        """Free the cache and everything else."""
+        """Free the cache and all other resources."""
         ...
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """Ask for a tree behind a sequence's committed tokens: of what the drafter knows of sequence `id`, the
-    first `keep` tokens still hold, then come `new_tokens`. A changed `epoch` says that `keep` may be
+    """Request a draft tree after a sequence's committed tokens. Of what the drafter knows of sequence `id`,
+    the first `keep` tokens still hold; `new_tokens` follow them. A changed `epoch` says that `keep` may be
     shorter than before.
 
-    Guesses are for output number `output` and the following ones of `choice`, sampled as `params` say: who
-    guesses under the target's own noise guesses what the target will sample. `depth`, `width` and `nodes` are
-    the tree's shape: levels, nodes a level, nodes in all, the root not counted. With an `expansion` each node
-    of level l gets its best `expansion[l]` children, whatever their chances.
+    The draft tokens are for output number `output` and the following ones of `choice`, sampled as `params`
+    say: a drafter that uses the target's sampling noise drafts what the target will sample. `depth`, `width`
+    and `nodes` are the tree's shape: levels, nodes a level, nodes in all, the root not counted. With an
+    `expansion` each node of level l gets its best `expansion[l]` children, whatever their probabilities.
 
-    Of depth 0 it asks a drafter with KV of its own only to read the tokens, and is answered with a root.
+    With depth 0, a drafter with its own KV only computes the tokens' KV, and answers with a root.
 
-    A drafter with KV of its own finds that of the first `computed` tokens in its plane of `blocks`, writes
-    that of the others, and may use the slots behind them for `nodes` guesses.
+    A drafter with its own KV finds that of the first `computed` tokens in its KV cache group of `blocks`,
+    writes that of the others, and may use the following slots for `nodes` draft tokens.
     """
 
     id: int
@@ -170,20 +171,21 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Guesses tokens: a small model, n-gram lookup, early layers, or a service elsewhere."""
+    """Proposes draft tokens: a small model, n-gram lookup, early layers, or a remote service."""
 
     @property
     def plane(self) -> int | None:
-        """The KV plane that the blocks of a request hold for it: the target's, one of its own, or none."""
+        """The KV cache group that a request's blocks hold for it: the target's, a separate one, or none."""
         ...
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Start guessing for these sequences."""
+        """Start drafting for these sequences."""
         ...
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
-        """The trees that are there by `deadline` (the engine's clock); a missing one means no speculation.
-        Whoever gets a tree has KV for all its committed tokens in the drafter's plane from now on."""
+        """Return the trees that are ready by `deadline` (the engine's clock); a missing one means no
+        speculation. A sequence with a tree has KV for all its committed tokens in the drafter's KV cache
+        group from now on."""
         ...
 
     def release(self, ids: Sequence[int]) -> None:

@@ -1,10 +1,10 @@
-"""Prompts that are still arriving: edits of live sequences, and what is told of them (Stream2LLM).
+"""Prompt streams: edits of live sequences, and the events about them (Stream2LLM).
 
 before  [c1 c1 c1|c2 c2 c2|q]      keep = 3        KV of the first three tokens stays, in the pool or on the
 after   [c1 c1 c1|c4 c4|q]         tokens = c4 q   host; the rest is dropped at slot precision, and computed
                                                    anew by the steps that follow
 
-An edit is taken between steps. Who answered the prompt as it stood begins anew.
+An edit is applied between steps. An early answer to the prompt as it stood is withdrawn and begins anew.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Prog
 from streamserve.scheduling.eviction import learn_survival
 
 PROGRESS_SECONDS = 0.25
-"""How often the progress of one prompt is told while there is more to come."""
+"""Least seconds between two Progress events of a prompt stream that still has tokens to compute."""
 
 
 @dataclass
 class Counters:
-    """What came of arriving prompts so far, as in StreamReport."""
+    """Totals of prompt streams so far, as in StreamReport."""
 
     chunks: int = 0
     invalidated: int = 0
@@ -33,18 +33,19 @@ class Counters:
 
 
 class Streams:
-    """The edits of one engine's open sequences."""
+    """Applies the edits of one engine's prompt streams."""
 
     def __init__(self, scheduler: Scheduler, config: EngineConfig, model: ModelInfo) -> None:
         self.counters = Counters()
         self.survival = 1.0
-        """The share that survives an edit, as far as the prompts so far tell; expected of new ones."""
+        """The share of a prompt that survives an edit, learned from all streams so far; expected of new
+        ones."""
         self._scheduler = scheduler
         self._config = config
         self._model = model
 
     def edit(self, message: Edit) -> list[Event]:
-        """Change an open prompt. One that cannot be served any more ends with an error."""
+        """Edit a prompt stream. One that cannot be served any more ends with an error."""
         branches = self._branches(message)
         if not branches:
             return []
@@ -70,7 +71,7 @@ class Streams:
         return events
 
     def progress(self, id: int, now: float) -> list[Event]:
-        """After a step: how far an open prompt has come, if it is time to tell."""
+        """Return the Progress event of a prompt stream after a step, if one is due."""
         sequence = self._scheduler.sequences.get(id)
         if sequence is None or not sequence.open or sequence.outputs:
             return []
@@ -80,7 +81,8 @@ class Streams:
         return [_progress(sequence)]
 
     def _branches(self, message: Edit) -> list[Sequence]:
-        """The open sequences of a request's choices, one for all as long as none was sampled."""
+        """Return the open sequences of a request's choices; it is one for all choices until the first is
+        sampled."""
         return [
             sequence
             for sequence in self._scheduler.sequences.values()
@@ -107,21 +109,22 @@ class Streams:
         ]
 
     def _merge(self, sequence: Sequence, others: list[Sequence]) -> None:
-        """The choices of an early answer go back to one sequence: they have only the prompt in common."""
+        """Merge the choices of an early answer into one sequence again: they have only the prompt in
+        common."""
         self.counters.withdrawn += sum(branch.outputs for branch in (sequence, *others))
         sequence.choices = tuple(sorted(c for branch in (sequence, *others) for c in branch.choices))
         for branch in others:
             self._scheduler.remove(branch)
 
     def _change(self, sequence: Sequence, message: Edit) -> None:
-        """Tokens and KV of the sequence from now on. What executor and drafter know of it is void behind
-        what is kept."""
+        """Apply an edit to the sequence's tokens and KV. What executor and drafter know of it after the
+        retained prefix is void."""
         before = sequence.prompt_length - sequence.tail
         sequence.survival = learn_survival(sequence.survival, message.keep, before)
         self.survival = learn_survival(self.survival, message.keep, before)
         sequence.kept.append(message.keep)
         self.counters.chunks += 1
-        # The last token is always computed anew, for its output is wanted.
+        # The last token is always computed anew, since its logits are needed.
         last = message.keep + len(message.tokens) - 1
         self.counters.invalidated += self._scheduler.cut(sequence, max(0, min(message.keep, last)))
         sequence.tokens = sequence.tokens[: message.keep] + message.tokens
@@ -141,7 +144,7 @@ class Streams:
         self.counters.computed_before += min(sequence.computed[TARGET], sequence.prompt_length)
 
     def _release(self, sequence: Sequence) -> list[Event]:
-        """What was held back of an answer that stands now."""
+        """Return the event that was held back, of an early answer that now stands."""
         event: Token | Finished | None = sequence.ending
         if event is None:
             return []
@@ -150,7 +153,7 @@ class Streams:
 
 
 def _changes(message: Edit, sequence: Sequence) -> bool:
-    """Whether a prompt, or how it is to be answered, becomes another by the edit."""
+    """Whether the edit changes the prompt or its sampling parameters."""
     prompt = sequence.tokens[: sequence.prompt_length]
     params = message.params or sequence.params
     return prompt[: message.keep] + message.tokens != prompt or params != sequence.params

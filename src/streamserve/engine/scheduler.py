@@ -1,9 +1,11 @@
-"""What goes into a step: rank the sequences, make room for them, then fix trees and chunks by the budget.
+"""Batch composition: rank the sequences, allocate KV blocks for them, then fix trees and chunks by the
+budget.
 
-There are no phases. Each sequence knows its tokens and how many have KV; a step gives some of them a span of
-query tokens: a prompt chunk, the next token, or a tree. The agenda ranks without allocating; `plan` lets
-kv_allocator.py make room in its turns, by default first for those one token behind (they are decoding), then
-for the rest. `select` decides what of that room is used, and gives the surplus back.
+There are no phases. Each sequence knows its tokens and how many of them have KV; a step computes a span of
+query tokens for some sequences: a prompt chunk, the next token, or a token tree. The batch candidates
+(engine/batch.py) are ranked without allocating. `plan` lets kv_allocator.py allocate blocks in service order,
+by default first for decoding sequences (one token is pending), then for the rest. `select` decides which of
+the allocated slots are used, and frees the surplus.
 """
 
 from collections.abc import Mapping
@@ -24,14 +26,14 @@ from streamserve.scheduling.prefill import Chunk
 from streamserve.speculation.tree import TokenTree, root
 
 SHORT_END = 64
-"""A prompt is guessed behind as soon as no more than so many of its tokens are left to compute: of a longer
-rest the draft would have to read as much while the first token is waited for."""
+"""A prompt may have draft tokens after it once at most this many of its tokens are left to compute: for more,
+the draft model would have to read as many while the client waits for the first token."""
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """Room was made for the next `room` tokens of a sequence, `due` of them whatever else might be in the
-    step; behind them there may be `nodes` guessed ones, as far as there is room. `cached` is set when the
-    sequence has just been admitted: tokens the prefix index gave it."""
+    """Slots are allocated for the next `room` tokens of a sequence; `due` of them are computed whatever else
+    might be in the step. After them there may be `nodes` draft tokens, as far as there is headroom. `cached`
+    is set when the sequence has just been admitted: the number of tokens found in the prefix index."""
 
     sequence: Sequence
     room: int
@@ -42,10 +44,15 @@ class Proposal(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Step:
-    """A step in the making, of `agenda`, in which those of `decoding` decode. `budget`: rows that are left.
-    `places`: for who begins; none when the first that has to wait is not to be overtaken. `seats`: choices
-    that may still be part of it. `coming`: blocks that the running are about to compute, of complete prompts
-    and of arriving ones. `busy`: with complete prompts."""
+    """A step being composed, from the batch candidates `agenda`; the sequences in `decoding` decode.
+
+    * `budget`: query tokens left.
+    * `places`: how many waiting sequences may still start; 0 once one has to wait that must not be overtaken.
+    * `seats`: sequence slots left, one for each output choice.
+    * `coming`: hashes of the blocks that running sequences are about to compute, of complete prompts and of
+      prompt streams.
+    * `busy`: whether a complete prompt is part of the step.
+    """
 
     agenda: Agenda
     decoding: set[int]
@@ -58,7 +65,7 @@ class _Step:
 
 
 class Scheduler:
-    """Owns the live sequences of one engine, and through `tables` their blocks."""
+    """Owns the live sequences of one engine and, through `tables`, their blocks."""
 
     def __init__(self, config: EngineConfig, planes: int, drafting: bool, costs: Costs) -> None:
         self.config = config
@@ -78,26 +85,27 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could do anything: run a sequence, or let the executor forget one. Open prompts
-        that are computed as far as they are known are no work."""
+        """Whether a step could do anything: run a sequence, or let the executor forget one. A prompt stream
+        whose known tokens are computed is no work."""
         sequences = self.sequences.values()
         return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
 
     def of(self, request: str) -> list[Sequence]:
-        """The sequences of a request."""
+        """Return the sequences of a request."""
         return [sequence for sequence in self.sequences.values() if sequence.request == request]
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.id] = sequence
-        self.tables.match(sequence)  # who has little to compute need not wait for others to find that out
+        self.tables.match(sequence)  # so that a sequence with a long cached prefix is ranked by what is left
 
     def new_id(self) -> int:
-        """A number that no sequence has had."""
+        """Return an id that no sequence has had."""
         self._last_id += 1
         return self._last_id
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
-        """At the end of its prompt a fresh sequence becomes one for each choice, sharing all its blocks."""
+        """Fork a fresh sequence at the end of its prompt into one for each choice; they share all its
+        blocks."""
         first, *others = sequence.choices
         sequence.choices = (first,)
         branches = [sequence.branch(self.new_id(), choice) for choice in others]
@@ -114,7 +122,8 @@ class Scheduler:
             self.released.append(sequence.id)
 
     def plan(self, agenda: Agenda) -> list[Proposal]:
-        """Make room, turn by turn. What is proposed holds its blocks until the step is committed."""
+        """Allocate blocks for the batch candidates in service order, and return the proposals. A proposed
+        sequence holds its blocks until the step is committed."""
         step = self._begin(agenda)
         for sequence in agenda.turns:
             if not step.budget:
@@ -150,29 +159,30 @@ class Scheduler:
         return step
 
     def _due(self, sequence: Sequence, step: "_Step") -> Chunk | None:
-        """How much of a prompt may be part of the step, by all but memory; None if the sequence sits out."""
+        """Return how many tokens of a sequence may be part of the step, memory aside; None if the sequence
+        sits out."""
         agenda = step.agenda
         if not sequence.todo(agenda.idle) or sequence.id in self.swap.moved:
             return None
         beside_prompt = agenda.exclusive and not step.decoding.issuperset(step.proposals)
         if sequence.id in step.decoding and (not sequence.running or beside_prompt):
-            return None  # evicted a moment ago for one that ranks higher, or not to decode beside a prompt
+            return None  # just evicted for one that ranks higher, or not to decode in a batch with a prompt
         if step.busy and agenda.later(sequence):
-            return None  # nobody waits for it yet
+            return None  # deferred: no client waits for its output yet
         chunk = agenda.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
         return chunk if chunk.tokens and step.seats >= len(sequence.choices) else None
 
     def _start(self, sequence: Sequence, step: "_Step") -> int | None:
-        """Let a waiting sequence hold blocks. Returns how many of its tokens were cached; None if it is not
-        to compute anything now. One that another worker holds blocks for waits for nobody: who it would wait
-        for may be waiting for those blocks."""
+        """Admit a waiting sequence. Returns the number of its tokens that were cached; None if it is not to
+        compute anything now. A sequence that holds a transfer reservation waits for no other: others may be
+        waiting for the blocks reserved for it."""
         if not (step.places or sequence.granted):
             return None
         later = step.agenda.later(sequence)
         head = None if sequence.reserved or sequence.granted else self.tables.next_hash(sequence)
         if any(head in some for some in step.coming[: 1 + later]):
             step.places -= 1
-            return None  # another is computing what it needs next: it finds that soon
+            return None  # another computes its next block: it will be a prefix hit soon
         if sequence.swapped and not self.room.known_by_now(sequence):
             if self.room.yields(sequence):
                 return None
@@ -194,7 +204,7 @@ class Scheduler:
     def _propose(
         self, sequence: Sequence, rows: int, chunk: Chunk, cached: int | None, step: "_Step"
     ) -> None:
-        """A sequence is part of the step, with so many rows."""
+        """Add a sequence to the step, with `rows` query tokens."""
         step.busy = step.busy or not (sequence.open or sequence.id in step.decoding)
         step.budget -= rows
         step.seats -= len(sequence.choices)
@@ -206,7 +216,7 @@ class Scheduler:
             self.prefix_hits += cached
 
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:
-        """Fix tree nodes and chunk sizes together by the budget, and give back the blocks not needed."""
+        """Fix tree nodes and chunk sizes together by the budget, and free the blocks not needed."""
         rooms = [proposal.room for proposal in proposals]
         guesses = [trees.get(proposal.sequence.id) for proposal in proposals]
         due = [proposal.due for proposal in proposals]
@@ -226,28 +236,29 @@ class Scheduler:
         return StepPlan(self.steps, admitted, released, self.tables.take_copies(), spans, outs, backs)
 
     def take_reserved(self) -> list[Sequence]:
-        """The sequences that have got their blocks for another worker's KV since the last call."""
+        """Return the sequences that have got blocks for another worker's KV since the last call."""
         reserved, self.reserved = self.reserved, []
         return reserved
 
     def cut(self, sequence: Sequence, keep: int) -> int:
-        """Drop the KV behind a sequence's first `keep` tokens; returns how many tokens of it there were."""
+        """Drop the KV after a sequence's first `keep` tokens; returns the number of tokens dropped."""
         return cut(self.tables, self.swap, sequence, keep)
 
     def room_for(self, proposal: Proposal, nodes: int) -> int:
-        """Blocks for up to `nodes` guesses behind what is proposed, where memory is free: so many."""
+        """Allocate slots for up to `nodes` draft tokens after the proposed ones, without evicting; returns
+        for how many."""
         nodes = min(nodes, self.tables.room(proposal.sequence) - proposal.room)
         self.tables.grow(proposal.sequence, proposal.room + nodes)
         return nodes
 
     def _nodes(self, sequence: Sequence, rows: int) -> int:
-        """How many guesses there may be behind so many rows: only behind the last token, and while output is
-        still wanted."""
+        """Return how many draft tokens may follow `rows` query tokens: only after the last token, and no more
+        than the sequence may still output."""
         pending = sequence.pending
         if rows < pending or pending > (1 if sequence.open else SHORT_END) or len(sequence.choices) > 1:
             return 0
         if not sequence.params.speculation.enabled or sequence.handoff:
-            return 0  # who hands over gives one token of each choice
+            return 0  # a prefill worker samples one token of each choice
         wanted = sequence.outputs_left(self.config.max_model_len) - 1
         most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(most, wanted))

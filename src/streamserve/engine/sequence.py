@@ -1,4 +1,4 @@
-"""One output choice on its way: its tokens, and how far each KV plane has caught up with them."""
+"""A sequence: the tokens of one output choice, and how many of them each KV cache group has computed."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,26 +11,28 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.slo import NO_NEED, PAST, Need
 
 EDITS = 64
-"""How many edits of an arriving prompt are remembered."""
+"""Number of edits of a prompt stream that are remembered."""
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A sequence is *running* while it holds blocks, else it waits, *swapped* while host blocks hold its KV.
+    """A sequence is *running* while it holds blocks, *swapped* while host blocks hold its KV, and otherwise
+    waits.
 
     tokens     prompt ─────────────┬ outputs ──┐      len(tokens)
-    computed   ──────────────┐ KV in the plane │      pending = len(tokens) - computed
+    computed   ──────────────┐ KV in the group │      pending = len(tokens) - computed
     blocks     [b0][b1][b2][b3]                       cover at least `computed` positions
     hashes     of the full blocks, as far as needed
 
-    `choices`: the output choices that come from it. A fresh request is one sequence for all its choices;
-    they fork when its prompt is computed, and then each has one. `told` is how many tokens the drafter knows.
+    `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
+    choices; they fork when its prompt is computed, and then each has one. `told`: the number of tokens synced
+    to the drafter.
 
-    While its prompt is `open` it may be edited (`version` counts), and is only sampled if answered `early`;
-    the prompt's last `tail` tokens are computed last.
+    While its prompt is `open` (a prompt stream) it may be edited, which `version` counts, and it is only
+    sampled if answered `early`; the prompt's last `tail` tokens are computed last.
 
-    The decode clock runs from the first token on, whatever happens to the sequence: who waits for it does not
-    care whether it was preempted. `decode_seconds` is what it showed when the step began.
+    The decode clock runs from the first token on, even while the sequence is preempted, because the client
+    waits meanwhile. `decode_seconds` is its value when the step began.
     """
 
     id: int
@@ -46,7 +48,7 @@ class Sequence:
     computed: list[int]
     blocks: list[int] = field(default_factory=list)
     found: int = 0
-    """Tokens whose KV was in the prefix index when it was last asked: nobody has to compute them."""
+    """Cached prefix length in tokens, as of the last lookup in the prefix index."""
     hashes: list[bytes] = field(default_factory=list)
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0
@@ -57,44 +59,44 @@ class Sequence:
     first_token_at: float | None = None
     decode_seconds: float = 0.0
     clocked: int = 1
-    """Number of outputs there were when the decode clock started."""
+    """Number of outputs when the decode clock started."""
     known: bool = False
     """Whether the executor holds this sequence's sampling state."""
     stale: bool = False
-    """Whether that state is of an earlier prompt."""
+    """Whether the executor's sampling state is of an earlier prompt."""
     swapped: list[int] = field(default_factory=list)
-    """Host blocks that hold what is `computed`, while it is evicted into the host pool."""
+    """Host blocks that hold the `computed` tokens' KV while the sequence is swapped out."""
     open: bool = False
     early: bool = False
     tail: int = 0
     version: int = 0
     chunk_at: float = 0.0
-    """When the latest part of the prompt came."""
+    """When the latest part of the prompt arrived."""
     finished_at: float | None = None
-    """When a prompt that was open came to its end."""
+    """When a prompt stream was finished; None for one that is open, and for other prompts."""
     kept: deque[int] = field(default_factory=lambda: deque(maxlen=EDITS))
-    """How many tokens its latest edits kept."""
+    """Retained prefix lengths of the latest edits, in tokens."""
     survival: float = 1.0
-    """The share of an open prompt that is expected to survive its next edit."""
+    """The share of a prompt stream that is expected to survive its next edit."""
     told_at: float = -1.0
-    """When a Progress was last sent."""
+    """When the latest Progress event was sent."""
     ending: Token | Finished | None = None
-    """What ended an early answer: that it is the last event is known when the prompt is finished."""
+    """The final event of an early answer, held back: it stands once the prompt is finished."""
     handoff: bool = False
-    """Whether its KV goes to another worker, which decodes."""
+    """Whether its KV goes to another worker."""
     granted: bool = False
-    """Whether that worker holds blocks for it."""
+    """Whether it holds a transfer reservation: blocks on that other worker."""
     returned: bool = False
-    """Whether that is for the next turn of a chat: nobody decodes behind it now."""
+    """Whether the transfer is a KV write-back for the next turn of a chat: no request waits for it."""
     reserved: bool = False
-    """Whether another worker computes its KV: it only needs blocks until that has come."""
+    """Whether another worker computes its KV: until that has arrived, it only needs blocks."""
     forced: bool = False
-    """Whether it was taken in although that may cost others their targets."""
+    """Whether it was aged in: admitted although that may make other requests miss their targets."""
     held: bool = False
-    """Whether it holds blocks that others read or write, and takes no part in steps."""
+    """Whether it takes no part in steps, because other workers read or write its blocks."""
     waits: bool = False
-    """Whether it could not start when it last had its turn: for lack of memory or places, or because another
-    is computing what it needs next."""
+    """Whether it could not start when it was last considered: for lack of memory or sequence slots, or
+    because another sequence computes its next block."""
 
     @property
     def running(self) -> bool:
@@ -102,13 +104,14 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens whose target KV is not computed yet; 1 while decoding."""
+        """Number of tokens whose target KV is not computed yet; 1 while decoding."""
         return len(self.tokens) - self.computed[TARGET]
 
     def todo(self, idle: bool) -> int:
-        """How many tokens a step should compute. Of an open prompt all but the last, whose output is not
-        wanted yet, and its tail only where a step would be `idle` otherwise. One whose KV waits on the host
-        is brought back when as much again has arrived: for less, copies would take longer than they save."""
+        """Return how many tokens a step should compute. Of a prompt stream without an early answer that is
+        all but the last token, whose output is not needed yet, and its tail only where a step would be `idle`
+        otherwise. A swapped prompt stream has nothing to compute until as many new tokens have arrived as it
+        has computed: for fewer, the copies would take longer than they save."""
         if self.ending is not None:
             return 0
         pending = len(self.tokens) - self.computed[TARGET]
@@ -121,24 +124,25 @@ class Sequence:
 
     @property
     def streamed(self) -> bool:
-        """Whether its prompt is, or was, sent while it arrives."""
+        """Whether its prompt is, or was, a prompt stream."""
         return self.open or self.finished_at is not None
 
     @property
     def steady(self) -> int:
-        """How many of the latest edits in a row kept the token to compute next: what has lasted will last."""
+        """Edit stability: how many of the latest edits in a row retained the token to compute next."""
         computed = self.computed[TARGET]
         return sum(1 for _ in takewhile(lambda kept: kept > computed, reversed(self.kept)))
 
     @property
     def steady_rows(self) -> int:
-        """How many tokens from there on are as steady, or a little less: up to where an edit cut lately."""
+        """How many tokens from there on are about as edit-stable: up to the end of the next retained prefix
+        of a recent edit."""
         computed = self.computed[TARGET]
         return min((kept for kept in self.kept if kept > computed), default=len(self.tokens)) - computed
 
     @property
     def decoding(self) -> bool:
-        """Whether all it lacks is its next output."""
+        """Whether it lacks only the KV of its last token, and is to be sampled."""
         wanted = self.ending is None and (not self.open or self.early)
         return wanted and bool(self.blocks) and len(self.tokens) == self.computed[TARGET] + 1
 
@@ -148,20 +152,20 @@ class Sequence:
 
     @property
     def asked_at(self) -> float:
-        """When all that was asked was there."""
+        """When the prompt was complete."""
         return self.arrival if self.finished_at is None else self.finished_at
 
     @property
     def deadline(self) -> float | None:
-        """When its first token is wanted, if a target says so and the token is not there yet. Nobody waits
-        for one before the prompt has come to its end."""
+        """When its first token is due; None without a target, after the first token, and while the prompt is
+        a stream: the time to first token counts from the end of the prompt."""
         ttft = self.params.slo.ttft_ms
         return None if ttft is None or self.outputs or self.open else self.asked_at + ttft / 1000
 
     @property
     def need(self) -> Need:
-        """What its target for the time per output token asks of this step: nothing before there is one, and
-        nothing any more where its first token came too late: such a request has missed its targets."""
+        """What its target for the time per output token asks of this step: nothing before the first token,
+        and nothing if the first token came too late, since such a request has already missed its targets."""
         tpot = self.params.slo.tpot_ms
         if tpot is None or not self.outputs:
             return NO_NEED
@@ -170,12 +174,13 @@ class Sequence:
         return Need(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clocked))
 
     def late(self, now: float) -> bool:
-        """Whether its first token, if it came `now`, were later than was asked for."""
+        """Whether a first token at `now` would miss its target."""
         ttft = self.params.slo.ttft_ms
         return ttft is not None and not self.open and now > self.asked_at + ttft / 1000
 
     def tpot(self, now: float) -> float | None:
-        """Its target for the time per output token, in seconds: inf if it has missed that for the first."""
+        """Return its target for the time per output token, in seconds; inf if it has missed its target for
+        the first token, None if it has no target."""
         tpot = self.params.slo.tpot_ms
         if tpot is None:
             return None
@@ -183,8 +188,8 @@ class Sequence:
         return inf if first is not None and self.late(first) else tpot / 1000
 
     def tick(self, now: float) -> None:
-        """Read the decode clock as a step begins; it starts where the first token is there for the first
-        time."""
+        """Read the decode clock as a step begins. The clock starts at the first step that finds an output
+        token."""
         if self.first_token_at is None:
             if len(self.tokens) == self.prompt_length:
                 return
@@ -192,13 +197,13 @@ class Sequence:
         self.decode_seconds = max(0.0, now - self.first_token_at)
 
     def outputs_left(self, max_model_len: int) -> int:
-        """How many tokens it may still get."""
+        """Return how many tokens it may still output."""
         room = max_model_len - len(self.tokens)
         limit = self.params.max_tokens
         return room if limit is None else min(room, limit - self.outputs)
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
-        """Why the sequence ends with its last token, if it does."""
+        """Return why the sequence ends with its last token; None if it goes on."""
         params, last = self.params, self.tokens[-1]
         if self.outputs > params.min_tokens:
             ends_text = last in eos_token_ids and not params.ignore_eos
@@ -210,7 +215,8 @@ class Sequence:
         return None
 
     def branch(self, id: int, choice: int) -> "Sequence":
-        """Another choice of the same request, with the same tokens and no blocks yet."""
+        """Return a sequence for another choice of the same request, with the same tokens and no blocks
+        yet."""
         return Sequence(
             id=id,
             request=self.request,

@@ -1,10 +1,10 @@
-"""The host pool: where evicted sequences' KV blocks wait, and the copies out and back.
+"""The host pool: swapped-out KV blocks, and the copies out and in.
 
-    plan N    evict: source blocks stay pinned, host blocks are taken      ┐ copied beside step N
-              resume: device blocks are taken, the sequence sits out       ┘
-    settle    after step N: sources and emptied host blocks are free, who came back is as if never gone
+    plan N    swap out: source blocks stay pinned, host blocks are taken           ┐ copied during step N
+              swap in: device blocks are taken, the sequence sits out              ┘
+    settle    after step N: sources and emptied host blocks are free, swapped-in sequences run again
 
-Nothing that a copy reads or writes is touched by the step beside it, so both may go on at once.
+The step touches nothing that a copy reads or writes, so both may run concurrently.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ class SwapSpace:
     def __init__(self, tables: BlockTables, size: int) -> None:
         self.size = size
         self.moved: set[int] = set()
-        """Ids of the sequences that leave or come back in this step."""
+        """Ids of the sequences that are swapped out or in during this step."""
         self._tables = tables
         self._free = list(range(size))
         self._outs: list[tuple[int, int]] = []
@@ -30,16 +30,16 @@ class SwapSpace:
 
     @property
     def free(self) -> int:
-        """Host blocks that could be taken now."""
+        """Number of host blocks that could be taken now."""
         return len(self._free)
 
     @property
     def leaving(self) -> int:
-        """KV blocks that will be free when this step is over."""
+        """Number of KV blocks that will be free when this step is over."""
         return sum(self._tables.pool.sole(block) for blocks in self._pinned for block in blocks)
 
     def out(self, sequence: Sequence) -> int:
-        """Evict a running sequence into host blocks, of which there must be enough; returns how many."""
+        """Swap a running sequence out into host blocks, of which there must be enough; returns how many."""
         self._tables.trim_to(sequence, max(sequence.computed))
         blocks, sequence.blocks = sequence.blocks, []
         sequence.swapped = [self._free.pop() for _ in blocks]
@@ -49,12 +49,13 @@ class SwapSpace:
         return len(blocks)
 
     def wanted(self, sequence: Sequence, found: list[int]) -> int:
-        """KV blocks to allocate for a swapped sequence, whose `found` blocks are still cached."""
+        """Return the number of KV blocks to allocate for a swapped sequence, whose `found` blocks are still
+        cached."""
         return max(0, len(sequence.swapped) - len(found))
 
     def back(self, sequence: Sequence, found: list[int]) -> int:
-        """Bring a sequence back: first the `found` blocks that the prefix index still knows, which hold less
-        than was computed, then copies of the rest. Returns the number of copies."""
+        """Swap a sequence in: first the `found` blocks of the prefix index, which hold less than was
+        computed, then copies of the rest. Returns the number of copies."""
         computed = list(sequence.computed)
         self._tables.attach(sequence, found)
         fresh = [self._tables.pool.allocate() for _ in sequence.swapped[len(found) :]]
@@ -69,12 +70,12 @@ class SwapSpace:
         return len(fresh)
 
     def forget(self, sequence: Sequence, keep: int = 0) -> None:
-        """Empty a sequence's host blocks but the first `keep`; no copy of this step is to read them."""
+        """Free a sequence's host blocks except the first `keep`. No copy of this step may read them."""
         self._free += sequence.swapped[keep:]
         del sequence.swapped[keep:]
 
     def faults(self, swapped: Iterable[list[int]]) -> Iterator[str]:
-        """Between steps: what is wrong with the host blocks, where sequences hold those `swapped`."""
+        """Yield what is wrong with the host blocks between steps, where sequences hold those `swapped`."""
         blocks = [block for held in swapped for block in held] + self._free
         if sorted(blocks) != list(range(self.size)):
             yield f"{len(blocks)} host blocks are held or free, of {self.size}, not each once"
@@ -82,13 +83,13 @@ class SwapSpace:
             yield "a copy of the last step is not settled"
 
     def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """This step's copies: (KV block, host block) out, and (host block, KV block) back."""
+        """Return this step's copies: (KV block, host block) out, and (host block, KV block) in."""
         copies = self._outs, self._backs
         self._outs, self._backs = [], []
         return copies
 
     def settle(self) -> None:
-        """The step's copies are done."""
+        """Complete the step's copies: free the blocks that they read."""
         for blocks in self._pinned:
             self._tables.pool.release(blocks)
         self._free += self._emptied
@@ -97,8 +98,9 @@ class SwapSpace:
 
 
 def cut(tables: BlockTables, swap: SwapSpace, sequence: Sequence, keep: int) -> int:
-    """Drop the KV behind a sequence's first `keep` tokens, wherever it is; returns how many tokens of the
-    target's KV that were. A partly kept block that others hold is copied when it is written to."""
+    """Truncate a sequence's KV to its first `keep` tokens, on the device or the host; returns how many tokens
+    of the target's KV were dropped. A partly retained block that other sequences hold is copied when it is
+    written to."""
     dropped = max(0, sequence.computed[TARGET] - keep)
     sequence.computed = [min(computed, keep) for computed in sequence.computed]
     del sequence.hashes[keep // tables.block_size :]

@@ -1,8 +1,10 @@
-"""KV on its way between workers: what one sends, what the other holds blocks for.
+"""KV transfers between workers: what one sends, what the other has reserved blocks for.
 
-who computed it                                     who is to have it
-Outgoing: sequence → ticket, blocks pinned while    Incoming: ticket → sequence that waits for its KV,
-they are read                                       or blocks in quarantine until nobody writes to them
+prefill worker                                     decode worker
+Outgoing: sequence → reservation, with blocks      Incoming: reservation → sequence that waits for its KV,
+pinned while they are read                         or blocks in quarantine until no worker writes to them
+
+A `Ticket` is a transfer reservation.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +22,13 @@ from streamserve.protocol.tickets import CacheAddress, Ticket
 
 
 class TransferError(Exception):
-    """KV cannot be written there, and why."""
+    """KV cannot be written to that address; the message says why."""
 
 
 @dataclass(frozen=True)
 class Landed:
     """A push has ended: `sent` bytes have arrived, or with an `error` perhaps not all of them. It writes no
-    more in either case. It was on the wire for so many `seconds`."""
+    more in either case. It was on the wire for `seconds`."""
 
     job: int
     sent: int
@@ -35,27 +37,28 @@ class Landed:
 
 
 class Transport(Protocol):
-    """Writes blocks into other workers' pools (transfer/) or pretends to (simulate/)."""
+    """Writes blocks into other workers' pools (transfer/), or simulates it (simulate/)."""
 
     def check(self, to: CacheAddress) -> None:
-        """Raises TransferError unless blocks can be written there."""
+        """Raise TransferError unless blocks can be written to that address."""
         ...
 
     def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
-        """Start writing blocks (own block, block there) in all planes; returns the job's number. With
-        `coming` the step about to run fills the target's: each layer is written as soon as it is there."""
+        """Start writing blocks (own block, block there) in all KV cache groups; returns the job's number.
+        With `coming` the step about to run fills the target's KV: each layer is written as soon as it is
+        computed."""
         ...
 
     def landed(self) -> list[Landed]:
-        """The jobs that have ended since the last call."""
+        """Return the jobs that have ended since the last call."""
         ...
 
 
 @dataclass
 class _Sending:
-    """A ticket being served. `sequence` is None once it is gone: what is under way is waited for. `planes`
-    are complete in all that was sent; `waited`: whether somebody is to decode behind it. `error`: of the
-    wire."""
+    """A transfer reservation being served. `sequence` is None once it has been removed: only pushes in flight
+    are waited for. The KV of the first `planes` groups is complete in all that was sent. `waited`: whether a
+    request is to decode after the transfer. `error`: of the transport."""
 
     ticket: Ticket
     sequence: Running | None
@@ -69,7 +72,7 @@ class _Sending:
 
 
 class Outgoing:
-    """The sending half: pushes what is computed as it is computed, tells when all has landed."""
+    """The sending side: pushes KV as it is computed, and reports when all has landed."""
 
     def __init__(
         self, transport: Transport, pool: BlockPool, block_size: int, clock: Callable[[], float]
@@ -84,24 +87,24 @@ class Outgoing:
         self._counts = TransferReport()
 
     def report(self) -> TransferReport:
-        """What went out so far."""
+        """Return the totals sent so far."""
         return self._counts
 
     def held_blocks(self) -> list[int]:
-        """Blocks that are being read, once for each push."""
+        """Return the blocks that are being read, once for each push."""
         sending = [*self._sending.values(), *self._closing]
         return [block for one in sending for blocks in one.flying.values() for block in blocks]
 
     def sequences(self) -> list[Running]:
-        """The sequences whose KV goes out."""
+        """Return the sequences whose KV is sent."""
         return [sending.sequence for sending in self._sending.values() if sending.sequence]
 
     def grant(self, ticket: Ticket, sequence: Running | None) -> bool:
-        """A ticket came; `sequence` is who it is for, None if nobody (any more). Returns whether anything
-        was sent at once."""
+        """Accept a transfer reservation for `sequence`, or refuse it; None where no sequence matches (any
+        more). Returns whether anything was sent at once."""
         served = [sending.ticket for sending in [*self._sending.values(), *self._closing]]
         if ticket in served:
-            return False  # the same again: what is said of the first holds for it
+            return False  # a duplicate: the result of the first one holds for it
         error = ""
         if any(ticket.id == other.id for other in served):
             error = "another ticket has this name"
@@ -124,20 +127,20 @@ class Outgoing:
             ticket, sequence, ticket.have, len(sequence.computed), not sequence.returned
         )
         sequence.granted = True
-        if sequence.held and not sequence.running:  # its blocks were taken while it waited: compute it again
+        if sequence.held and not sequence.running:  # preempted while it waited: compute it again
             sequence.held, sequence.stale = False, True
         return self.advance(sequence)
 
     def _fits(self, ticket: Ticket) -> bool:
-        """Whether a ticket's blocks are as many as its tokens need, each once, all in its cache."""
+        """Whether a reservation's blocks are as many as its tokens need, each once, all in its cache."""
         needed = -(-ticket.tokens // self._block_size) - ticket.have // self._block_size
         inside = all(0 <= block < ticket.to.num_blocks for block in ticket.blocks)
         return ticket.have >= 0 and inside and len(set(ticket.blocks)) == len(ticket.blocks) == needed
 
     def advance(self, sequence: Running, coming: int = 0) -> bool:
-        """More of the sequence has KV, or will have with the step about to run, which computes its next
-        `coming` tokens: whole blocks go out, and at the end what is left. Nothing while its KV is in the host
-        pool: it will be back before more is computed. Returns whether anything was sent."""
+        """Push what the sequence has computed, and the next `coming` tokens that the step about to run
+        computes: whole blocks, and at the end the rest. Sends nothing while its KV is in the host pool: it is
+        swapped in before more is computed. Returns whether anything was sent."""
         sending = self._sending.get(sequence.id)
         if sending is None or sending.error or not sequence.running:
             return False
@@ -160,7 +163,7 @@ class Outgoing:
         return last > first
 
     def drop(self, sequence: Running) -> None:
-        """The sequence goes: nothing more is sent, and its ticket is closed once nothing is under way."""
+        """Stop sending a sequence's KV. Its reservation is closed once no push is in flight."""
         sending = self._sending.pop(sequence.id, None)
         if sending is not None:
             sending.sequence = None
@@ -168,11 +171,12 @@ class Outgoing:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way that `poll` will tell of."""
+        """Whether there is anything that `poll` will report."""
         return bool(self._refused or self._closing or any(s.flying for s in self._sending.values()))
 
     def poll(self) -> tuple[list[Pushed], list[Running]]:
-        """What to tell of tickets that are done with, and the sequences that are no longer needed here."""
+        """Return the notifications of reservations that are done with, and the sequences no longer needed
+        here."""
         owners = {job: s for s in [*self._sending.values(), *self._closing] for job in s.flying}
         for landed in self._transport.landed():
             sending = owners[landed.job]
@@ -212,12 +216,12 @@ class Outgoing:
 
 
 def _complete(sending: _Sending) -> bool:
-    """Whether all has been sent, and was computed: the last of it may have left before."""
+    """Whether all has been sent and computed: the last blocks may be sent before they are computed."""
     return sending.sent_tokens == sending.ticket.tokens and sending.computed_at is not None
 
 
 class Incoming:
-    """The receiving half: who waits for which ticket, and which blocks nobody may have yet."""
+    """The receiving side: the sequences that wait for each reservation, and the blocks in quarantine."""
 
     def __init__(self, address: CacheAddress, name: str, pool: BlockPool, block_size: int) -> None:
         self._address = address
@@ -230,24 +234,24 @@ class Incoming:
         self._counts = TransferReport()
 
     def report(self) -> TransferReport:
-        """What came in so far."""
+        """Return the totals received so far."""
         return self._counts
 
     @property
     def open(self) -> int:
-        """Tickets that somebody may write to."""
+        """Number of reservations that other workers may write to."""
         return len(self._waiting) + len(self._quarantine)
 
     def held_blocks(self) -> list[int]:
-        """Blocks in quarantine."""
+        """Return the blocks in quarantine."""
         return [block for blocks in self._quarantine.values() for block in blocks]
 
     def sequences(self) -> list[Running]:
-        """The sequences that wait for KV."""
+        """Return the sequences that wait for KV."""
         return list(self._waiting.values())
 
     def issue(self, sequence: Running) -> Ticket:
-        """A ticket for a sequence that holds blocks for all its tokens."""
+        """Issue a reservation for a sequence that holds blocks for all its tokens."""
         have = sequence.computed[0]
         id = f"{self._name}/{next(self._numbers)}"
         self._waiting[id] = sequence
@@ -264,7 +268,7 @@ class Incoming:
         )
 
     def joined(self, ticket: str) -> Running | None:
-        """Whose KV has landed; None for a ticket that is not open here."""
+        """Return the sequence whose KV has landed; None for a reservation that is not open here."""
         sequence = self._waiting.pop(ticket, None)
         if sequence is not None:
             counts = self._counts
@@ -277,7 +281,8 @@ class Incoming:
         return sequence
 
     def withdraw(self, sequence: Running) -> None:
-        """The sequence goes before its KV came: its own blocks are kept from others until `release`."""
+        """Remove a sequence before its KV has landed: its uncached blocks stay in quarantine until
+        `release`."""
         for ticket, other in self._waiting.items():
             if other is sequence:
                 own = sequence.blocks[sequence.computed[0] // self._block_size :]
@@ -288,6 +293,7 @@ class Incoming:
                 return
 
     def release(self, ticket: str) -> Running | None:
-        """Nobody writes to the ticket any more. Returns the sequence that still waits for it, if one does."""
+        """End a reservation that no worker writes to any more. Returns the sequence that still waits for it,
+        if any."""
         self._pool.release(self._quarantine.pop(ticket, []))
         return self._waiting.pop(ticket, None)

@@ -1,4 +1,4 @@
-"""What becomes of a request that comes in: a refusal, or the sequence that it starts as."""
+"""Request validation: refuse a request, or make the sequence that it starts as."""
 
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.config import EngineConfig
@@ -7,7 +7,8 @@ from streamserve.scheduling.feasibility import Load, hopeless
 
 
 def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: bool) -> str:
-    """Why a request cannot run here at all; empty if it can. `serves`: whether its phase is this worker's."""
+    """Return why a request cannot run here at all; empty if it can. `serves`: whether this worker serves its
+    phase."""
     length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
     if not message.outputs or not (message.prompt or message.open):
         return "the prompt is empty"
@@ -28,14 +29,16 @@ def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: boo
 
 
 def may_be_hopeless(message: Submit) -> bool:
-    """Whether its latency targets are to be looked at: what has begun goes on."""
+    """Whether SLO admission applies to the request: one that has begun elsewhere, or is a prompt stream, is
+    exempt."""
     return not (any(message.outputs.values()) or message.phase == "decode" or message.open)
 
 
 def hopeless_ends(message: Submit, load: Load) -> list[Event]:
-    """The ends of a request whose latency targets cannot be met beside this load; none if they can."""
+    """Return the final events of a request whose latency targets are infeasible at this load; none if
+    feasible."""
     slo = message.params.slo
-    tpot = slo.tpot_ms if message.phase == "both" else None  # else another worker decodes
+    tpot = slo.tpot_ms if message.phase == "both" else None  # otherwise another worker decodes
     found = hopeless(slo.ttft_ms, tpot, len(message.prompt), load)
     if found is None:
         return []
@@ -45,7 +48,7 @@ def hopeless_ends(message: Submit, load: Load) -> list[Event]:
 
 
 def ends(message: Submit, error: str, status: int = 400, retry_after: float | None = None) -> list[Event]:
-    """The end of each choice, with an error."""
+    """Return a final event with an error for each choice."""
     return [
         Finished(message.request, message.attempt, choice, "error", error, status, retry_after)
         for choice in message.outputs
@@ -55,8 +58,8 @@ def ends(message: Submit, error: str, status: int = 400, retry_after: float | No
 def sequence_of(
     message: Submit, choices: tuple[int, ...], id: int, root: bytes, planes: int, survival: float
 ) -> Sequence:
-    """The sequence that these choices of a request start as. `survival`: the share of an open prompt that its
-    edits are expected to keep."""
+    """Return the sequence that these choices of a request start as. `survival`: the share of a prompt stream
+    that its edits are expected to retain."""
     return Sequence(
         id=id,
         request=message.request,

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: what a backend must do, and the plain torch one others are held to."""
+"""Attention over the paged KV cache: the backend protocol and the plain torch reference implementation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,30 +13,30 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Ints, Layout, SpanRows, ancestors
 
 QUERY_TILE = 128
-"""Query tokens of one sequence that attend together: bounds the mask of a long chunk."""
+"""Query tokens of one sequence that attend together; bounds the size of a long chunk's mask."""
 
 
 class AttentionBackend(Protocol):
-    """Attends a step's rows to their sequences' caches. `row_invariant`: a row's bits never depend on other
-    rows, on how its sequence was cut into chunks, or on the number of threads."""
+    """Computes attention of a step's rows over their sequences' KV caches. `row_invariant`: a row's bits
+    never depend on other rows, on how its sequence was cut into chunks, or on the number of threads."""
 
     row_invariant: bool
 
     def plan(self, layout: Layout) -> None:
-        """Prepare for a step: everything that is the same in all layers."""
+        """Prepare a step: compute everything that is the same in all layers."""
         ...
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write `k`, `v` [rows, kv head, dim] to the rows' slots, then attend `q` [rows, head, dim] to every
-        slot its row may see: the committed ones up to its own, its ancestors in a tree, within the layer's
+        visible slot: the committed ones up to the row's own, its ancestors in a tree, within the layer's
         window. Returns [rows, head, dim]."""
         ...
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some query rows of a sequence, the slots they attend to, and what each may not see (0 or -inf;
-    None: all see all) [rows × query heads of a group, slots]."""
+    """Some query rows of a sequence, the slots they attend to, and the additive mask (0 or -inf; None if all
+    rows see all slots) [rows × query heads of a group, slots]."""
 
     rows: slice
     slots: slice
@@ -45,19 +45,20 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _SequencePlan:
-    """The blocks to gather for one sequence, and its tiles of queries over them."""
+    """The blocks to gather for one sequence, and the tiles of queries over them."""
 
     blocks: Tensor
     tiles: list[_Tile]
 
 
 class ReferenceAttention:
-    """Attention one sequence at a time in plain torch: what a sequence gets is the same in any company."""
+    """Attention in plain torch, one sequence at a time: a sequence's result does not depend on which requests
+    share its batch."""
 
     row_invariant = False
 
     def __init__(self, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
-        """`windows` for each layer; `group`: query heads that share a key-value head."""
+        """`windows`: of each layer. `group`: query heads that share a key-value head."""
         self._cache = cache
         self._windows = tuple(windows)
         self._group = group
@@ -91,7 +92,7 @@ class ReferenceAttention:
         return _SequencePlan(self._cache.read_index(blocks), tiles)
 
     def _plan_tile(self, part: SpanRows, window: int | None, begin: int, end: int, gathered: int) -> _Tile:
-        """Query rows `begin` to `end` of the span, over slots gathered from position `gathered` on."""
+        """Plan query rows `begin` to `end` of the span, over slots gathered from position `gathered` on."""
         start = part.span.start
         queries = np.arange(start + begin, start + end)
         keys = np.arange(_first_visible(part.positions[queries], window), start + end)
@@ -111,7 +112,8 @@ def _first_visible(positions: Ints, window: int | None) -> int:
 
 
 def visible(part: SpanRows, queries: Ints, keys: Ints, window: int | None) -> NDArray[np.bool_]:
-    """Which keys which queries see, both given as places among the sequence's slots: bool [query, key]."""
+    """Return which queries see which keys, both given as indices of the sequence's slots: bool [query,
+    key]."""
     seen = keys[None] <= queries[:, None]
     if part.span.tree:
         root = part.span.start + len(part.span.tokens) - 1
@@ -124,9 +126,9 @@ def visible(part: SpanRows, queries: Ints, keys: Ints, window: int | None) -> ND
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax attention of `q` [rows, head, dim] over `keys`, `values` [kv head, slots, dim].
+    """Return the softmax attention of `q` [rows, head, dim] over `keys`, `values` [kv head, slots, dim].
 
-    The query heads that share a key-value head become further rows of it: the keys are read once for all.
+    Query heads that share a key-value head are stacked as further rows of it, so that keys are read once.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[0]

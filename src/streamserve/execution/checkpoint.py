@@ -1,4 +1,4 @@
-"""Memory-mapped safetensors of a model folder, one file or many, checked before anything is loaded."""
+"""Memory-mapped safetensors of a model folder, one file or several, validated before loading."""
 
 import hashlib
 import math
@@ -31,8 +31,8 @@ class Checkpoint:
         return name in self._files
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
-        """Raise CheckpointError unless the tensors are exactly those of `shapes`, in a dtype we compute
-        from. Further tensors whose names end in one of `ignored` are allowed."""
+        """Raise CheckpointError unless the tensors are exactly those of `shapes`, in a supported dtype.
+        Further tensors whose names end in one of `ignored` are allowed."""
         for name, shape in shapes.items():
             if name not in self._files:
                 raise CheckpointError(f"{self.folder}: no file holds tensor {name}")
@@ -54,21 +54,22 @@ class Checkpoint:
                 )
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype a checked tensor is stored in."""
+        """Return the dtype that a checked tensor is stored in."""
         return _DTYPES[self._files[name][1].get_slice(name).get_dtype()]
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """The tensors of `names`, joined along their first dimension, as a copy in `dtype`. Raises
-        CheckpointError for one that holds NaN or an infinity, or does so in `dtype`."""
+        """Return a copy in `dtype` of the tensors of `names`, joined along their first dimension. Raises
+        CheckpointError for a tensor that contains NaN or an infinity, as stored or after conversion to
+        `dtype`."""
         return torch.cat([self._finite(name, dtype) for name in names])
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors hold the same numbers."""
+        """Return whether two tensors contain the same numbers."""
         return bool(torch.equal(self._mapped(first), self._mapped(second)))
 
     def fingerprint(self, *also: str) -> str:
-        """A hash of every tensor's name, shape, dtype and a sample of its bytes (start, middle and end),
-        and of the strings `also`. The same however the tensors are spread over files."""
+        """Return a hash of every tensor's name, shape, dtype and a sample of its bytes (start, middle and
+        end), and of the strings `also`. It does not depend on how the tensors are distributed over files."""
         digest = hashlib.blake2b(digest_size=16)
         for text in also:
             digest.update(text.encode() + b"\0")
@@ -91,19 +92,20 @@ class Checkpoint:
         return converted
 
     def _mapped(self, name: str) -> Tensor:
-        """A view of the file: not to be kept, as the file may be replaced under it."""
+        """Return a view of the file. Do not keep it: the file may be replaced while the view exists."""
         tensor: Tensor = self._files[name][1].get_tensor(name)
         return tensor
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """One pass without memory of its own: both ends are NaN if any number is."""
+    """Return whether all numbers are finite. One pass that allocates nothing: minimum and maximum are NaN if
+    any number is."""
     low, high = tensor.aminmax()
     return math.isfinite(low) and math.isfinite(high)
 
 
 def _open_files(folder: Path) -> dict[str, tuple[Path, Any]]:
-    """The open file of each tensor, with its path for messages."""
+    """Return the open file of each tensor, with its path for messages."""
     if (folder / INDEX).exists():
         return _open_shards(folder)
     if not (folder / SINGLE).exists():

@@ -1,7 +1,7 @@
-"""Processors for a worker's threads: each worker of this user gets some of its own, while there are enough.
+"""Reserve processors for a worker's threads, so that workers of the same user do not share any.
 
-Who has which is told by locks on files, one a processor, that end with their process. A worker that finds too
-few left runs wherever the system puts it.
+A reservation is a lock on a file, one for each processor, which ends with the process. A worker that finds
+too few free processors is not pinned: the operating system schedules it.
 """
 
 import fcntl
@@ -15,18 +15,18 @@ from streamserve.execution.native.build import cache_folder
 
 @dataclass(frozen=True)
 class Cores:
-    """Processors that no other worker of this user has, until `release` or the end of the process."""
+    """Processors reserved against the user's other workers, until `release` or the end of the process."""
 
     numbers: tuple[int, ...]
     handles: tuple[int, ...]
 
     def release(self) -> None:
-        """Let others have them."""
+        """Release the processors for other workers."""
         _close(self.handles)
 
 
 def claim(count: int, folder: Path | None = None) -> Cores | None:
-    """`count` of the processors that this process may use; None if so many are not to be had."""
+    """Reserve `count` of the processors that this process may use; None if fewer are free."""
     folder = folder or cache_folder().parent / "cores"
     numbers: list[int] = []
     handles: list[int] = []
@@ -38,7 +38,7 @@ def claim(count: int, folder: Path | None = None) -> Cores | None:
                 numbers.append(number)
                 handles.append(handle)
     except OSError:
-        pass  # a folder that cannot be written: as if there were none left
+        pass  # a folder that cannot be written: treated as if no processor were free
     if len(numbers) < count:
         _close(handles)
         return None

@@ -1,4 +1,4 @@
-"""TorchExecutor: one forward pass over all spans of a step, then sampling, then a linear cache again."""
+"""TorchExecutor: run one forward pass over all spans of a step, sample, and compact the KV cache."""
 
 import math
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ from streamserve.protocol.sampling import SamplingParams
 
 @dataclass
 class _Sequence:
-    """What is remembered of a sequence between steps; `outputs` and the grammar's `matcher` move on by the
-    executor's own results. `error`: why its grammar cannot be followed."""
+    """State of a sequence kept between steps. The executor's own results extend `outputs` and advance the
+    grammar's `matcher`. `error`: why the grammar cannot be followed."""
 
     params: SamplingParams
     prompt: list[int]
@@ -47,7 +47,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Branch:
-    """One output choice of a span: its walk down the span's tree, whose root has logits row `root`."""
+    """One output choice of a span: its path down the span's token tree, whose root has logits row `root`."""
 
     part: SpanRows
     sequence: _Sequence
@@ -56,7 +56,7 @@ class _Branch:
     walk: Walk
 
     def row(self) -> Row:
-        """What sampling at the walk's last node depends on: outputs include the walk's."""
+        """Return the sampling inputs at the path's last node; the outputs include the tokens of the path."""
         sequence = self.sequence
         outputs = sequence.outputs + self.walk.tokens if self.walk.tokens else sequence.outputs
         node = self.root + self.walk.path[-1]
@@ -65,15 +65,15 @@ class _Branch:
 
     @property
     def finite(self) -> bool:
-        """Whether every row of logits on the walk was finite."""
+        """Whether every row of logits on the path was finite."""
         return self.walk.tokens[-1] != NOT_FINITE
 
     def ends(self, token: int) -> bool:
-        """Whether the sequence's grammar has no more behind `token`."""
+        """Return whether the sequence's grammar is complete after `token`."""
         return self.sequence.matcher is not None and self.sequence.matcher.ends(token)
 
     def commit(self) -> None:
-        """Let the sequence go on with what was sampled."""
+        """Append the sampled tokens to the sequence and advance its grammar."""
         sequence = self.sequence
         sequence.outputs += self.walk.tokens
         if sequence.matcher:
@@ -82,7 +82,7 @@ class _Branch:
 
 
 class TorchExecutor:
-    """Carries out steps (engine.plan.Executor) with `model`, through `attention`, on the `cache` below it."""
+    """Run steps (engine.plan.Executor) with `model` and `attention` over the KV `cache`."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class TorchExecutor:
 
     @property
     def grammars(self) -> Grammars | None:
-        """What compiles the grammars of requests."""
+        """The compiler of the requests' grammars, if there is one."""
         return self._grammars
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Carry out `plan`. Raises ValueError for spans that contradict themselves, before computing any."""
+        """Run `plan`. Raises ValueError for inconsistent spans, before any computation."""
         if not (plan.swap_out or plan.swap_in):
             return StepResult(self._run(plan))
         if self._host is None:
@@ -140,8 +140,8 @@ class TorchExecutor:
         ]
 
     def _finite(self, layout: Layout, hidden: Tensor) -> list[bool]:
-        """Of each span, whether the hidden states of its committed tokens are finite, as far as no logits are
-        made of them: where these are looked at, what they are made of need not be."""
+        """Return for each span whether the hidden states of its committed tokens are finite. If all of these
+        rows have logits, the check is skipped: the logits are checked instead."""
         if all(part.root == part.offset and part.span.tree for part in layout.parts):
             return [True] * len(layout.parts)
         finite = finite_rows(hidden)
@@ -150,8 +150,8 @@ class TorchExecutor:
     def _result(
         self, part: SpanRows, sampled: list[list[Sampled]] | None, hidden: Tensor, finite: bool
     ) -> SpanResult:
-        """What one span came to. `finite`: whether the hidden states of its committed tokens are, and so
-        their KV; `sampled` is None where logits are not."""
+        """Build the result of one span. `finite`: whether the hidden states of its committed tokens, and so
+        their KV, are finite. `sampled` is None where the logits are not finite."""
         if finite and sampled is not None:
             logprobs = self._prompt_logprobs(part, hidden)
             if not logprobs or all(math.isfinite(entry.logprob) for entry in logprobs):
@@ -159,7 +159,7 @@ class TorchExecutor:
         return SpanResult(part.span.sequence, [], not_finite=True)
 
     def close(self) -> None:
-        """Forget all sequences and let go of weights and caches."""
+        """Forget all sequences and release weights and caches."""
         self._sequences.clear()
         if self._host is not None:
             self._host.close()
@@ -177,14 +177,14 @@ class TorchExecutor:
             self._sequences[state.sequence] = _remember(state, self._grammars)
 
     def _forward(self, layout: Layout) -> Tensor:
-        """Hidden states [rows, hidden] of the step; keys and values are in the cache then."""
+        """Return the hidden states [rows, hidden] of the step; writes its keys and values to the cache."""
         self._attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
         return self._model.forward(tokens, positions, self._attention)
 
     def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]] | None]:
-        """The new tokens of each span's choices. Sequences and cache have moved on by them then. None where
-        the logits are not finite."""
+        """Return the new tokens of each span's choices, or None where the logits are not finite. Updates the
+        sequences and compacts the cache."""
         branches = self._branches(layout)
         if not branches:
             return [[] for _ in layout.parts]
@@ -203,7 +203,7 @@ class TorchExecutor:
         branches = [branch for branch in branches if branch.part.span.sequence not in lost]
         self._compact(branches)
         for branch in branches:
-            # A sequence goes on as its root's first choice; others are admitted as sequences of their own.
+            # A sequence continues as its root's first choice; the others are admitted as separate sequences.
             if branch.choice == branch.part.span.choices[0]:
                 branch.commit()
         sampled = iter(_with_logprobs(branches, logits))
@@ -228,7 +228,7 @@ class TorchExecutor:
         return branches
 
     def _compact(self, branches: Sequence[_Branch]) -> None:
-        """Move accepted nodes' keys and values behind the root, in order of position."""
+        """Move the keys and values of accepted nodes to the slots after the root, in order of position."""
         moves = []
         for branch in branches:
             if len(branch.walk.path) == 1:
@@ -243,7 +243,7 @@ class TorchExecutor:
         self._cache.move_slots(sources[moved], destinations[moved])
 
     def _prompt_logprobs(self, part: SpanRows, hidden: Tensor) -> list[PromptLogprob]:
-        """For the prompt tokens that follow the span's rows."""
+        """Return the log-probabilities of the prompt tokens that follow the span's rows."""
         span, count = part.span, part.span.prompt_logprobs
         if count is None:
             return []
@@ -278,7 +278,7 @@ def _remember(state: SequenceState, grammars: Grammars | None) -> _Sequence:
 
 
 def _with_logprobs(branches: Sequence[_Branch], logits: Tensor) -> list[list[Sampled]]:
-    """The branches' tokens, with log-probabilities for the requests that ask."""
+    """Return the branches' tokens, with log-probabilities for the requests that ask for them."""
     asking = [branch for branch in branches if branch.sequence.params.logprobs is not None]
     if not asking:
         return [

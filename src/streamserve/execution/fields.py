@@ -1,4 +1,4 @@
-"""Reading JSON files of a model folder field by field, so that every refusal names the file and the field."""
+"""Read JSON files of a model folder field by field, so that every error names the file and the field."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ MAX_SIZE = 2**31 - 1
 """The largest size that a field may give: kernels count in 32 bits."""
 
 MAX_FILE_BYTES = 64 << 20
-"""Read of a JSON file: the index of a hundred thousand tensors has some ten million."""
+"""Maximum size of a JSON file: the index of a hundred thousand tensors has some ten million bytes."""
 
 
 class Fields:
-    """The object in a JSON file (or one nested in it), with checked access. `name` says where it is."""
+    """The object in a JSON file (or one nested in it), with validated access. `name` says where it is."""
 
     def __init__(self, name: str, values: dict[str, Any]) -> None:
         self.name = name
@@ -25,11 +25,12 @@ class Fields:
         raise CheckpointError(f"{self.name}: {field} {reason}")
 
     def get(self, field: str, default: Any = None) -> Any:
-        """The value of `field`; `default` if it is absent, None if it is null."""
+        """Return the value of `field`; `default` if it is absent, None if it is null."""
         return self.values.get(field, default)
 
     def integer(self, field: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """A positive integer up to `most`; absent or null takes `default`, and is refused if that is None."""
+        """Return a positive integer up to `most`. Absent or null takes `default`, and is refused if that is
+        None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self.refuse(field, f"must be a positive integer, not {_shown(value)}")
@@ -40,8 +41,8 @@ class Fields:
     def number(
         self, field: str, default: float | None = None, least: float = 1e-30, most: float = 1e30
     ) -> float:
-        """A number from `least` to `most`, which are positive; absent or null takes `default`, and is refused
-        if that is None."""
+        """Return a number from `least` to `most`, which are positive. Absent or null takes `default`, and is
+        refused if that is None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             self.refuse(field, f"must be a positive number, not {_shown(value)}")
@@ -50,14 +51,14 @@ class Fields:
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:
-        """True or false; absent or null takes `default`."""
+        """Return true or false; absent or null takes `default`."""
         value = self._present(field, default)
         if not isinstance(value, bool):
             self.refuse(field, f"must be true or false, not {value!r}")
         return value
 
     def nested(self, field: str) -> "Fields | None":
-        """The object under `field`, or None if it is absent, null or empty."""
+        """Return the object under `field`, or None if it is absent, null or empty."""
         value = self.get(field) or None
         if value is None:
             return None
@@ -75,13 +76,13 @@ class Fields:
 
 
 def _shown(value: object) -> str:
-    """A value as a message shows it: an integer may have thousands of digits."""
+    """Return a value as shown in messages: truncated, as an integer may have thousands of digits."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def read_fields(path: Path) -> Fields:
-    """The object in the JSON file at `path`. Raises CheckpointError if there is none."""
+    """Return the object in the JSON file at `path`. Raises CheckpointError if there is none."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CheckpointError(f"{path}: has more than {MAX_FILE_BYTES} bytes")

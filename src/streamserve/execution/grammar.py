@@ -1,8 +1,8 @@
-"""Which tokens a request's grammar allows next: after its outputs, and after a path of guesses behind them.
+"""Grammar-constrained decoding: the tokens allowed after a request's outputs and a path of draft tokens.
 
-committed outputs ── path ──▶ where the mask is wanted
-The matcher follows a path by consuming tokens and leaves it by taking them back, so walking a tree costs one
-token a node, in any order, and what it has committed to moves only by `commit`.
+committed outputs ── path ──▶ position of the mask
+The matcher follows a path by consuming tokens and leaves it by rolling them back, so traversing a tree costs
+one token a node, in any order. Only `commit` advances the committed state.
 """
 
 from collections import OrderedDict
@@ -17,18 +17,19 @@ from numpy.typing import NDArray
 from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
 
 Mask = NDArray[np.uint8]
-"""One bit a token, 1 where it is allowed; bit 0 of byte 0 is token 0. Tokens behind its end are not."""
+"""One bit a token, 1 where it is allowed; bit 0 of byte 0 is token 0. Tokens beyond the end are not
+allowed."""
 
 KEPT = 64
-"""Compiled grammars that are kept for requests to come."""
+"""Compiled grammars that are kept for later requests."""
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be compiled, or whose parser came to a limit."""
+    """A grammar that cannot be compiled, or whose parser reached a limit."""
 
 
 class Grammars:
-    """Compiles grammars over `vocabulary`, which is made when the first one is needed."""
+    """Compiles grammars over `vocabulary`, which is built when the first one is needed."""
 
     def __init__(self, vocabulary: Callable[[], LLTokenizer], eos_token_ids: Sequence[int]) -> None:
         self._make_vocabulary = vocabulary
@@ -37,12 +38,12 @@ class Grammars:
         self._lock = Lock()
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether `begin` need not compile."""
+        """Return whether `begin` can use a cached compilation."""
         with self._lock:
             return grammar in self._compiled
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile `grammar`, in any thread; what is wrong with it is told by `begin`."""
+        """Compile `grammar`, in any thread; `begin` raises its errors."""
         if not self.knows(grammar):
             try:
                 self._keep(grammar, self._compile(grammar))
@@ -50,7 +51,8 @@ class Grammars:
                 self._keep(grammar, error)
 
     def begin(self, grammar: Grammar, outputs: Sequence[int]) -> "Matcher":
-        """A matcher that stands behind `outputs`. Raises GrammarError if it cannot be had."""
+        """Return a matcher positioned after `outputs`. Raises GrammarError if the grammar cannot be
+        followed."""
         matcher = Matcher(self._prototype(grammar).deep_copy(), self._eos_token_ids, self._size)
         matcher.commit(outputs)
         if matcher.error:
@@ -75,7 +77,7 @@ class Grammars:
         return found
 
     def _keep(self, grammar: Grammar, found: LLMatcher | GrammarError) -> None:
-        """Keep what a grammar came to, as the one used last."""
+        """Cache the result of compiling a grammar, as the most recently used one."""
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -88,7 +90,7 @@ class Grammars:
         try:
             check_grammar(grammar)
             matcher = LLMatcher(self._vocabulary, to_llguidance(grammar), log_level=0)
-        except Exception as error:  # whatever a grammar does, only its own request may end
+        except Exception as error:  # whatever a grammar raises, only its request may fail
             raise GrammarError(f"the grammar {error}") from error
         if matcher.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {matcher.get_error()}")
@@ -96,7 +98,7 @@ class Grammars:
 
 
 class Matcher:
-    """How far a request has come in its grammar. `error` says why it cannot go on, if it can't."""
+    """A request's position in its grammar. `error` says why it cannot go on, if it cannot."""
 
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self._matcher = matcher
@@ -106,10 +108,11 @@ class Matcher:
         self.error = ""
 
     def allowed(self, path: Sequence[int]) -> Mask | None:
-        """What may follow the committed tokens and `path`; None if the grammar does not allow `path` itself.
+        """Return the mask of tokens allowed after the committed tokens and `path`; None if the grammar does
+        not allow `path` itself.
 
-        Where the text may end, the end-of-text tokens are among it. Behind one of them, and when the parser
-        has failed, they are all there is.
+        Where the text may end, the end-of-text tokens are allowed. After one of them, and when the parser has
+        failed, only they are allowed.
         """
         if self.error:
             return self._only_end
@@ -127,7 +130,8 @@ class Matcher:
         return mask | ends if self._matcher.is_accepting() else mask & ~ends
 
     def prefix(self, path: Sequence[int]) -> int:
-        """How many tokens of `path` may follow the committed ones, none behind the end of the text."""
+        """Return how many tokens of `path` the grammar accepts after the committed ones, up to the end of
+        text."""
         if self.error:
             return 0
         text = self._text(path)
@@ -136,22 +140,24 @@ class Matcher:
         return taken + (taken == len(text) < len(path) and self._matcher.is_accepting())
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Move on by `tokens`: they will not be taken back. The end of the text moves nothing."""
+        """Advance by `tokens`, which will not be rolled back. An end-of-text token does not advance the
+        parser."""
         if not self.error and not self._move_to(self._text(tokens)):
             self.error = "the output is not what its grammar allows"
         self._path = []
 
     def ends(self, token: int) -> bool:
-        """Whether `token` ends the text."""
+        """Return whether `token` ends the text."""
         return token in self._eos_token_ids
 
     def _text(self, tokens: Sequence[int]) -> Sequence[int]:
-        """`tokens` up to the end of the text, if they hold it."""
+        """Return `tokens` up to the first end-of-text token, if they contain one."""
         ends = (place for place, token in enumerate(tokens) if token in self._eos_token_ids)
         return tokens[: next(ends, len(tokens))]
 
     def _move_to(self, path: Sequence[int]) -> bool:
-        """Stand behind `path`. Returns False, standing somewhere on it, if the grammar does not allow it."""
+        """Move to the position after `path`. Returns False, at some position on it, if the grammar does not
+        allow it."""
         common = 0
         while common < min(len(path), len(self._path)) and path[common] == self._path[common]:
             common += 1

@@ -1,4 +1,4 @@
-"""A larger Llama checkpoint that computes exactly the same function, at the larger model's cost.
+"""Inflate a Llama checkpoint: a larger model that computes exactly the same function, at its larger cost.
 
 hidden   [ x | 0 0 0 … ]          embeddings, norms and every output are padded with zeros; RMSNorm's mean
                                   shrinks by the ratio r, so epsilon shrinks alike and its weight by √r:
@@ -31,7 +31,7 @@ OUTPUTS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 @dataclass(frozen=True)
 class Shape:
-    """What to inflate to; None grows heads and MLP by the same ratio as `hidden`."""
+    """The target sizes; None grows heads and MLP by the same ratio as `hidden`."""
 
     hidden: int
     layers: int
@@ -41,9 +41,9 @@ class Shape:
 
 
 def inflate(source: Path, target: Path, shape: Shape) -> dict[str, object]:
-    """Write the checkpoint of `source`, inflated to `shape`, to the folder `target`; returns its config.
+    """Write the checkpoint of `source`, inflated to `shape`, to the folder `target`; return its config.
 
-    Raises CheckpointError, before anything is written, if `source` cannot be read or `shape` cannot hold
+    Raises CheckpointError, before anything is written, if `source` cannot be read or `shape` cannot represent
     the same function exactly.
     """
     spec = read_spec(source)
@@ -62,7 +62,7 @@ def inflate(source: Path, target: Path, shape: Shape) -> dict[str, object]:
 
 
 def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
-    """The inflated config, all its sizes checked against the source's."""
+    """Return the inflated config, with all sizes validated against the source's."""
     if spec.architecture != "LlamaForCausalLM":
         raise CheckpointError(f"{source}: only LlamaForCausalLM is inflated, not {spec.architecture}")
     if spec.qkv_bias or spec.out_bias or spec.mlp_bias:
@@ -99,15 +99,17 @@ def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
 
 
 def origin(layer: int, layers: int, source_layers: int) -> tuple[int, bool]:
-    """Which layer of the source stands at `layer` of `layers`, and whether it is the one that counts: the
-    first of its copies, spread evenly, so that the first k of the source are the first k·layers/source."""
+    """Return which layer of the source is at `layer` of `layers`, and whether it is the effective one: the
+    first of its copies. Copies are distributed evenly, so that the first k layers of the source are the first
+    k·layers/source."""
     number = layer * source_layers // layers
     first = -(-number * layers // source_layers)
     return number, layer == first
 
 
 def _write_shards(target: Path, checkpoint: Checkpoint, spec: ModelSpec, grown: ModelSpec) -> None:
-    """One file for the ends of the model and one a layer, so that memory holds a layer at a time."""
+    """Write one file for embedding, norm and head, and one a layer, so that one layer is in memory at a
+    time."""
     total, weight_map = 0, dict[str, str]()
     count = grown.num_layers + 1
     for number, tensors in enumerate(_parts(checkpoint, spec, grown), start=1):

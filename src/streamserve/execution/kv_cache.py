@@ -1,7 +1,7 @@
-"""The pool of KV blocks of one plane: one tensor [layer][block][k|v][head][slot][dim].
+"""The pool of KV blocks of one KV cache group: one tensor [layer][block][k|v][head][slot][dim].
 
 A block holds `block_size` slots, one for each token. Slots are numbered through the pool: slot s is slot
-s % block_size of block s // block_size. Which block belongs to whom is the engine's business.
+s % block_size of block s // block_size. The engine decides which sequence owns which block.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from streamserve.execution.spec import ModelSpec
 
 
 def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Memory of one block over all layers."""
+    """Return the memory of one block over all layers, in bytes."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * dtype.itemsize
 
 
 class KVCache:
-    """Keys and values of all layers. `data` is the one tensor behind it, in `memory` (bytes) if given.
-    `written` counts the layers that have been written, over all steps: each step writes all in turn."""
+    """Keys and values of all layers. `data` is the underlying tensor, in `memory` (bytes) if given. `written`
+    counts the layers that have been written, over all steps: each step writes all of them in turn."""
 
     def __init__(
         self,
@@ -36,13 +36,14 @@ class KVCache:
         self.written = np.zeros(1, np.int64)
         self._heads = spec.num_kv_heads
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        # Not cleared: no slot is read before it is written, and memory is taken only as blocks come into use.
+        # Not cleared: no slot is read before it is written, and memory is committed only as blocks come into
+        # use.
         self.data = torch.empty(shape, dtype=dtype) if memory is None else memory.view(dtype).view(shape)
         self._vectors = [layer.view(-1, spec.head_dim) for layer in self.data]
         self._planes = [layer.view(-1, block_size * spec.head_dim) for layer in self.data]
 
     def as_bytes(self) -> Tensor:
-        """The same memory as [layer, block, bytes]."""
+        """Return the same memory as [layer, block, bytes]."""
         return self.data.view(torch.uint8).view(self.data.shape[0], self.num_blocks, -1)
 
     @property
@@ -50,30 +51,30 @@ class KVCache:
         return self.data.dtype
 
     def write_index(self, slots: Ints) -> Tensor:
-        """Where `write` puts the vectors of these slots: [k|v, slot, head], flat."""
+        """Return the indices at which `write` puts the vectors of these slots: [k|v, slot, head], flat."""
         plane = np.arange(2 * self._heads).reshape(2, 1, self._heads)
         block, offset = np.divmod(slots.reshape(1, -1, 1), self.block_size)
         return torch.from_numpy(((block * 2 * self._heads + plane) * self.block_size + offset).ravel())
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store `keys` and `values` [rows, head, dim] in the slots that `index` was made from."""
+        """Store `keys` and `values` [rows, head, dim] in the slots from which `index` was made."""
         vectors = torch.stack((keys, values))
         self._vectors[layer].index_copy_(0, index, vectors.view(-1, vectors.shape[-1]))
         self.written += 1
 
     def read_index(self, blocks: Sequence[int]) -> Tensor:
-        """Where `read` finds these blocks: [k|v, head, block], flat."""
+        """Return the indices at which `read` finds these blocks: [k|v, head, block], flat."""
         plane = np.arange(2 * self._heads)[:, None]
         return torch.from_numpy((np.asarray(blocks, dtype=np.int64) * 2 * self._heads + plane).ravel())
 
     def read(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [head, slot, dim] of all slots, in order, of the blocks behind `index`."""
+        """Return keys and values [head, slot, dim] of all slots, in order, of the blocks in `index`."""
         gathered = self._planes[layer].index_select(0, index)
         keys, values = gathered.view(2, self._heads, -1, self.data.shape[-1])
         return keys, values
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination), one after another."""
+        """Copy whole blocks (source, destination), in order."""
         for source, destination in copies:
             self.data[:, destination] = self.data[:, source]
 

@@ -1,4 +1,4 @@
-"""Where a step's query tokens lie: all spans' rows one behind another, their positions and cache slots."""
+"""Layout of a step's query tokens: the rows of all spans concatenated, their positions and cache slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ Ints = NDArray[np.int64]
 
 
 class SpanRows(msgspec.Struct, frozen=True, dict=True):
-    """A span's share of the step. Row `offset + i` is its i-th query token that is not skipped, kept in slot
-    `slots[i]`."""
+    """A span's part of the step. Row `offset + i` is its i-th query token that is not skipped; its KV is in
+    slot `slots[i]`."""
 
     span: Span
     offset: int
@@ -24,20 +24,21 @@ class SpanRows(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def positions(self) -> Ints:
-        """Those of all the sequence's slots, from 0 on: tree nodes of equal depth share one."""
+        """The positions of all the sequence's slots, from 0 on; tree nodes of equal depth share a
+        position."""
         positions = np.arange(self.span.start + self.span.rows)
         positions[self.span.start :] = _positions(self.span)
         return positions
 
     @property
     def root(self) -> int:
-        """The step's row of the last committed token, a tree's root; node n is n rows further."""
+        """The step's row of the last committed token, which is the tree's root; node n is at `root + n`."""
         return self.offset + len(self.span.tokens) - 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A step's rows: `tokens`, `positions` and `slots` [rows], and each span's part of them."""
+    """A step's rows: `tokens`, `positions` and `slots` [rows], and the part of each span."""
 
     parts: list[SpanRows]
     tokens: Ints
@@ -45,7 +46,7 @@ class Layout:
     slots: Ints
 
     def sampled_rows(self) -> list[int]:
-        """The rows of all trees' nodes, span by span: those whose logits choose tokens."""
+        """Return the rows of all trees' nodes, span by span: those whose logits choose tokens."""
         return [
             row
             for part in self.parts
@@ -55,7 +56,7 @@ class Layout:
 
 
 def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
-    """Pack `spans`. Raises ValueError for one that contradicts itself, as a wrong cache would follow."""
+    """Pack `spans`. Raises ValueError for an inconsistent span, which would corrupt the cache."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -77,7 +78,7 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
 
 
 def _positions(span: Span) -> Sequence[int]:
-    """The positions of a span's rows."""
+    """Return the positions of a span's rows."""
     committed = range(span.start, span.start + len(span.tokens))
     if span.tree is None or len(span.tree) == 1:
         return committed
@@ -98,7 +99,8 @@ def _check(span: Span, block_size: int) -> None:
 
 
 def ancestors(tree: TokenTree) -> NDArray[np.bool_]:
-    """Which nodes are on the path to which: [node, other], true where `other` is, itself included."""
+    """Return the ancestor matrix [node, other]: true where `other` is on the path to `node`, itself
+    included."""
     matrix = np.eye(len(tree), dtype=bool)
     for node, parent in enumerate(tree.parents[1:], start=1):
         matrix[node] |= matrix[parent]

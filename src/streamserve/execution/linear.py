@@ -1,4 +1,4 @@
-"""Linear maps that own their weight in the layout their kernel wants, packed once at loading."""
+"""Linear maps that own their weight in the layout that their kernel needs, packed once at loading."""
 
 from typing import Literal, Protocol
 
@@ -12,22 +12,23 @@ _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf
 
 
 class LinearMap(Protocol):
-    """What a model needs of a linear map, however its weight is kept."""
+    """The interface of a linear map, independent of how its weight is stored."""
 
     out_features: int
     in_features: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` [rows, in] to [rows, out]."""
+        """Map `x` [rows, in] to [rows, out]."""
         ...
 
 
 class Linear:
-    """`y = x Wᵀ + b` for `x` [rows, in] of the weight's dtype. Takes over `weight` [out, in], `bias` [out].
+    """`y = x Wᵀ + b` for `x` [rows, in] of the weight's dtype. Takes ownership of `weight` [out, in] and
+    `bias` [out].
 
     A bf16 weight is packed for oneDNN where the CPU multiplies bf16, since `torch.nn.functional.linear`
     packs a plain one again at every call. Float32 stays plain, and may share its tensor (tied embeddings).
-    Results of a row may depend in their last bits on how many rows are multiplied with it.
+    The last bits of a row's result may depend on how many rows are multiplied with it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -45,6 +46,6 @@ class Linear:
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Whether weights of `dtype` are packed: bf16 where this CPU and this torch multiply packed ones."""
+    """Return whether weights of `dtype` are packed: bf16 where this CPU and torch version support it."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return dtype == torch.bfloat16 and supported is not None and bool(supported())

@@ -1,4 +1,4 @@
-"""From a worker's configuration to a running executor: model, KV pool and the settings derived from them."""
+"""Build an executor from a worker's configuration: load the model, size the KV pool, derive the settings."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -42,16 +42,16 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo
 
 Vocabulary = Callable[[int, tuple[int, ...]], LLTokenizer]
-"""From the size of a model's token table and its end-of-text tokens, the vocabulary of grammars."""
+"""Makes the vocabulary of grammars from the size of a model's token table and its end-of-text tokens."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to serve: the executor, the limits its engine must keep, and what to tell about it.
-    `team` are the threads of the kernels; None where plain torch computes. `caches` hold the KV of all
-    planes, the target's last; `draft_fingerprint` is of the draft model that has one of them."""
+    """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
+    `team`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
+    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group."""
 
     executor: TorchExecutor
     engine_config: EngineConfig
@@ -72,10 +72,12 @@ def load(
     memory_share: float = 1.0,
     allocate: Callable[[int], Tensor] | None = None,
 ) -> Loaded:
-    """Load the checkpoint at `config.path`. Sets the process's number of torch threads. Without `vocabulary`
-    requests with a grammar fail. `cores`: processors for the kernels' threads, the caller's first; it is left
-    to the caller to go there. `memory_share` of the free memory may be used; `allocate` gives the bytes of
-    the KV pools, a draft model's before the target's, if they are to be in memory of a special kind.
+    """Load the checkpoint at `config.path`. Sets the process's number of torch threads.
+
+    Requests with a grammar fail without `vocabulary`. `cores`: processors for the kernels' threads, the
+    calling thread's first; pinning the calling thread is left to the caller. `memory_share`: fraction of the
+    free memory that may be used. `allocate` returns the bytes of the KV pools, a draft model's before the
+    target's, where these must lie in special memory.
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
@@ -132,8 +134,8 @@ def _load_drafter(
     grammars: Grammars | None,
     memory: Tensor | None,
 ) -> ModelDrafter | NGramDrafter | None:
-    """Who guesses for `model`: with KV beside the target's `cache` (in `memory`, if given), on it, or without
-    any."""
+    """Return the drafter for `model`, if any. It has its own KV cache group next to the target's `cache` (in
+    `memory`, if given), uses the target's cache, or has no KV."""
     eos = model.spec.eos_token_ids
     if draft.kind == "ngram":
         return NGramDrafter(eos, grammars)
@@ -153,7 +155,8 @@ def _load_drafter(
 
 
 def drafter_on(loaded: Loaded, plane: int = TARGET) -> ModelDrafter:
-    """A drafter by itself, as a draft service has: on the loaded model, whose pool is the blocks' `plane`."""
+    """Return a separate drafter, as a draft service has: on the loaded model, whose pool is the blocks'
+    `plane` (KV cache group)."""
     team, spec = loaded.team, loaded.model.spec
     attention = attention_on(loaded.cache, spec, team)
     guesser = NativeGuesser(team) if team else best_guesses
@@ -162,19 +165,20 @@ def drafter_on(loaded: Loaded, plane: int = TARGET) -> ModelDrafter:
 
 
 def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> Team | None:
-    """The threads of the kernels; None where plain torch computes."""
+    """Return the kernels' thread pool; None where plain torch computes."""
     threads = config.threads or len(os.sched_getaffinity(0))
     fits = spec.num_heads // spec.num_kv_heads <= MOST_QUERIES
     library = kernels() if config.backend != "reference" and fits else None
     if library is None and config.backend == "native":
         raise CheckpointError("--backend native: there are no kernels for this model here (see the log)")
-    # Beside the kernels torch does small things only: its threads would wait spinning on ours' cores.
+    # With the kernels, torch runs only small operations: its threads would spin on the kernels' cores.
     torch.set_num_threads(1 if library else threads)
     return Team(library, threads, cpus=cores[1:threads]) if library else None
 
 
 def _head_is_second(team: Team | None, dtype: torch.dtype) -> bool:
-    """Whether a tied head is held beside the embedding: the kernels read rows of what they packed."""
+    """Return whether a tied head is stored in addition to the embedding. The kernels need no second copy:
+    they read embedding rows from the packed weight."""
     return team is None and packs(dtype)
 
 
@@ -186,7 +190,7 @@ def _load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, tea
 
 
 def attention_on(cache: KVCache, spec: ModelSpec, team: Team | None) -> AttentionBackend:
-    """Attention over `cache` by the threads of the kernels, or by plain torch without them."""
+    """Return attention over `cache`: by the kernels on `team`, or in plain torch without one."""
     group = spec.num_heads // spec.num_kv_heads
     if team is None:
         return ReferenceAttention(cache, spec.windows, group)
@@ -194,8 +198,8 @@ def attention_on(cache: KVCache, spec: ModelSpec, team: Team | None) -> Attentio
 
 
 def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
-    """float16 weights are computed in float32, which holds them exactly: bfloat16 would round them, and
-    float16 arithmetic overflows where models were trained in bfloat16."""
+    """Return the dtype to compute in. Float16 weights are computed in float32, which holds them exactly:
+    bfloat16 would round them, and float16 arithmetic overflows where models were trained in bfloat16."""
     if config.dtype == "float16":
         raise CheckpointError(
             "--dtype float16 is not computed on the CPU: "

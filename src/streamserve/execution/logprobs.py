@@ -1,4 +1,4 @@
-"""Log-probabilities for callers who ask: of the model's own distribution, unprocessed, in float32."""
+"""Log-probabilities for requests that ask for them: of the model's raw distribution, in float32."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from streamserve.execution.sampling import highest
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 
-_ROWS = 32  # rows at a time: a slice of [rows, vocabulary] in float32 is all that is ever held
+_ROWS = 32  # rows at a time: only a slice of [rows, vocabulary] in float32 is in memory
 
 
 def token_logprobs(
     logits: Callable[[slice], Tensor], tokens: Sequence[int], counts: Sequence[int]
 ) -> list[PromptLogprob]:
-    """For row i of the logits: log-probability and rank of `tokens[i]`, and the `counts[i]` most likely
-    tokens, of equals the lower id first. `logits(rows)` gives a slice of them [rows, vocabulary]."""
+    """Return for row i of the logits the log-probability and rank of `tokens[i]` and the `counts[i]` most
+    likely tokens, of equals the lower id first. `logits(rows)` returns a slice of them [rows, vocabulary]."""
     entries = []
     for start in range(0, len(tokens), _ROWS):
         part = slice(start, min(start + _ROWS, len(tokens)))

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, and how large a KV pool fits in it."""
+"""Determine the free memory of this process, and the size of the KV pool that fits in it."""
 
 import os
 from pathlib import Path
@@ -7,23 +7,24 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
 KV_FRACTION = 0.4
-"""Share of the free memory that the KV pool takes if nobody says otherwise."""
+"""Default share of the free memory that the KV pool takes."""
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that can be had without swapping: the machine's, or what a control group leaves if less."""
+    """Return the bytes available without swapping: the machine's, or what a control group leaves if less."""
     return max(0, min([_machine_bytes(proc), *_group_bytes(proc, groups)]))
 
 
 def _machine_bytes(proc: Path) -> int:
     available = _entry(proc / "meminfo", "MemAvailable:")
-    if available is None:  # not Linux: half of what is built in
+    if available is None:  # not Linux: half of the installed memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return available * 1024
 
 
 def _group_bytes(proc: Path, groups: Path) -> list[int]:
-    """What each control group around this process leaves: version 1, or version 2 all along its path."""
+    """Return what each control group of this process leaves: of version 1, or of version 2 all along its
+    path."""
     left = [_left(groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]
     path = _entry_text(proc / "self/cgroup", "0::")
     if path is not None:
@@ -34,7 +35,7 @@ def _group_bytes(proc: Path, groups: Path) -> list[int]:
 
 
 def _left(group: Path, limit: str, usage: str) -> int | None:
-    """Limit less usage, where files in memory that nobody used lately do not count as used."""
+    """Return limit minus usage, where inactive file pages do not count as used."""
     try:
         left = int((group / limit).read_text()) - int((group / usage).read_text())
     except (OSError, ValueError):
@@ -48,7 +49,7 @@ def _entry(path: Path, name: str) -> int | None:
 
 
 def _entry_text(path: Path, name: str) -> str | None:
-    """What follows `name` on the first line of a file that starts with it."""
+    """Return the rest of the first line that starts with `name`."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -57,7 +58,7 @@ def _entry_text(path: Path, name: str) -> str | None:
 
 
 def after_weights(weight_bytes: int, available: int) -> int:
-    """What weights leave of the `available` bytes. Raises CheckpointError if they do not fit."""
+    """Return what the weights leave of the `available` bytes. Raises CheckpointError if they do not fit."""
     if weight_bytes > available:
         raise CheckpointError(
             f"the weights need {_mib(weight_bytes)}, but {_mib(available)} of memory are free"
@@ -66,8 +67,8 @@ def after_weights(weight_bytes: int, available: int) -> int:
 
 
 def size_pool(config: ModelConfig, block_bytes: int, model_limit: int, available: int) -> tuple[int, int]:
-    """Number of KV blocks and `max_model_len`, of a model whose positions end at `model_limit`, with
-    `available` bytes of memory. Raises CheckpointError naming the flag to change if they contradict."""
+    """Return the number of KV blocks and `max_model_len`, for a model with `model_limit` positions and
+    `available` bytes of memory. Raises CheckpointError naming the flag to change if the settings conflict."""
     max_len = config.max_model_len or model_limit
     if max_len > model_limit:
         raise CheckpointError(f"--max-model-len {max_len} is above the checkpoint's {model_limit} positions")
@@ -86,8 +87,8 @@ def size_pool(config: ModelConfig, block_bytes: int, model_limit: int, available
 
 
 def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
-    """Number of host blocks to swap KV into, with `available` bytes of memory. Raises CheckpointError if they
-    do not fit, or if there are none where swapping is asked for."""
+    """Return the number of host blocks to swap KV into, with `available` bytes of memory. Raises
+    CheckpointError if they do not fit, or if there are none although swapping is enabled."""
     blocks = int(config.swap_space * 2**30) // block_bytes
     if blocks * block_bytes > available:
         raise CheckpointError(f"--swap-space {config.swap_space:g}, but {_mib(available)} of memory are free")
@@ -99,7 +100,7 @@ def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
 
 
 def _wanted_blocks(config: ModelConfig, block_bytes: int, context: int, available: int) -> tuple[int, str]:
-    """The pool's size, and the setting it comes from."""
+    """Return the pool's size in blocks, and the setting that determines it."""
     if config.num_blocks is not None:
         return config.num_blocks, f"--num-blocks {config.num_blocks}"
     if config.kv_cache_bytes is not None:

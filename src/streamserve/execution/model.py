@@ -1,4 +1,4 @@
-"""The forward pass of the Llama family, one for all its architectures: what differs is in ModelSpec."""
+"""The forward pass of the Llama family: one for all its architectures, whose differences are in ModelSpec."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from streamserve.execution.spec import ModelSpec
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. `qkv` makes queries, keys and values at once, `gate_up` both halves of the MLP's
-    input. `head_norm` [query heads + key heads, dim] is Qwen3's norm of queries and keys."""
+    """Weights of one decoder layer. `qkv` computes queries, keys and values at once, `gate_up` both halves of
+    the MLP's input. `head_norm` [query heads + key heads, dim] is Qwen3's norm of queries and keys."""
 
     attention_norm: Tensor
     qkv: LinearMap
@@ -50,8 +50,8 @@ class Model:
         return self.embedding.dtype
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
-        """Hidden states [rows, hidden] after the last norm, for int64 `tokens` and `positions` [rows];
-        `attention` has planned this step."""
+        """Return the hidden states [rows, hidden] after the last norm, for int64 `tokens` and `positions`
+        [rows]. `attention` must have planned this step."""
         cos_sin = rotation(positions, self._frequencies, self.dtype)
         hidden = self.embedding[tokens]
         for number, layer in enumerate(self.layers):
@@ -61,7 +61,7 @@ class Model:
         return self._norm(hidden, self.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [rows, vocabulary] of the next token, in the model's dtype."""
+        """Return the logits [rows, vocabulary] of the next token, in the model's dtype."""
         return self.head(hidden)
 
     def _attend(
@@ -86,7 +86,7 @@ class Model:
         return layer.down(silu(gate) * up)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm, in float32 up to the scaling by `weight`."""
+        """Apply RMSNorm, in float32 up to the scaling by `weight`."""
         full = x.float()
         scale = torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + self.spec.rms_norm_eps)
         return weight * (full * scale).to(x.dtype)

@@ -1,13 +1,14 @@
 """The random numbers of sampling: a pure function of seed, choice, output index and token.
 
-To the bit, the noise of token t for output number i of choice c under seed s is
+Bit for bit, the noise of token t for output number i of choice c under seed s is
 
     (w0, w1, w2, w3) = Philox4x32-10(counter = (c, i, t, 0), key = (s mod 2³², s div 2³²))   as in Random123
     u = min(((w1·2³² + w0) div 2¹¹ + 0.5) · 2⁻⁵³, 1 − 2⁻⁵³)      in float64, each step rounded to nearest even
     g = −log(−log(u))                                             in float64
 
-so u is in (0, 1), and g, of Gumbel's distribution, between LOWEST and HIGHEST. The token that maximizes
-log p + g is a sample of p. (The logarithm is the platform's: two of them may differ in the last bit.)
+so u is in (0, 1), and g, which has the Gumbel distribution, between LOWEST and HIGHEST. The token that
+maximizes log p + g is a sample of p. (The logarithm is the platform's: two platforms may differ in the last
+bit.)
 """
 
 import numpy as np
@@ -20,7 +21,7 @@ _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _ROUNDS = 10
-_SLICE = 8192  # tokens at a time, so that the rounds stay in the processor's cache
+_SLICE = 8192  # tokens at a time, so that the rounds stay in the CPU cache
 
 Words = NDArray[np.uint64]
 
@@ -28,7 +29,7 @@ Words = NDArray[np.uint64]
 def philox(
     counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]
 ) -> tuple[Words, Words, Words, Words]:
-    """Philox4x32-10 of Salmon et al. 2011, elementwise. Every word is below 2³², held in a uint64."""
+    """Return Philox4x32-10 (Salmon et al. 2011), elementwise. Every word is below 2³², in a uint64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -40,7 +41,7 @@ def philox(
 
 
 def philox_of_one(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The same for a single counter: a few numbers are not worth arrays."""
+    """Return `philox` of a single counter: for a few numbers, arrays cost more than they save."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -54,7 +55,7 @@ def philox_of_one(counter: tuple[int, int, int, int], key: tuple[int, int]) -> t
 def gumbel(
     seeds: ArrayLike, choices: ArrayLike, indices: ArrayLike, tokens: ArrayLike
 ) -> NDArray[np.float64]:
-    """Noise for each (seed, choice, output index, token), arrays of one length or scalars."""
+    """Return the noise for each (seed, choice, output index, token), arrays of one length or scalars."""
     columns = np.broadcast_arrays(
         *(np.asarray(x, dtype=np.uint64) for x in (seeds, choices, indices, tokens))
     )
@@ -72,6 +73,6 @@ def _gumbel(seeds: Words, choices: Words, indices: Words, tokens: Words) -> NDAr
 
 
 def uniform(w0: Words, w1: Words) -> NDArray[np.float64]:
-    """Two random words below 2³² as a number in (0, 1), never 0 or 1 themselves."""
+    """Return two random words below 2³² as a number in (0, 1), excluding both ends."""
     bits = ((w1 << _HALF) | w0) >> np.uint64(11)
     return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, 1.0 - 2.0**-53)

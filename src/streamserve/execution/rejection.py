@@ -1,12 +1,12 @@
-"""Verification by rejection of trees whose guesses were drawn at random: same distribution, not same text.
+"""Rejection sampling for trees whose draft tokens were drawn at random: same distribution, not same text.
 
 The draft drew the children of a node independently from its distribution q. The target, whose distribution
-there is p, tests them in turn: a child x is accepted with probability min(1, p(x) / q(x)); after a rejection
-p becomes norm(max(0, p - q)). If none is accepted, the token is drawn from what p is then. (Leviathan et al.
+there is p, tests them in order: a child x is accepted with probability min(1, p(x) / q(x)); after a rejection
+p becomes norm(max(0, p - q)). If none is accepted, the token is drawn from the final p. (Leviathan et al.
 2023; for siblings Miao et al. 2024, "multi-step speculative sampling".)
 
-Which of a node's children are tested must not depend on what they are: a drafter's features of drawn guesses
-say only where in the tree they stand.
+Which of a node's children are tested must not depend on their tokens: a drafter's features of drawn tokens
+encode only their position in the tree.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ DRAFTING, TESTING = 2, 1
 
 
 def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> Probabilities:
-    """`count` numbers in (0, 1) for one output index: a pure function of the arguments."""
+    """Return `count` numbers in (0, 1) for one output index: a pure function of the arguments."""
     key = seed & 0xFFFFFFFF, seed >> 32
     words = [
         philox_of_one((choice & 0xFFFFFFFF, output, number, purpose), key)[:2] for number in range(count)
@@ -34,7 +34,7 @@ def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> P
 
 
 def draw(probabilities: Probabilities, number: float) -> int:
-    """The token at `number` in (0, 1) of the cumulated distribution."""
+    """Return the token at `number` in (0, 1) of the cumulative distribution."""
     cumulated = np.cumsum(probabilities)
     place = np.searchsorted(cumulated, number * cumulated[-1], side="right")
     return int(min(place, np.flatnonzero(probabilities)[-1]))
@@ -43,8 +43,8 @@ def draw(probabilities: Probabilities, number: float) -> int:
 def verify_drawn(
     walk: Walk, target: Callable[[], Probabilities], seed: int, choice: int, output: int
 ) -> None:
-    """Complete `walk` over a tree that carries `draws`. `target()` is the distribution [vocabulary] at the
-    walk's last node, after the walk's tokens so far; the first of them is output number `output`."""
+    """Complete `walk` over a tree that carries `draws`. `target()` returns the distribution [vocabulary] at
+    the path's last node, after the path's tokens so far; the first of them is output number `output`."""
     while not walk.done:
         node = walk.path[-1]
         children = [n for n in range(node + 1, len(walk.tree)) if walk.tree.parents[n] == node]
@@ -62,7 +62,7 @@ def verify_drawn(
 
 
 def residual(p: Probabilities, q: NDArray[np.floating]) -> Probabilities:
-    """norm(max(0, p - q)); p itself where nothing is left, which rounding alone can bring about."""
+    """Return norm(max(0, p - q)), or p itself where nothing is left, which only rounding can cause."""
     left = np.maximum(p - q, 0.0)
     total = left.sum()
     return left / total if total > 0.0 else p

@@ -9,7 +9,7 @@ from streamserve.execution.spec import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of each pair of a head's dimensions: float32 [head_dim / 2]."""
+    """Return the radians per position of each pair of a head's dimensions: float32 [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents
     if rope.scaling == "linear":
@@ -20,7 +20,7 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Stretch long wavelengths by `factor`, keep short ones, blend those between."""
     wavelengths = 2 * math.pi / frequencies
     longest = rope.original_positions / rope.low_freq_factor
     shortest = rope.original_positions / rope.high_freq_factor
@@ -34,12 +34,12 @@ def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every row's angles: [rows, 1, head_dim / 2] of `dtype` each."""
+    """Return cosine and sine of every row's angles: [rows, 1, head_dim / 2] of `dtype` each."""
     angles = (positions.float()[:, None] * frequencies)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` [rows, heads, head_dim] turned by its rows' angles; dimension i pairs with i + head_dim / 2."""
+    """Rotate `x` [rows, heads, head_dim] by its rows' angles; dimension i pairs with i + head_dim / 2."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

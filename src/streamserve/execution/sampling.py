@@ -1,9 +1,9 @@
-"""From logits to tokens: processing in the field's usual order, then the best token under the noise.
+"""Sampling: process the logits in the field's usual order, then take the best token under Gumbel noise.
 
-First logit_bias, allowed_token_ids, the tokens forbidden by min_tokens, and penalties: a greedy request takes
-what is best then, within its grammar if it has one. Others go on with temperature, min_p, top_k and top_p,
-and take the token whose score plus noise is highest, which is an exact sample of the softmax over what is
-left. Every row is processed for itself, in float64.
+First come logit_bias, allowed_token_ids, the tokens forbidden by min_tokens, and the penalties. A greedy
+request then takes the best token, within its grammar if it has one. Other requests go on with temperature,
+min_p, top_k and top_p, and take the token with the highest score plus noise (the Gumbel-max trick), which is
+an exact sample of the softmax over the remaining tokens. Every row is processed independently, in float64.
 """
 
 import math
@@ -24,16 +24,16 @@ Scores = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 NOT_FINITE = -1
-"""What is sampled from a row whose raw logits hold NaN or an infinity: no token."""
+"""What is sampled from a row whose raw logits contain NaN or an infinity: no token."""
 
 
 class NotFiniteError(ArithmeticError):
-    """The model's raw logits hold NaN or an infinity."""
+    """The model's raw logits contain NaN or an infinity."""
 
 
 def finite_rows(values: Tensor) -> NDArray[np.bool_]:
-    """Which rows of `values` [rows, columns] hold neither NaN nor an infinity: their sums show it, and first
-    the sum of all, for nearly always all do."""
+    """Return which rows of `values` [rows, columns] contain neither NaN nor an infinity. The sum of all
+    values is checked first, since nearly always all are finite; then the sum of each row."""
     if math.isfinite(values.sum(dtype=torch.float32).item()):
         return np.ones(len(values), np.bool_)
     finite: NDArray[np.bool_] = torch.isfinite(values.sum(-1, dtype=torch.float32)).numpy()
@@ -41,9 +41,9 @@ def finite_rows(values: Tensor) -> NDArray[np.bool_]:
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Which row of the logits to choose from, and all that the choice depends on besides: the request's
-    parameters and `choice`, its prompt's distinct token ids, the outputs before this one, drafted ones of
-    the row's own path included, and the mask of its grammar there (execution/grammar.py)."""
+    """A row of the logits to choose from, and everything else that the choice depends on: the request's
+    parameters and `choice`, the distinct token ids of its prompt, the outputs before this one (including the
+    draft tokens on the row's own path), and its grammar's mask there (execution/grammar.py)."""
 
     logits: int
     params: SamplingParams
@@ -53,15 +53,15 @@ class Row(msgspec.Struct, frozen=True):
     allowed: NDArray[np.uint8] | None = None
 
     def forbidden(self, eos_token_ids: Sequence[int]) -> list[int]:
-        """Tokens that would end the text before `min_tokens`."""
+        """Return the tokens that would end the text before `min_tokens`."""
         if len(self.outputs) >= self.params.min_tokens:
             return []
         return [*self.params.stop_token_ids, *(() if self.params.ignore_eos else eos_token_ids)]
 
 
 class Chooser(Protocol):
-    """Chooses tokens in one call as `Sampler` would without it. `adjusted[i]`, if not None, stands in for the
-    logits of `rows[i]`, which must be finite all the same."""
+    """Chooses the tokens of all rows in one call, with the same result as a `Sampler` without it.
+    `adjusted[i]`, if not None, replaces the logits of `rows[i]`; those logits must still be finite."""
 
     def __call__(
         self, logits: Tensor, rows: Sequence[Row], adjusted: Sequence[Scores | None]
@@ -69,7 +69,7 @@ class Chooser(Protocol):
 
 
 class Sampler:
-    """Chooses tokens after rows of one step's `logits` [rows, vocabulary], with `chooser` if there is one."""
+    """Samples from rows of one step's `logits` [rows, vocabulary], with `chooser` if there is one."""
 
     def __init__(self, logits: Tensor, eos_token_ids: Sequence[int], chooser: Chooser | None = None) -> None:
         self._logits = logits
@@ -77,8 +77,8 @@ class Sampler:
         self._chooser = chooser
 
     def sample(self, rows: Sequence[Row]) -> list[int]:
-        """A token for each row, NOT_FINITE for one whose raw logits are not finite. The same row may come
-        more than once, under other choices."""
+        """Return a token for each row, NOT_FINITE for one whose raw logits are not finite. The same row may
+        occur more than once, with different choices."""
         if self._chooser is not None:
             adjusted = [self._scores(row) if self._adjusted(row) else None for row in rows]
             return self._chooser(self._logits, rows, adjusted)
@@ -102,7 +102,8 @@ class Sampler:
         return tokens
 
     def distribution(self, row: Row) -> Scores:
-        """The probabilities [vocabulary] that a sampled row's token is drawn from. Raises NotFiniteError."""
+        """Return the probabilities [vocabulary] from which a sampled row's token is drawn. Raises
+        NotFiniteError."""
         if not self._finite[row.logits]:
             raise NotFiniteError
         scores = self._scores(row)
@@ -114,7 +115,7 @@ class Sampler:
         return shares
 
     def _scores(self, row: Row) -> Scores:
-        """A row's logits with all that comes before the temperature applied."""
+        """Return a row's logits after all processing that precedes the temperature."""
         scores: Scores = self._logits[row.logits].double().numpy()
         adjust(scores, row, self._eos_token_ids)
         return scores
@@ -131,13 +132,14 @@ class Sampler:
 
     @cached_property
     def _best(self) -> list[int]:
-        """The best token of every row, the lowest of equals: all rows at once, for plain greedy decoding."""
+        """The best token of every row, the lowest id of equals, computed for all rows at once for plain
+        greedy decoding."""
         best: list[int] = self._logits.argmax(-1).tolist()
         return best
 
 
 def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
-    """Apply to `scores` [vocabulary], in place, what may change which token is best."""
+    """Apply to `scores` [vocabulary], in place, all processing that may change which token is best."""
     params = row.params
     if params.logit_bias:
         scores[list(params.logit_bias)] += list(params.logit_bias.values())
@@ -161,8 +163,8 @@ def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
 
 
 def _keep_to_grammar(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
-    """Leave in `scores` what the row's grammar allows. A text that is to go on (min_tokens, ignore_eos) does
-    so while its grammar leaves anything else: what that forbids is forbidden only then."""
+    """Mask `scores`, in place, to what the row's grammar allows. Tokens that would end a text too early
+    (min_tokens, ignore_eos) are masked as well, unless the grammar allows nothing else."""
     assert row.allowed is not None
     allowed = np.unpackbits(row.allowed, count=len(scores), bitorder="little").astype(bool)
     unwanted = [*row.forbidden(eos_token_ids), *(eos_token_ids if row.params.ignore_eos else ())]
@@ -172,8 +174,9 @@ def _keep_to_grammar(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> 
 
 
 def survivors(scores: Scores, params: SamplingParams) -> Ids:
-    """Ids of the tokens that min_p, top_k and top_p leave, ascending, less those no noise could make win.
-    `scores` [vocabulary] are divided by the temperature already. Of equal scores the lower ids stay."""
+    """Return the ids of the tokens that min_p, top_k and top_p leave, ascending, without those that no noise
+    could make win. `scores` [vocabulary] are already divided by the temperature. Of equal scores the lower
+    ids stay."""
     best = scores.max()
     if not np.isfinite(best):  # every token is forbidden: take what a greedy request would
         return np.array([scores.argmax()])
@@ -189,7 +192,8 @@ def survivors(scores: Scores, params: SamplingParams) -> Ids:
 
 
 def _nucleus(scores: Scores, top_p: float) -> Ids:
-    """Places, ascending, of the fewest best scores whose probabilities together reach `top_p`."""
+    """Return the indices, ascending, of the smallest set of best scores whose probabilities sum to
+    `top_p`."""
     probabilities = np.exp(scores - scores.max())
     probabilities /= probabilities.sum()
     # All tokens less likely than (1 - top_p) / size weigh less than 1 - top_p together, so that each has more
@@ -201,7 +205,7 @@ def _nucleus(scores: Scores, top_p: float) -> Ids:
 
 
 def highest(scores: NDArray[np.floating], count: int) -> Ids:
-    """Places of the `count` highest scores, best first, equal ones in order."""
+    """Return the indices of the `count` highest scores, best first, equal ones in order."""
     places = np.arange(len(scores))
     if count < len(scores):
         threshold = np.partition(scores, -count)[-count] if count else np.inf
@@ -211,7 +215,7 @@ def highest(scores: NDArray[np.floating], count: int) -> Ids:
 
 
 def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list[int]:
-    """The best token of each drawn row under its noise, computed for all rows in one go."""
+    """Return the best token of each drawn row under its noise, which is computed for all rows at once."""
     if not drawn:
         return []
     sizes = [len(ids) for _, ids, _ in drawn]
@@ -231,7 +235,7 @@ def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list
 
 
 def seed_of(params: SamplingParams) -> int:
-    """The seed of a request that draws. Raises ValueError without one."""
+    """Return the seed of a sampled request. Raises ValueError if it has none."""
     if params.seed is None:
         raise ValueError("a sampled request needs a seed: it gets one at admission")
     return params.seed

@@ -1,5 +1,5 @@
-"""What a model computes, read from the `config.json` of a Hugging Face folder: sizes, and as data the few
-points in which Llama, Mistral, Qwen2 and Qwen3 differ. What cannot be computed exactly is refused."""
+"""Model specifications, read from the `config.json` of a Hugging Face folder: sizes, and as data the few
+points in which Llama, Mistral, Qwen2 and Qwen3 differ. A model that cannot be computed exactly is refused."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ Windows = Literal["none", "every layer", "some layers"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one family departs from the others. None for a bias: the config's `attention_bias` decides.
+    """How one family differs from the others. None for a bias: the config's `attention_bias` decides.
 
     `kv_heads`, `head_dim` and `window` are the family's values where a config leaves the field out (None:
     as many as heads, hidden_size / heads, no window).
@@ -50,8 +50,9 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding: base wavelength `theta`, and how long contexts stretch it. "linear" uses
-    `factor` alone, "llama3" all of them (with the wavelengths it keeps relative to `original_positions`)."""
+    """Rotary position embedding: base wavelength `theta`, and the scaling for long contexts. "linear"
+    uses `factor` alone, "llama3" all parameters (with the wavelengths it keeps relative to
+    `original_positions`)."""
 
     theta: float
     scaling: Literal["default", "linear", "llama3"] = "default"
@@ -63,9 +64,9 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything the forward pass depends on, besides weights. `windows[layer]` is the number of latest
-    tokens a token sees in that layer, itself included (None: all). `dtype` is what the config says the
-    weights are, if it does. `eos_token_ids` end a text."""
+    """Everything the forward pass depends on, apart from the weights. `windows[layer]` is the number of
+    latest tokens that a token sees in that layer, itself included (None: all). `dtype` is the weights' dtype
+    according to the config, if given. `eos_token_ids` end a text."""
 
     architecture: str
     vocab_size: int
@@ -89,7 +90,8 @@ class ModelSpec:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """The model in `folder`. Raises CheckpointError naming the file and the field it cannot serve."""
+    """Return the spec of the model in `folder`. Raises CheckpointError naming the file and the unsupported
+    field."""
     config = read_fields(folder / "config.json")
     name = _architecture_name(config)
     family = ARCHITECTURES[name]
@@ -219,7 +221,8 @@ def _dtype(config: Fields) -> str | None:
 
 
 def _eos_token_ids(folder: Path, config: Fields, vocab_size: int) -> tuple[int, ...]:
-    """All ids either file names: chat models often list their end-of-turn token in only one of them."""
+    """Return all ids that either file names: chat models often list their end-of-turn token in only one of
+    them."""
     sources = [config]
     if (folder / "generation_config.json").exists():
         sources.append(read_fields(folder / "generation_config.json"))

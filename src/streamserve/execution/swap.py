@@ -1,4 +1,4 @@
-"""The host pool: KV blocks of evicted sequences, copied out of the caches and back beside the steps."""
+"""The host pool: KV blocks of evicted sequences, copied out of the caches and back while steps run."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,20 @@ Copies = Sequence[tuple[int, int]]
 
 @dataclass
 class Copying:
-    """Copies that go on beside a step; they took `seconds`, which is known once the step is over."""
+    """Copies that run during a step. They took `seconds`, which is set when the step is over."""
 
     seconds: float = 0.0
 
 
 class HostPool:
-    """`num_blocks` blocks of memory for all planes: of each of the `caches` one tensor
-    [block][layer][k|v][head][slot][dim]. A thread of its own copies."""
+    """`num_blocks` blocks of host memory for all KV cache groups: for each of the `caches` one tensor
+    [block][layer][k|v][head][slot][dim]. A separate thread copies."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._caches = tuple(caches)
-        # Not cleared: no block comes back before it went out, and memory is taken only as it comes into use.
+        # Not cleared: blocks are written before they are read, and memory is committed only as it comes into
+        # use.
         self._blocks = [
             torch.empty((num_blocks, len(cache.data), *cache.data.shape[2:]), dtype=cache.dtype)
             for cache in caches
@@ -36,8 +37,8 @@ class HostPool:
 
     @contextmanager
     def copying(self, outs: Copies, backs: Copies) -> Iterator[Copying]:
-        """Copy blocks out (cache, host), then others back (host, cache), while the body of `with` runs; it
-        must not touch them. They are there when it is left."""
+        """Copy blocks out (cache, host), then others back (host, cache), while the body of `with` runs. The
+        body must not touch them. The copies are complete when the `with` block ends."""
         copies = Copying()
         future = self._thread.submit(self.copy, outs, backs)
         try:
@@ -47,7 +48,7 @@ class HostPool:
 
     @torch.inference_mode()
     def copy(self, outs: Copies, backs: Copies) -> float:
-        """The same at once; returns how many seconds it took."""
+        """Do the same copies synchronously; return how many seconds they took."""
         started = time.perf_counter()
         for cache, blocks in zip(self._caches, self._blocks, strict=True):
             for block, host in outs:
@@ -57,6 +58,6 @@ class HostPool:
         return time.perf_counter() - started
 
     def close(self) -> None:
-        """End the thread, and let go of the memory."""
+        """End the thread and release the memory."""
         self._thread.shutdown()
         self._blocks = []

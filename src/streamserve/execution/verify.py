@@ -1,7 +1,7 @@
-"""Verification of token trees when draft and target share their noise: follow the target's own tokens.
+"""Verify token trees when draft and target share their noise: follow the tokens that the target samples.
 
 What the target emits is a function of its logits and of the noise for each output index. So from the root,
-sample the target's token; while it is a child's guess, go to that child, whose row of logits is then the
+sample the target's token; while a child has this token, go to that child, whose row of logits is then the
 right one. The tokens are those that plain decoding would emit, for every tree and every drafter.
 """
 
@@ -13,8 +13,8 @@ from streamserve.speculation.tree import TokenTree
 
 @dataclass
 class Walk:
-    """A way down `tree`. `path` are the nodes reached, the root first. When it is done, `tokens[i]` is what
-    was sampled at `path[i]`: the accepted guesses, then one token more."""
+    """A path down `tree`. `path` are the nodes reached, the root first. When it is done, `tokens[i]` is the
+    token sampled at `path[i]`: the accepted draft tokens, then one more token."""
 
     tree: TokenTree
     path: list[int] = field(default_factory=lambda: [0])
@@ -27,7 +27,7 @@ class Walk:
 
 
 def verify(walks: Sequence[Walk], sample: Callable[[list[int]], list[int]]) -> None:
-    """Complete `walks`. `sample(numbers)` gives the target's token at the last node of each of these walks,
+    """Complete `walks`. `sample(numbers)` returns the target's token at the last node of each of these walks,
     where the tokens before it are the walk's `tokens` so far."""
     going = list(range(len(walks)))
     while going:

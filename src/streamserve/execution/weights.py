@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a Model: their names and shapes, and packing them layer by layer."""
+"""Load a checkpoint's tensors into a Model: their names and shapes, and packing them layer by layer."""
 
 import math
 from collections.abc import Callable
@@ -16,14 +16,14 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 LinearMaker = Callable[[Tensor, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in] and perhaps a bias [out]."""
+"""Makes a linear map of a weight [out, in] and optionally a bias [out]."""
 
 IGNORED = (".rotary_emb.inv_freq",)
-"""Endings of names that some checkpoints hold and no model needs: recomputed from the config."""
+"""Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of exactly the tensors that a checkpoint of this model holds."""
+    """Return names and shapes of exactly the tensors that a checkpoint of this model contains."""
     hidden = spec.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not spec.tied_embeddings:
@@ -59,12 +59,13 @@ def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def count_parameters(spec: ModelSpec) -> int:
-    """How many numbers the model's weights are; tied ones count once."""
+    """Return the number of weights of the model; tied ones count once."""
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, second: bool) -> int:
-    """Memory that the loaded weights take. `second`: a tied head is packed, beside the embedding."""
+    """Return the bytes of the loaded weights. `second`: a tied head is packed in addition to the
+    embedding."""
     twice = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and second else 0
     return (count_parameters(spec) + twice) * dtype.itemsize
 
@@ -86,8 +87,8 @@ def load_model(
     linear: LinearMaker = Linear,
     gate_up: LinearMaker = Linear,
 ) -> Model:
-    """The model with its weights in `dtype` (float32 or bfloat16), of a checked checkpoint. `linear` makes
-    its linear maps, `gate_up` those into the MLP, which may want gates and values kept side by side."""
+    """Load the model of a checked checkpoint with weights in `dtype` (float32 or bfloat16). `linear` makes
+    its linear maps, `gate_up` those into the MLP, which may interleave gates and values."""
     layers = [
         _load_layer(checkpoint, spec, dtype, number, linear, gate_up) for number in range(spec.num_layers)
     ]

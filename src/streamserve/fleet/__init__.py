@@ -1,1 +1,1 @@
-"""The fleet: admission, routing, what happens when a worker dies; and the runtime that carries it out."""
+"""The fleet: admission, routing and recovery from worker deaths; and the asyncio runtime that runs it."""

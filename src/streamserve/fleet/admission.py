@@ -1,4 +1,4 @@
-"""Whether there is room for one more request, and when to come again if there is none."""
+"""Admission control: whether one more request may be accepted, and when to retry if not."""
 
 from collections.abc import Collection
 
@@ -8,12 +8,12 @@ from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.errors import RequestError
 
 RETRY_AFTER = (1.0, 60.0)
-"""The shortest and the longest time, in seconds, after which a refused client is told to come again."""
+"""The bounds of Retry-After for a refused client, in seconds."""
 
 
 class Admission:
-    """How many requests may be open at once, running and waiting. `max_waiting_tokens` bounds the prompts of
-    those that wait; one request may always wait."""
+    """Limits the open requests, running and waiting. `max_waiting_tokens` limits the prompt tokens of the
+    waiting ones; one request may always wait."""
 
     def __init__(self, max_requests: int, max_waiting_tokens: int) -> None:
         self._max_requests = max_requests
@@ -22,16 +22,16 @@ class Admission:
         self._begun_tokens = Rate()
 
     def begun(self, now: float, tokens: int) -> None:
-        """A prompt of so many tokens waits no longer."""
+        """Record that a prompt of `tokens` tokens has been scheduled."""
         self._begun_tokens.add(now, tokens)
 
     def finished(self, now: float) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         self._finished.add(now)
 
     def refusal(self, event: Open, requests: Collection[OpenRequest], now: float) -> RequestError | None:
-        """Why a request must come later, if it must, and when: once those that wait now have had their turn,
-        at the rate at which requests end or prompts begin."""
+        """Return the refusal of a request, or None. Its Retry-After is the time in which the requests that
+        wait now are served, at the recent rate at which requests end or prompts begin."""
         if len(requests) >= self._max_requests:
             waiting = sum(not request.admitted for request in requests)
             message = f"{len(requests)} requests are open, which is the limit (max_requests)"
@@ -47,7 +47,7 @@ class Admission:
 
 
 def _later(message: str, seconds: float | None) -> RequestError:
-    """A refusal of what may be served in `seconds`, if that is known."""
+    """Return a refusal with a Retry-After of `seconds`, within bounds, if they are known."""
     low, high = RETRY_AFTER
     retry_after = low if seconds is None else min(max(seconds, low), high)
     return RequestError(message, status=429, retry_after=retry_after)

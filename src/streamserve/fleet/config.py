@@ -1,4 +1,4 @@
-"""What a fleet is made of, and its limits."""
+"""The configuration of a fleet and its limits."""
 
 from dataclasses import dataclass, field
 
@@ -8,11 +8,11 @@ from streamserve.scheduling.routing import FlowGuard, Router
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """`max_requests`: how many may be open at once, running and waiting. `max_waiting_tokens` bounds the
-    prompts of those that wait; one request may always wait. A worker that says nothing for `stuck_after`
-    seconds counts as stuck. A request that ended its worker `max_attempts` times while it ran alone, or whose
-    KV could not be moved so often, is not tried again. A decode worker that has all but
-    `continue_tokens` of a prompt, and more than the prefill worker, computes the rest itself."""
+    """`max_requests` limits the open requests, running and waiting. `max_waiting_tokens` limits the prompt
+    tokens of the waiting ones; one request may always wait. A worker that is silent for `stuck_after` seconds
+    counts as stuck. A request that ended its worker `max_attempts` times while it ran alone, or whose KV
+    transfer failed as often, is not tried again. A decode worker that has all but `continue_tokens` tokens of
+    a prompt cached, and more than the prefill worker, computes the rest itself."""
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)

@@ -1,4 +1,4 @@
-"""What a Fleet is told and what it wants done, as plain data."""
+"""The events that a Fleet processes and the commands it returns, as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from streamserve.protocol.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Open:
-    """A client wants tokens. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
-    and `version`: of a prompt that is still arriving, as in Submit."""
+    """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
+    and `version` describe a prompt stream, as in Submit."""
 
     request: str
     prompt: list[int]
@@ -26,9 +26,9 @@ class Open:
 
 @dataclass(frozen=True)
 class Edit:
-    """A client changes its open prompt: the first `keep` tokens still hold, then come `tokens`, the last
-    `tail` of all as in Submit. Versions ascend. With `finish` the prompt is complete, and is answered by
-    `params` if there are any."""
+    """A client's edit of its prompt stream: the first `keep` tokens are retained, followed by `tokens`; the
+    last `tail` of all are as in Submit. Versions ascend. With `finish` the prompt is complete and is
+    answered, with `params` if given."""
 
     request: str
     version: int
@@ -41,7 +41,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Close:
-    """A client wants no more of a request, or of one choice of it."""
+    """A client cancels a request, or one choice of it."""
 
     request: str
     choice: int | None = None
@@ -49,7 +49,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Rest:
-    """An operator wants a worker to get no new requests (`draining`), or to get them again."""
+    """An operator starts draining a worker (`draining`: it gets no new requests) or ends that."""
 
     worker: str
     draining: bool
@@ -57,7 +57,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Heard:
-    """A worker's process sent a message. `incarnation` counts the times it was started."""
+    """A message from a worker's process. `incarnation` counts the starts of the process."""
 
     worker: str
     incarnation: int
@@ -66,9 +66,8 @@ class Heard:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker's process ended, or could not be started. `suspects`: the attempts that were in its last
-    step, in this `phase` of it; None if that is not known. `report`: the name of its crash report, if it
-    left one."""
+    """A worker's process ended, or could not be started. `suspects`: the attempts in its last step, which was
+    in this `phase`; None if unknown. `report`: the name of its crash report, if it wrote one."""
 
     worker: str
     incarnation: int
@@ -80,8 +79,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life that a worker leaves without saying anything, last `at` a time. In a `phase` of a step
-    it last moved on at `moved_at`, and `predicted` seconds are expected of the step in all."""
+    """A worker's sign of life from its journal, last updated `at` a time. In a `phase` of a step, it last
+    made progress at `moved_at`, and the whole step is predicted to take `predicted` seconds."""
 
     at: float
     phase: str = ""
@@ -91,8 +90,8 @@ class Beat:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed: look whether a worker has gone silent, or hangs. `beats` are those of the workers, with
-    their incarnation, where there are any."""
+    """Time passed: check for workers that are silent or hang. `beats` are the workers' signs of life, by name
+    and incarnation."""
 
     beats: Mapping[tuple[str, int], Beat] = field(default_factory=dict)
 
@@ -107,7 +106,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Give a client what is new. `last` says that the request is over."""
+    """Deliver new events to a client. `last` says that the request is over."""
 
     request: str
     events: list[Event]
@@ -133,7 +132,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """End a worker's process; its loss is reported like any other."""
+    """Kill a worker's process; its loss is reported like any other."""
 
     worker: str
 

@@ -1,12 +1,13 @@
-"""The fleet without input or output: events in, commands out. Asyncio and ZeroMQ are a thin shell around it.
+"""The fleet's state machine, without input or output: events in, commands out. The asyncio and ZeroMQ runtime
+around it is in `runtime`.
 
-    door    Open, Edit, Close     ┌───────┐   Deliver, Refuse        → door
-    workers FromWorker, Lost   →  │ Fleet │   Send                   → workers
-    clock   Tick                  └───────┘   Start, Kill            → processes
+    API server  Open, Edit, Close     ┌───────┐   Deliver, Refuse   → API server
+    workers     FromWorker, Lost   →  │ Fleet │   Send              → workers
+    clock       Tick                  └───────┘   Start, Kill       → processes
 
-It remembers of each request what its client has been given. When a worker dies, its requests go to another
-(or to the same one, started anew) as a next attempt that carries those tokens, and goes on behind them.
-Of an open prompt it keeps the latest version, so an edit that a client was told of is never lost.
+For each request it stores the tokens that were delivered to the client. When a worker dies, its requests go
+to another worker (or to the same one after its restart) as a new attempt that carries those tokens and
+continues after them. Of a prompt stream it stores the latest version, so an acknowledged edit is never lost.
 """
 
 from collections import ChainMap
@@ -60,7 +61,7 @@ from streamserve.protocol.reports import IncidentReport, Report
 
 
 class Fleet:
-    """All the workers and all the open requests of one server."""
+    """All workers and all open requests of one server."""
 
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
@@ -79,15 +80,15 @@ class Fleet:
 
     @property
     def workers(self) -> dict[str, WorkerState]:
-        """What is known of each worker."""
+        """The state of each worker, by name."""
         return self.crew.workers
 
     def start(self, now: float) -> list[Command]:
-        """The commands that bring up the workers."""
+        """Return the commands that start the workers."""
         return [*self.crew.start(now)]
 
     def handle(self, event: FleetEvent, now: float) -> list[Command]:
-        """Take one event; returns what is to be done about it, in order."""
+        """Process one event; return the resulting commands in order."""
         match event:
             case Open():
                 return list(self._open(event, now))
@@ -105,11 +106,11 @@ class Fleet:
                 return list(self._tick(event, now))
 
     def health(self) -> tuple[bool, str]:
-        """Whether requests are being served, and if not, why."""
+        """Return whether requests are being served, and if not, why."""
         return self.crew.health()
 
     def incidents(self) -> IncidentReport:
-        """What went wrong so far, and what is being done about it."""
+        """Return the incident counters: worker deaths, suspected, quarantined and convicted requests."""
         return IncidentReport(
             deaths=self.crew.deaths,
             suspects=self.quarantine.suspected,
@@ -118,17 +119,17 @@ class Fleet:
         )
 
     def abandon(self, name: str, error: RequestError) -> list[Command]:
-        """Give up a request, wherever it is."""
+        """Cancel a request at all its workers and refuse it to its client."""
         request = self.requests.get(name)
         return [] if request is None else [*self._cancel(request), self._refuse(request, error)]
 
     def open_at(self, worker: str) -> int:
-        """How many requests hold something at a worker, or at the other half of its pair."""
+        """Return the number of requests that use a worker or its partner in a stream pair."""
         names = self.config.topology.partners(worker)
         return sum(bool(names & request.workers) for request in self.requests.values())
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
-        """Why an edit cannot be taken; `handle` ignores it then, and nothing changes."""
+        """Return the reason to reject an edit, or None. `handle` ignores a rejected edit: nothing changes."""
         request = self.requests.get(event.request)
         if request is None:
             return RequestError(f"there is no request {event.request}", status=404)
@@ -153,7 +154,7 @@ class Fleet:
         yield from self._place(request, now)
 
     def _edit(self, event: Edit, now: float) -> Iterator[Command]:
-        """The latest prompt is kept for a next attempt. An answer to an earlier one is withdrawn at once."""
+        """Store the latest prompt for a next attempt. Output for an earlier version is withdrawn at once."""
         if self.edit_refusal(event):
             return
         request = self.requests[event.request]
@@ -171,7 +172,7 @@ class Fleet:
             yield Deliver(event.request, [withdrawn], last=False)
 
     def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
-        """Give a request to where the router says; with no place for it now it waits for one."""
+        """Route a request to the router's choice; without a free route candidate it stays waiting."""
         if not self.crew.served:
             yield self._refuse(request, self._unserved(self.health()[1], now))
             return
@@ -185,7 +186,8 @@ class Fleet:
         if place is None:
             return
         front, decode, tokens = place
-        # What ends with its first token, or is answered while it changes, is not worth a move.
+        # Do not hand a request to a decode worker if it ends with its first token or is answered while its
+        # prompt changes.
         params, early = request.opened.params, request.opened.answer_early
         whole = decode is None or params.max_tokens in (0, 1) or early
         request.worker, request.decode = front, None if whole else decode
@@ -237,7 +239,8 @@ class Fleet:
                     yield from self._transfer(event.worker, news, now)
 
     def _rest(self, event: Rest, now: float) -> Iterator[Command]:
-        """What waits for a worker that is to rest goes elsewhere; what is there goes on."""
+        """Set whether a worker is draining. Requests that wait for it are placed elsewhere; requests already
+        there continue."""
         self.workers[event.worker].draining = event.draining
         yield from self._place_waiting(now)
 
@@ -247,7 +250,7 @@ class Fleet:
                 yield from self._place(request, now)
 
     def _deliver(self, events: list[Event], now: float) -> Iterator[Command]:
-        """Pass on what is new of each request, in one piece each."""
+        """Deliver the new events of each request, in one batch per request."""
         by_request: dict[str, list[Event]] = {}
         for event in events:
             by_request.setdefault(event.request, []).append(event)
@@ -267,10 +270,10 @@ class Fleet:
             last = not request.open_choices
             if last:
                 if request.decode and name not in self.workers[request.decode].decoding:
-                    yield Send(request.decode, Cancel(name))  # it ended before its KV had to move
+                    yield Send(request.decode, Cancel(name))  # it ended before its KV transfer
                 refused = any(isinstance(event, Finished) and event.error for event in fresh)
                 if refused:
-                    yield from self._cancel(request)  # by one half of a pair: the other still holds it
+                    yield from self._cancel(request)  # the other half of the pair still holds it
                 self._end(request, now)
                 if not refused:
                     yield from self.returns.begin(request, self.workers, now)
@@ -281,7 +284,8 @@ class Fleet:
     def _noticed(
         self, request: OpenRequest, news: list[Event], fresh: list[Event], now: float
     ) -> Iterator[Command]:
-        """What the fleet's own books take from a request's news."""
+        """Update the fleet's records (admission, worker load, quarantine, KV reservation) from a request's
+        events."""
         if any(isinstance(event, Admitted) for event in fresh):
             self._admission.begun(now, len(request.opened.prompt))
         if request.worker and any(isinstance(event, Token) for event in fresh):
@@ -297,8 +301,8 @@ class Fleet:
             yield from self._reserve(request)
 
     def _reserve(self, request: OpenRequest) -> Iterator[Command]:
-        """Once a prompt is complete and its first chunk planned, its decode worker is to hold blocks for
-        it."""
+        """Reserve KV blocks at the decode worker once the prompt is complete and its first chunk is
+        scheduled."""
         due = request.planned and not request.opened.open and bool(request.open_choices)
         if due and request.decode and not request.reserving:
             request.reserving = True
@@ -323,13 +327,13 @@ class Fleet:
             self._decodes(request)
 
     def _decodes(self, request: OpenRequest) -> None:
-        """A request's prompt is computed, and its KV is where it is decoded."""
+        """Record that a request's prompt is computed and its KV is at the worker that decodes it."""
         place = request.decode or request.worker
         if place:
             self.workers[place].decodes(request.opened.request)
 
     def _lost(self, event: Lost, now: float) -> Iterator[Command]:
-        """Blame the requests of the lost step, and let all that were at the worker go on."""
+        """Blame the requests of the lost step; requeue all requests that depended on the worker."""
         if not self.crew.lives(event.worker, event.incarnation):
             return
         affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
@@ -348,7 +352,8 @@ class Fleet:
         yield from self._place_waiting(now)
 
     def _withdraw(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
-        """Take a request from its workers, to go on elsewhere or later, after what its client has."""
+        """Remove a request from its workers and prepare a next attempt that continues after the delivered
+        tokens."""
         yield from self._cancel(request, gone)
         self._leave(request)
         request.next_attempt(next(self._attempts))
@@ -358,7 +363,8 @@ class Fleet:
         yield from self._isolation.tick(now)
 
     def _retry(self, request: OpenRequest, reason: str, now: float) -> Iterator[Command]:
-        """Another attempt, behind what the client has."""
+        """Start another attempt that continues after the delivered tokens; refuse the request after
+        `max_attempts` losses."""
         request.losses += 1
         self._leave(request)
         request.next_attempt(next(self._attempts))
@@ -369,12 +375,12 @@ class Fleet:
             yield from self._place(request, now)
 
     def _cancel(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
-        """Let all workers but the one that is gone forget a request."""
+        """Cancel a request at all its workers except `gone`."""
         for worker in sorted(request.workers - {gone}):
             yield Send(worker, Cancel(request.opened.request))
 
     def _leave(self, request: OpenRequest) -> None:
-        """A request is at no worker any more."""
+        """Remove a request from the load records of its workers."""
         for name in request.workers:
             self.workers[name].leave(request.opened.request)
 
@@ -394,7 +400,7 @@ class Fleet:
         return RequestError(why, status=503, retry_after=self.crew.retry_after(now))
 
     def _fail_all(self, now: float) -> Iterator[Command]:
-        """With no place left, nobody waits in vain."""
+        """Refuse all requests if no worker can serve them any more."""
         if not self.crew.served:
             for request in list(self.requests.values()):
                 yield from self._place(request, now)

@@ -1,5 +1,5 @@
-"""Trials of suspects (quarantine.py) as the fleet carries them out: when one begins, at which place, and what
-has to leave that place."""
+"""Runs the trials of suspect requests (quarantine.py): when one begins, on which workers, and which requests
+have to leave these."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,8 +11,8 @@ from streamserve.protocol.errors import RequestError
 
 
 class Isolation:
-    """Holds the trials of `quarantine` among the open `requests`. `withdraw` takes a request from its
-    workers, to go on later; `place_waiting` sends all that are at no worker to where they may go now."""
+    """Runs the trials of `quarantine` among the open `requests`. `withdraw` takes a request from its workers,
+    to continue later; `place_waiting` routes all requests that have no worker."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Isolation:
         self._place_waiting = place_waiting
 
     def advance(self, now: float) -> Iterator[Command]:
-        """Begin the next trial where its place is ready; without suspects, let the others in."""
+        """Begin the next trial if its workers are ready; without suspects, route the requests that wait."""
         held = bool(self._quarantine.place)
         group = self._quarantine.next(self._requests)
         if group is None or now < self._quarantine.recess_until:
@@ -46,7 +46,7 @@ class Isolation:
         yield from self._place_waiting(now)
 
     def tick(self, now: float) -> Iterator[Command]:
-        """Time has passed: a trial that others have waited for too long gives way."""
+        """Suspend a trial that other requests have waited for too long."""
         trial = self._quarantine.trial
         if trial and trial.overdue(now) and self._held_up(trial):
             for name in self._quarantine.suspend(now):
@@ -56,19 +56,19 @@ class Isolation:
         yield from self.advance(now)
 
     def _place(self) -> frozenset[str]:
-        """Where suspects are tried: at the place of the first death, unless it does not come up."""
+        """Return the workers to hold trials on: those of the first death, or others if these cannot serve."""
         serving, place = self._crew.serving(), self._quarantine.place
         others = (other for other in self._crew.topology.places() if serving.issuperset(other))
         return place if serving.issuperset(place) else next(others, place)
 
     def _held_up(self, trial: Trial) -> bool:
-        """Whether requests wait for the end of a trial that they are no part of."""
+        """Return whether requests that are not in a trial wait for its end."""
         waiting = (name for name, request in self._requests.items() if request.worker is None)
         return any(name not in trial.group.members and not self._quarantine.waits(name) for name in waiting)
 
 
 def conviction(request: OpenRequest, event: Lost) -> RequestError:
-    """What the client of a request is told that ends every worker it comes to."""
+    """Return the error for the client of a request that ends every worker that computes it."""
     how = f"{request.tries} times while it ran alone" if request.tries else f"in {request.strikes} steps"
     phase = f", in phase {event.phase}" if event.phase else ""
     where = f"; crash report {event.report}" if event.report else ""

@@ -1,11 +1,11 @@
-"""Finished answers on their way back: the next turn of a chat begins with what the decode worker has and the
-prefill worker lacks.
+"""KV write-back of finished requests from decode to prefill workers: the next turn of a chat begins with
+blocks that the decode worker has and the prefill worker lacks.
 
-request ends ──▶ Returns ──▶ prefill worker: Submit "decode", the full blocks of prompt and answer
-Reserved ──────▶         ──▶ decode worker:  Submit "return", and the ticket for what the other lacks
+request ends ──▶ Returns ──▶ prefill worker: Submit "decode", the full blocks of prompt and output
+Reserved ──────▶         ──▶ decode worker:  Submit "return", and the reservation for the missing blocks
 Pushed ────────▶         ──▶ prefill worker: Join without outputs: the blocks stay in its cache
 
-Nobody waits for it, so whatever goes wrong is just left.
+No client waits for it, so a write-back that fails is dropped.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from streamserve.protocol.messages import RETURN, Cancel
 from streamserve.protocol.sampling import SamplingParams
 
 PRIORITY = 1 << 30
-"""Behind everybody."""
+"""The lowest priority."""
 MOST = 16
-"""Answers on their way back at once; further ones stay where they are."""
+"""The maximum number of concurrent write-backs; further ones are skipped."""
 PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=1 << 30, ignore_eos=True)
 
 
 class Returns:
-    """All answers that are being returned, by names that no client's request has."""
+    """All write-backs in progress, by names that no client's request has."""
 
     def __init__(self, topology: Topology) -> None:
         self._back = dict(zip(topology.decode, topology.prefill, strict=True)) if topology.paired else {}
@@ -33,8 +33,9 @@ class Returns:
         self.open: dict[str, OpenRequest] = {}
 
     def begin(self, request: OpenRequest, workers: dict[str, WorkerState], now: float) -> Iterator[Send]:
-        """A request has ended well: its full blocks go to its prefill worker. What has more than one choice
-        is hardly a chat, and what ended with its first token left the prefill worker with all."""
+        """Start the write-back of a finished request's full blocks to its prefill worker. Skipped for
+        requests with more than one choice, which are rarely chats, and for those that ended with their first
+        token, whose KV the prefill worker has already."""
         writer = request.decode or request.worker
         owner = request.worker if request.decode else self._back.get(writer or "")
         answers = list(request.outputs.values())
@@ -43,7 +44,7 @@ class Returns:
         if not (workers[writer].ready and workers[owner].ready) or workers[owner].draining:
             return
         size, prompt = workers[writer].block_size, request.opened.prompt
-        tokens = prompt + answers[0][:-1]  # there is no KV of the last one
+        tokens = prompt + answers[0][:-1]  # the last token has no KV
         tokens = tokens[: len(tokens) // size * size]
         if len(tokens) // size <= len(prompt) // size:
             return
@@ -58,24 +59,24 @@ class Returns:
         yield Send(owner, back.submit("decode"))
 
     def reserved(self, name: str) -> Iterator[Send]:
-        """Its blocks are held: who has the KV is to send it."""
+        """Ask the worker that has the KV to send it, now that the blocks are reserved."""
         back = self.open.get(name)
         if back and back.worker:
             yield Send(back.worker, back.submit("return"))
 
     def over(self, name: str) -> Iterator[Send]:
-        """All of it has landed: there is nothing left to do."""
+        """Record that a write-back is complete."""
         self.open.pop(name, None)
         yield from ()
 
     def drop(self, name: str, gone: str = "") -> Iterator[Send]:
-        """Leave one, wherever it is, but at the worker that is gone."""
+        """Drop a write-back at all its workers except `gone`."""
         back = self.open.pop(name, None)
         if back:
             for worker in sorted(back.workers - {gone}):
                 yield Send(worker, Cancel(name))
 
     def lose(self, worker: str) -> Iterator[Send]:
-        """A worker's process has ended."""
+        """Drop the write-backs of a worker whose process has ended."""
         for name in [name for name, back in self.open.items() if worker in back.workers]:
             yield from self.drop(name, worker)

@@ -1,4 +1,4 @@
-"""Events on their way to a client that reads slowly: held up to a budget of all clients together."""
+"""Per-client event queues for slow readers, limited by a memory budget over all clients."""
 
 import asyncio
 from collections import deque
@@ -10,23 +10,24 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Event, PromptLogprobs, Token
 
 EVENT_BYTES, SCORE_BYTES = 200, 120
-"""What an event takes, and each log-probability in it, about."""
+"""Approximate bytes of an event, and of each log-probability in it."""
 
 FAIR_BYTES = 64 << 10
-"""What one client may always have waiting: it is those who leave more unread that have to go."""
+"""Bytes that one client may always have queued; only clients with more are dropped when the budget is
+exceeded."""
 
 
 @dataclass
 class Undelivered:
-    """The budget of all mailboxes, in bytes, and how much of it is in use."""
+    """The budget of all mailboxes, in bytes, and the bytes in use."""
 
     limit: int = 64 << 20
     held: int = 0
 
 
 class Mailbox:
-    """What a client has not taken yet. Beyond the budget it is thrown away for an error, and `overflowed`.
-    One task at a time takes from it."""
+    """The events that a client has not read yet. Beyond the budget they are replaced by an error, and
+    `overflowed` is set. Only one task at a time may read."""
 
     def __init__(self, budget: Undelivered) -> None:
         self.overflowed = False
@@ -36,7 +37,7 @@ class Mailbox:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, news: Deliver | Refuse) -> None:
-        """Add what comes next."""
+        """Append the next events."""
         if self.overflowed:
             return
         size = _size(news.events) if isinstance(news, Deliver) else 0
@@ -51,7 +52,7 @@ class Mailbox:
             self._reader.set_result(None)
 
     async def get(self) -> Deliver | Refuse:
-        """What comes next, once it is there."""
+        """Return the next events; wait until there are some."""
         while not self._waiting:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -60,11 +61,11 @@ class Mailbox:
         return news
 
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Return whether the queue is empty."""
         return not self._waiting
 
     def clear(self) -> None:
-        """Throw away what waits."""
+        """Discard the queued events."""
         self._waiting.clear()
         self._count(-self._held)
 

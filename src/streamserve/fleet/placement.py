@@ -1,4 +1,5 @@
-"""The router at work: the places there are now, what each has cached, and why requests went where they did.
+"""Request placement: the present route candidates, each worker's cached prefixes, and a log of routing
+decisions.
 
 OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None, tokens to compute)
                  │ PrefixView: blocks each worker has, as far as the fleet knows
@@ -20,7 +21,7 @@ REMEMBERED_DECISIONS = 100
 
 @dataclass(frozen=True)
 class Explained:
-    """A decision and what it was made on."""
+    """A routing decision and its inputs."""
 
     time: float
     request: str
@@ -31,15 +32,15 @@ class Explained:
 
 
 class PrefixView:
-    """Which full blocks each worker has, by their names: as the halves of pairs tell, and before that as is
-    to be expected of what was sent there. A wrong guess is forgotten when as many others came: it costs a
-    recomputation, never a wrong text."""
+    """The full KV blocks cached by each worker, by hash. Paired workers report theirs; until then, and for
+    other workers, they are estimated from the prompts sent there. A wrong estimate is evicted once as many
+    other blocks came (LRU): it costs a recomputation, never correctness."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, OrderedDict[bytes, None]] = {}
 
     def cached(self, worker: str, hashes: Sequence[bytes]) -> int:
-        """How many of the first blocks a worker has."""
+        """Return how many leading blocks of `hashes` a worker has cached."""
         known: Mapping[bytes, None] = self._blocks.get(worker, {})
         count = 0
         while count < len(hashes) and hashes[count] in known:
@@ -47,7 +48,7 @@ class PrefixView:
         return count
 
     def learn(self, worker: str, hashes: Sequence[bytes], most: int) -> None:
-        """A worker computes these blocks, and holds `most` at the most."""
+        """Record that a worker computes these blocks; it holds `most` blocks at most."""
         known = self._blocks.setdefault(worker, OrderedDict())
         for digest in hashes:
             known[digest] = None
@@ -56,20 +57,21 @@ class PrefixView:
             known.popitem(last=False)
 
     def told(self, worker: str, news: Cached, most: int) -> None:
-        """A worker has come to know some blocks, and forgot others."""
+        """Apply a worker's report of stored and dropped blocks."""
         self.learn(worker, news.stored, most)
         known = self._blocks.get(worker, OrderedDict())
         for digest in news.dropped:
             known.pop(digest, None)
 
     def forget(self, worker: str) -> None:
-        """A worker's cache is gone."""
+        """Forget a worker's blocks: its cache is gone."""
         self._blocks.pop(worker, None)
 
 
 class Placement:
-    """Chooses where requests go, among the workers that are ready and open for them. What continues what a
-    decode worker has, but for at most `continue_tokens` tokens, is computed by that worker itself."""
+    """Chooses workers for requests, among those that are ready and may get new ones. A prompt whose prefix a
+    decode worker has cached, except for at most `continue_tokens` tokens, is computed by that decode worker
+    itself."""
 
     def __init__(self, crew: Crew, router: Router, continue_tokens: int) -> None:
         self._crew = crew
@@ -86,9 +88,9 @@ class Placement:
         only: frozenset[str] | None = None,
         without: frozenset[str] = frozenset(),
     ) -> tuple[str, str | None, int] | None:
-        """The worker that computes the prompt, the one that decodes if it is another, and how many tokens of
-        the prompt are to be computed; None if nobody can take the request now. `only` these workers count, if
-        there are any, and none of those it is to do `without`."""
+        """Return the worker that computes the prompt, the worker that decodes if it is another one, and the
+        number of prompt tokens to compute; None if no worker can take the request now. If `only` is given,
+        just these workers are candidates; otherwise all but those in `without`."""
         candidates = self._candidates(self._crew.open() - without if only is None else only)
         if not all(candidates):
             return None
@@ -104,8 +106,8 @@ class Placement:
         return front, back, max(len(request.opened.prompt) - known, 1)
 
     def ended(self, request: OpenRequest) -> None:
-        """A request is over: whoever decoded it has the KV of its outputs too, which the next turn of a chat
-        begins with."""
+        """Record the blocks of a finished request: the worker that decoded it also has the KV of its output
+        tokens, which begin the prompt of a chat's next turn."""
         worker = request.decode or request.worker
         if worker and self._crew.workers[worker].ready:
             for outputs in request.outputs.values():
@@ -113,21 +115,22 @@ class Placement:
                 self._learn(worker, self._hashes(worker, request.cache_salt, tokens))
 
     def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
-        """Whether a decode worker has more of a prompt than its prefill worker, and nearly all: then to
-        compute the rest there costs less than to compute what the other lacks, and to move it."""
+        """Return whether a decode worker has a longer cached prefix of a prompt than the prefill worker, and
+        lacks at most `continue_tokens` tokens. Computing these there then costs less than computing what the
+        prefill worker lacks and transferring the KV."""
         known = self.view.cached(back, hashes)
         left = len(request.opened.prompt) - known * self._crew.workers[back].block_size
         if left > self._continue_tokens or request.opened.open:
             return False
-        whole = request.opened.params.prompt_logprobs is not None  # wants all of the prompt computed
+        whole = request.opened.params.prompt_logprobs is not None  # needs the whole prompt computed
         return not whole and known > self.view.cached(front, hashes)
 
     def _learn(self, worker: str, hashes: list[bytes]) -> None:
         self.view.learn(worker, hashes, self._crew.workers[worker].blocks)
 
     def _candidates(self, allowed: Collection[str]) -> list[list[tuple[str, str]]]:
-        """One list of places (prefill worker, decode worker) to choose from; of uneven pools two lists, of
-        one half each."""
+        """Return one list of route candidates (prefill worker, decode worker); for uneven pools two lists,
+        one for each half."""
         topology = self._crew.topology
         ready = {name for name in allowed if self._crew.workers[name].ready}
         if topology.unified:
@@ -162,7 +165,7 @@ class Placement:
         return candidates[decision.chosen]
 
     def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:
-        """The names of the full blocks of these tokens, as the workers' own prefix index has them."""
+        """Return the hashes of the full blocks of these tokens, as in the workers' own prefix index."""
         state = self._crew.workers[worker]
         if state.ready is None:
             return []

@@ -1,13 +1,13 @@
-"""Isolation of requests that may end a worker whenever it computes them: which one does is found by trials.
+"""Quarantine of requests that may crash any worker that computes them; trials find out which request does.
 
-    lost step ── suspects ──▶ groups ──▶ trial: a group alone at one place ──▶ died: halves, first of the line
-                                          │                               └─▶ died alone: one try less
+    lost step ── suspects ──▶ groups ──▶ trial: a group alone on its workers ──▶ died: halves, next in line
+                                          │                                  └─▶ died alone: one try less
                                           └──▶ new tokens of each, or its end: cleared
 
-A trial is exclusive: nothing else is sent to its place, so a death in it is the group's. At most one trial
+A trial is exclusive: nothing else is sent to its workers, so a death in it is the group's. At most one trial
 runs at a time. When a group dies, the other groups of the same split are released: one explanation is enough.
-A request that has been cleared before is, once it is alone again, only cleared by its end: its fault needs
-company.
+A request that has been cleared before is, once it is alone again, only cleared by its end: its fault depends
+on co-batched requests.
 """
 
 from collections import deque
@@ -19,22 +19,24 @@ from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import Topology
 
 UNEXPLAINED = 3
-"""Losses of its worker outside of any step after which a request counts as a suspect all the same."""
+"""Losses of its worker outside any step after which a request becomes a suspect nevertheless."""
 
 CLEARED = 3
-"""When all suspects have been cleared so often, what else was at the worker is suspected with them."""
+"""When all suspects have been cleared this many times, the other requests at the worker become suspects
+too."""
 
 MAX_STRIKES = 32
-"""Lost steps that a request may have been in: more than halving the largest batch takes, twice over."""
+"""Limit on the lost steps of a request: more than twice as many as halving the largest batch takes."""
 
 TRIAL_SECONDS = 10.0
-"""A trial that lasts longer gives way to the requests that wait, for as long; its next turn may last twice as
-long."""
+"""A trial that lasts longer is suspended in favour of waiting requests, for as long as it lasted; its next
+turn may last twice as long."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Suspects that are tried together. Groups of one `split` are alternatives. It had so many `turns`."""
+    """Suspects that are tried together. Groups of one `split` are alternatives. `turns` counts its
+    suspensions."""
 
     members: tuple[str, ...]
     split: int
@@ -43,7 +45,7 @@ class Group:
 
 @dataclass
 class Trial:
-    """A group at work at `place` since a time; those `pending` have shown nothing yet."""
+    """A group on trial at the workers `place` since a time; `pending` members have not been cleared yet."""
 
     group: Group
     place: frozenset[str]
@@ -52,11 +54,11 @@ class Trial:
 
     @property
     def alone(self) -> bool:
-        """Whether a death in it can only be one request's."""
+        """Whether a death in it can be caused by one request only."""
         return len(self.group.members) == 1
 
     def overdue(self, now: float) -> bool:
-        """Whether it should give way to others that wait."""
+        """Return whether it should give way to requests that wait."""
         limit: float = TRIAL_SECONDS * 2**self.group.turns
         return now - self.since > limit
 
@@ -69,25 +71,25 @@ class Quarantine:
     max_tries: int
     trial: Trial | None = None
     place: frozenset[str] = frozenset()
-    """Where trials are held; empty without suspects."""
+    """The workers on which trials are held; empty without suspects."""
     suspected: int = 0
-    """How often a request became a suspect so far."""
+    """The number of times a request became a suspect so far."""
     recess_until: float = 0.0
-    """The time until which no trial is held, since others had to wait for long."""
+    """The time until which no trial is held, because other requests had waited for long."""
     _groups: deque[Group] = field(default_factory=deque)
     _splits: "count[int]" = field(default_factory=count)
 
     def __len__(self) -> int:
-        """How many requests are suspects now."""
+        """Return the number of present suspects."""
         tried = len(self.trial.pending) if self.trial else 0
         return tried + sum(len(group.members) for group in self._groups)
 
     def waits(self, name: str) -> bool:
-        """Whether a request is a suspect whose trial has not begun."""
+        """Return whether a request is a suspect whose trial has not begun."""
         return any(name in group.members for group in self._groups)
 
     def reserved(self, now: float) -> frozenset[str]:
-        """The workers that other requests are not to be sent to."""
+        """Return the workers that other requests must not be sent to."""
         if self.trial or (self._groups and now >= self.recess_until):
             return self.place
         return frozenset()
@@ -95,9 +97,9 @@ class Quarantine:
     def lost(
         self, worker: str, affected: Sequence[OpenRequest], suspects: frozenset[int] | None
     ) -> tuple[bool, list[OpenRequest]]:
-        """A worker died, and with it what `affected` requests had there; `suspects` are the attempts in the
-        lost step, None if that is not known. Returns whether some request is blamed, and the requests to be
-        given up."""
+        """Process the death of a worker. `affected` requests depended on it; `suspects` are the attempts in
+        the lost step, None if unknown. Returns whether some request is blamed, and the requests to give
+        up."""
         named = [r for r in affected if suspects is None or r.attempt in suspects]
         if self.trial and worker in self.trial.place:
             return self._died(self.trial, affected, named)
@@ -108,14 +110,14 @@ class Quarantine:
         if not named:
             return False, []
         if min(request.cleared for request in named) >= CLEARED:
-            named = list(affected)  # it is none of these, however often they were in the lost step
+            named = list(affected)  # none of these is the cause, although they were in the lost step
         self.place = self.place or self.topology.place_of(worker)
         convicted = self._strike(named)
         self._groups.extend(self._split([r for r in named if r not in convicted]))
         return True, convicted
 
     def next(self, alive: Collection[str]) -> Group | None:
-        """The group to be tried next, of the requests that are still open; None if there is none."""
+        """Return the next group to try, of requests that are still open; None if there is none."""
         if self.trial is not None:
             return None
         while self._groups:
@@ -128,14 +130,14 @@ class Quarantine:
         return None
 
     def begin(self, place: frozenset[str], now: float) -> Trial:
-        """Try the next group at `place`."""
+        """Begin the trial of the next group on the workers `place`."""
         group = self._groups.popleft()
         self.place = place
         self.trial = Trial(group, place, set(group.members), now)
         return self.trial
 
     def suspend(self, now: float) -> tuple[str, ...]:
-        """Interrupt the trial for as long as it has lasted; returns its members."""
+        """Suspend the trial for as long as it has lasted; return its members."""
         assert self.trial is not None
         trial, self.trial = self.trial, None
         pending = tuple(name for name in trial.group.members if name in trial.pending)
@@ -144,7 +146,7 @@ class Quarantine:
         return trial.group.members
 
     def showed(self, request: OpenRequest) -> None:
-        """A request has been decoded, or of an open prompt something has been computed."""
+        """Record progress of a request: tokens were decoded, or a part of its prompt stream was computed."""
         trial = self.trial
         if trial is None or request.name not in trial.pending:
             return
@@ -155,7 +157,7 @@ class Quarantine:
         self.left(request.name)
 
     def left(self, name: str) -> None:
-        """A request is cleared, or over."""
+        """Record that a request is cleared or over."""
         if self.trial is not None:
             self.trial.pending.discard(name)
             if not self.trial.pending:
@@ -164,7 +166,7 @@ class Quarantine:
     def _died(
         self, trial: Trial, affected: Sequence[OpenRequest], named: Sequence[OpenRequest]
     ) -> tuple[bool, list[OpenRequest]]:
-        """A trial has ended in a death. Those of it that were in the lost step are blamed, else all of it."""
+        """Process a death in a trial: blame its members that were in the lost step, else all members."""
         self.trial = None
         members = [request for request in affected if self._in(trial.group, request)]
         pending = [request for request in members if request.name in trial.pending]
@@ -182,7 +184,7 @@ class Quarantine:
         return request.name in group.members
 
     def _strike(self, requests: Sequence[OpenRequest]) -> list[OpenRequest]:
-        """Count a lost step against requests; returns those that are to be given up."""
+        """Count a lost step against requests; return those to give up."""
         for request in requests:
             request.strikes += 1
             request.unexplained = 0
@@ -191,8 +193,8 @@ class Quarantine:
         return [r for r in requests if r.tries >= self.max_tries or r.strikes >= MAX_STRIKES]
 
     def _split(self, requests: Sequence[OpenRequest]) -> list[Group]:
-        """Two groups of suspects: those that were in the most lost steps, if they are no more than half of
-        all, and the rest; else halves."""
+        """Split suspects into two groups: those with the most lost steps, if they are at most half of all,
+        and the rest; else halves."""
         if not requests:
             return []
         ranked = sorted(requests, key=lambda request: -request.strikes)

@@ -1,4 +1,4 @@
-"""How fast something happens, measured over the last seconds."""
+"""The rate of an event over a sliding window."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ WINDOW_SECONDS = 30.0
 
 
 class Rate:
-    """Amounts a second over the last `window` seconds. Nothing here reads a clock."""
+    """Amounts per second over the last `window` seconds. Does not read a clock."""
 
     def __init__(self, window: float = WINDOW_SECONDS) -> None:
         self._window = window
@@ -14,13 +14,13 @@ class Rate:
         self._total = 0.0
 
     def add(self, now: float, amount: float = 1.0) -> None:
-        """`amount` happened at `now`."""
+        """Record that `amount` happened at `now`."""
         self._amounts.append((now, amount))
         self._total += amount
         self._forget(now)
 
     def seconds_for(self, now: float, amount: float) -> float | None:
-        """How long `amount` takes at the present rate; None if nothing has happened lately."""
+        """Return the seconds that `amount` takes at the present rate; None without recent events."""
         self._forget(now)
         if not self._amounts or self._total <= 0:
             return None

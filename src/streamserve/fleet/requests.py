@@ -1,6 +1,6 @@
-"""An open request as the fleet keeps it: what its client has been given, and what may still come.
+"""The fleet's record of an open request: what was delivered to its client and what may still come.
 
-Exactly the next index of the current attempt is taken; repeats are dropped, a gap is an error.
+Only the next index of the current attempt is accepted. Repeats are dropped; a gap is an error.
 """
 
 from dataclasses import dataclass, field, replace
@@ -26,21 +26,21 @@ UNSPECULATED = SpeculationLimits(enabled=False)
 
 
 class GapError(Exception):
-    """A worker skipped something: its client must not get the rest."""
+    """A worker skipped a token: the rest must not be delivered to the client."""
 
 
 @dataclass
 class OpenRequest:
-    """What a client asked for and has been given so far. No two attempts of a fleet have the same number, so
-    nothing a worker still says of an earlier request of the same name can be taken for this one's.
+    """A client's request and the output delivered so far. Attempt numbers are unique in a fleet, so a late
+    message for an earlier request of the same name is never taken for this one's.
 
-    `worker` computes its prompt, and unless it goes to a stream pair its tokens too. In a pair `decode` does
-    that for all choices but those `handing`, whose KV has not come yet; it is asked to hold blocks
-    (`reserving`) when the prompt's first chunk is `planned`. `resumed` are the outputs that the current
-    attempt began with; `began` is when each choice had its first token.
+    `worker` computes the prompt and, except in a stream pair, the output tokens. In a pair, `decode`
+    computes the tokens of all choices except those in `handing`, whose KV has not been transferred yet. It is
+    asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). `resumed`
+    has the outputs with which the current attempt began; `began` has the time of each choice's first token.
 
     `opened` holds the latest prompt. After an edit of a prompt that is answered early, the worker's tokens
-    are of an older prompt until it says that it `awaits` no longer: that it has come to this version.
+    belong to an older version until the worker confirms version `awaits`, which is then cleared.
     """
 
     opened: Open
@@ -72,32 +72,34 @@ class OpenRequest:
 
     @property
     def cache_salt(self) -> str:
-        """What keeps its KV apart from that of other requests: where it is isolated, from all of them."""
+        """The cache namespace that separates its KV from other requests'; unique to the request if it is
+        isolated."""
         salt = self.opened.cache_salt
         return f"{salt}\0isolated\0{self.name}" if self.isolated else salt
 
     @property
     def decoded(self) -> bool:
-        """Whether this attempt has brought each open choice a token beyond the one that ends the prompt."""
+        """Whether this attempt has produced, for each open choice, a token after its first one."""
         return all(len(self.outputs[choice]) - len(self.resumed[choice]) > 1 for choice in self.open_choices)
 
     def limited(self, params: SamplingParams) -> SamplingParams:
-        """Parameters for its next attempt: speculation, which never changes the text, is off in isolation."""
+        """Return the parameters for the next attempt: in isolation, without speculation, which never changes
+        the text."""
         return msgspec.structs.replace(params, speculation=UNSPECULATED) if self.isolated else params
 
     @property
     def workers(self) -> set[str]:
-        """Who may hold something for it."""
+        """The workers that may hold state for it."""
         return {name for name in (self.worker, self.decode) if name}
 
     def depends_on(self, worker: str) -> bool:
-        """Whether it cannot go on without `worker`."""
+        """Return whether it cannot continue without `worker`."""
         if self.decode is None:
             return self.worker == worker
         return self.decode == worker or (self.worker == worker and bool(self.handing))
 
     def next_attempt(self, number: int) -> None:
-        """Start over behind what the client has."""
+        """Reset the record for a new attempt that continues after the delivered tokens."""
         self.attempt = number
         self.worker = self.decode = None
         self.planned = self.reserving = False
@@ -105,7 +107,7 @@ class OpenRequest:
         self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items()}
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
-        """Why an edit cannot be taken."""
+        """Return the reason to reject an edit, or None."""
         opened = self.opened
         if not opened.open:
             return RequestError(f"the prompt of {event.request} is finished", status=409)
@@ -122,7 +124,7 @@ class OpenRequest:
         return None
 
     def edit(self, event: Edit) -> bool:
-        """Take an edit of the prompt; returns whether tokens that were given are void."""
+        """Apply an edit of the prompt; return whether delivered tokens are now void."""
         before = self.opened
         self.opened = replace(
             before,
@@ -144,7 +146,8 @@ class OpenRequest:
         return given
 
     def submit(self, phase: Phase) -> Submit:
-        """The message that gives this attempt to a worker: behind what the client had when it began."""
+        """Return the message that submits this attempt to a worker; it continues after the tokens delivered
+        before the attempt began."""
         opened = self.opened
         return Submit(
             opened.request,
@@ -164,15 +167,15 @@ class OpenRequest:
         )
 
     def accept(self, event: Event, now: float) -> Event | None:
-        """The event, if it is new to the client at `now`. Raises GapError if something is missing before
-        it."""
+        """Return the event if it is new to the client at `now`, else None. Raises GapError if an earlier
+        token is missing."""
         if event.attempt != self.attempt:
             return None
         if isinstance(event, PromptLogprobs):
             return self._accept_prompt_logprobs(event)
         if isinstance(event, Progress):
             return event if event.version == self.opened.version else None
-        if isinstance(event, Withdrawn):  # its client knows already
+        if isinstance(event, Withdrawn):  # the client has been told already
             if self.awaits is not None and event.version >= self.awaits:
                 self.awaits = None
             return None
@@ -205,7 +208,8 @@ class OpenRequest:
         self.handing.discard(choice)
 
     def _accept_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """A next attempt computes the prompt anew, perhaps in other chunks: only what is new is passed on."""
+        """Return the new part of the prompt logprobs, or None. A next attempt recomputes the prompt, perhaps
+        in other chunks."""
         seen, first = self.prompt_logprobs, event.start - 1
         if first > seen:
             raise GapError(f"prompt position {event.start} came after {seen} positions")

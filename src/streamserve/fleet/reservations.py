@@ -1,7 +1,8 @@
-"""The fleet's book of open tickets: who may write where, until it is known that they write no more.
+"""The fleet's open transfer reservations: which worker may write KV to which, until the write is known to be
+over.
 
-Reserved  ──▶  TicketBook  ──▶  Push to the writer, or Release where nobody wants it any more
-Pushed                          Join to the owner, or Release where its KV is missing
+Reserved  ──▶  TicketBook  ──▶  Push to the writer, or Release if the request no longer needs it
+Pushed                          Join to the owner, or Release if its KV is missing
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from streamserve.protocol.tickets import Join, Push, Release, Ticket
 
 @dataclass(frozen=True)
 class OpenTicket:
-    """The worker `writer` may write into blocks of the worker `owner`."""
+    """Permission for the worker `writer` to write into blocks of the worker `owner`."""
 
     ticket: Ticket
     writer: str
@@ -23,7 +24,7 @@ class OpenTicket:
 
 
 class TicketBook:
-    """All tickets that somebody may write to."""
+    """All transfer reservations that may still be written to."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenTicket] = {}
@@ -32,8 +33,8 @@ class TicketBook:
         return len(self._open)
 
     def reserved(self, owner: str, news: Reserved, request: OpenRequest | None) -> list[Send]:
-        """Blocks are held for a ticket: its writer may use it, if anybody still wants it. One that is open
-        already is not given out, or back, again."""
+        """Process a reservation of blocks: send it to its writer if the request still needs it, else release
+        it. A reservation that is open already is neither sent nor released again."""
         ticket = news.ticket
         wanted = request is not None and request.attempt == news.attempt and request.decode == owner
         own = (ticket.request, ticket.attempt) == (news.request, news.attempt)
@@ -47,9 +48,9 @@ class TicketBook:
     def pushed(
         self, worker: str, news: Pushed, requests: Mapping[str, OpenRequest]
     ) -> tuple[list[Send], OpenRequest | None]:
-        """Nobody writes to a ticket any more: its choices decode there, unless their KV is missing. Returns
-        what to send, and the request that has to start over, if one has. What the book says of a ticket
-        counts, whatever the news does; and only its writer can tell that it writes no more."""
+        """Process the end of a transfer: the reservation's choices decode at the owner, unless their KV is
+        missing. Returns what to send, and the request that has to start over, if any. The stored entry takes
+        precedence over the report, and only the reservation's writer can close it."""
         entry = self._open.get(news.ticket)
         if entry and worker != entry.writer:
             return [], None
@@ -73,15 +74,16 @@ class TicketBook:
         return closing, request if again else None
 
     def _ask_again(self, worker: str, told: tuple[str, int]) -> list[Send]:
-        """A worker told of a ticket that is not in the book. Perhaps that came to it in place of one that is:
-        who has never seen a ticket refuses it when it comes again, and then its blocks are free."""
+        """Handle a worker's report of an unknown reservation. It may have received that one in place of a
+        stored one, so the stored ones of the same request are sent again: the worker refuses a reservation it
+        has never seen, and the blocks are then free."""
         entries = [entry for entry in self._open.values() if entry.writer == worker]
         own = [entry.ticket for entry in entries if (entry.ticket.request, entry.ticket.attempt) == told]
         return [Send(worker, Push(ticket)) for ticket in own]
 
     def lose(self, worker: str) -> Iterator[Send]:
-        """A worker's process has ended: its tickets are closed, as writer and as owner. Those whose owner
-        lives on may use the blocks again."""
+        """Close the reservations of a worker whose process has ended, both as writer and as owner. Owners
+        that still run may reuse the blocks."""
         for id, entry in list(self._open.items()):
             if worker in (entry.writer, entry.owner):
                 del self._open[id]

@@ -1,7 +1,7 @@
-"""The asyncio shell around the Fleet: worker processes, their ZeroMQ messages, and the clients' queues.
+"""The asyncio runtime of the Fleet: worker processes, their ZeroMQ messages, and the clients' queues.
 
 clients ── open/close ──▶ Fleet.handle ── Send ──▶ ROUTER ═══ ipc ═══ DEALER  worker process
-        ◀─── Deliver ───                ◀─ Heard ──                     (config on its stdin; it leaves
+        ◀─── Deliver ───                ◀─ Heard ──                     (config on its stdin; exits
                                         ◀─ Lost ─── exit status          when that pipe closes)
 """
 
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 WorkerSettings = Callable[[str, int, str], WorkerConfig]
-"""What a worker is told: from its name, incarnation and the endpoint to connect to."""
+"""Builds a worker's configuration from its name, its incarnation and the endpoint to connect to."""
 
 Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
 """Starts a worker. Raises OSError if that is not possible now."""
@@ -67,8 +67,9 @@ Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
 def _free(
     owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: RuntimeFolder
 ) -> None:
-    """Also for a shell that nobody closed: who collects a context with an open socket waits for ever. A
-    fork of the process that owns them leaves them alone."""
+    """Release the socket, the context and the runtime folder. Runs as a finalizer too, for a runtime that was
+    never closed: collecting a context that has an open socket blocks for ever. Does nothing in a fork of the
+    process that owns them."""
     if os.getpid() != owner:
         return
     socket.close()
@@ -101,7 +102,7 @@ class FleetShell:
         self._free: Callable[[], object] = lambda: None
 
     async def start(self) -> None:
-        """Bind the socket and start the workers; returns before they are ready."""
+        """Bind the socket and start the workers; return before they are ready."""
         folder = make_runtime_folder()
         self._folder = folder.path
         self._endpoint = f"ipc://{self._folder}/control"
@@ -119,8 +120,7 @@ class FleetShell:
         await self._do(self.fleet.start(time.monotonic()))
 
     async def close(self) -> None:
-        """Stop the workers and free everything; harmless when closed already. Open requests end with an
-        error."""
+        """Stop the workers and free all resources; idempotent. Open requests end with an error."""
         if self._closing:
             return
         self._closing = True
@@ -137,7 +137,7 @@ class FleetShell:
         if self._recorder:
             try:
                 await asyncio.to_thread(self._recorder.close)
-            except RuntimeError:  # Python ends, and starts no more threads
+            except RuntimeError:  # the interpreter is shutting down and starts no more threads
                 self._recorder.close()
 
     async def __aenter__(self) -> "FleetShell":
@@ -148,12 +148,12 @@ class FleetShell:
         await self.close()
 
     def process_id(self, worker: str) -> int:
-        """The process that runs a worker now."""
+        """Return the id of a worker's present process."""
         return self._processes[worker].pid
 
     async def until_ready(self) -> None:
-        """Wait for the workers. Raises CheckpointError if one cannot serve its model, StartError if one
-        cannot start for another reason, FleetError if this part of the server failed itself."""
+        """Wait until the workers are ready. Raises CheckpointError if one cannot serve its model, StartError
+        if one cannot start for another reason, FleetError if the runtime itself failed."""
         while not self.fleet.health()[0]:
             if self._failure:
                 raise self._failure
@@ -166,14 +166,14 @@ class FleetShell:
             await self._changed.wait()
 
     async def until_failed(self) -> None:
-        """Wait for the end that should never come. Raises FleetError."""
+        """Wait until the runtime fails. Raises FleetError."""
         while self._failure is None:
             self._changed.clear()
             await self._changed.wait()
         raise self._failure
 
     def incidents(self) -> IncidentReport:
-        """What went wrong so far."""
+        """Return the incident counters so far."""
         return msgspec.structs.replace(
             self.fleet.incidents(),
             crash_reports=self._crash_reports,
@@ -181,8 +181,8 @@ class FleetShell:
         )
 
     async def submit(self, request: Open) -> AsyncGenerator[list[Event], None]:
-        """Events of one request as they come; before them an empty list, once it is taken. Raises
-        RequestError if it is refused or lost; leaving early cancels it."""
+        """Yield the events of one request as they arrive; first an empty list, once the request is accepted.
+        Raises RequestError if it is refused or lost. Closing the generator early cancels the request."""
         if self._closing:
             raise RequestError("the server is shutting down", status=503, retry_after=5.0)
         if self._failure:
@@ -210,16 +210,17 @@ class FleetShell:
                 await self.cancel(request.request)
 
     async def edit(self, edit: Edit) -> None:
-        """Change the prompt of an open request, whose events go on in its `submit`. Raises RequestError,
-        and changes nothing, if there is none, if its prompt is finished, or if the edit does not fit it."""
+        """Edit the prompt of an open request; its events continue in its `submit`. Raises RequestError, and
+        changes nothing, if there is no such request, if its prompt is complete, or if the edit does not fit
+        it."""
         error = self.fleet.edit_refusal(edit)
         if error:
             raise error
         await self._handle(edit)
 
     async def rest(self, worker: str, draining: bool) -> int:
-        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
-        other half of its pair. Raises RequestError if there is no such worker."""
+        """Start or end draining a worker; return the number of requests open at it or at its partner in a
+        pair. Raises RequestError if there is no such worker."""
         if worker not in self.fleet.workers:
             names = ", ".join(self.fleet.workers)
             raise RequestError(f"there is no worker {worker!r}; there are {names}", status=404)
@@ -227,7 +228,7 @@ class FleetShell:
         return self.fleet.open_at(worker)
 
     async def cancel(self, request: str, choice: int | None = None) -> None:
-        """Stop a request, or one choice of it; harmless if it is over."""
+        """Cancel a request, or one choice of it; a no-op if it is over."""
         await self._handle(Close(request, choice))
 
     async def _handle(self, event: FleetEvent) -> None:
@@ -238,7 +239,7 @@ class FleetShell:
         await self._do(commands)
 
     def _observe(self, recorder: Recorder, event: FleetEvent, commands: list[Command], now: float) -> None:
-        """Write down what happened; a recorder that cannot is done without."""
+        """Record an event and its commands. A recorder that fails is logged, counted and no longer used."""
         try:
             recorder.observe(event, commands, now)
         except Exception:
@@ -265,12 +266,12 @@ class FleetShell:
     async def _send(self, command: Send) -> None:
         worker = self.fleet.workers[command.worker]
         identity = f"{command.worker}/{worker.incarnation}".encode()
-        # A worker that is gone cannot be reached; its loss is being reported.
+        # A worker that is gone cannot be reached; its loss is reported separately.
         with contextlib.suppress(zmq.ZMQError):
             await self._socket.send_multipart([identity, encode(command.message)])
 
     async def _run(self, command: Start) -> None:
-        """Start a worker's process and report its end; that it cannot be started is reported as one."""
+        """Start a worker's process and report its end; a failed start is reported as a loss."""
         await asyncio.sleep(command.after)
         if self._closing:
             return
@@ -314,8 +315,8 @@ class FleetShell:
             self._changed.set()
 
     def _sender(self, parts: list[bytes]) -> tuple[str, int] | None:
-        """The worker that a message of these parts is from, and its incarnation; None for a stranger, whose
-        bytes must not cost a worker."""
+        """Return the worker that sent a message and its incarnation; None for an unknown sender, so that its
+        bytes cannot cause a worker to be killed."""
         name = parts[0].decode(errors="replace")
         worker, _, incarnation = name.rpartition("/")
         state = self.fleet.workers.get(worker)
@@ -324,7 +325,8 @@ class FleetShell:
         return worker, state.incarnation
 
     async def _hear(self, event: Heard) -> None:
-        """Take a worker's message. One that cannot be taken costs its requests, or its worker, no others."""
+        """Process a worker's message. If that fails, only the message's requests fail, or its worker is
+        killed."""
         try:
             await self._handle(event)
             return
@@ -350,7 +352,8 @@ class FleetShell:
             self._processes[worker].kill()
 
     def _give_up(self, error: Exception) -> None:
-        """A failure that cannot be mended: nobody waits in vain, and whoever runs this is told."""
+        """Handle an unrecoverable failure: refuse all requests and report the failure to the caller of
+        `until_failed`."""
         logger.critical("the fleet failed", exc_info=error)
         self._failure = FleetError(f"the server failed: {type(error).__name__}")
         for name in list(self._clients):

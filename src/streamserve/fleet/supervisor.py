@@ -1,9 +1,9 @@
-"""The workers as a crew: who serves, who fits the others, who died, was silent for too long, or is to rest;
-and when a dead one is started anew. What becomes of its requests is the fleet's business.
+"""The worker supervisor: which workers serve, match the others' KV format, died, are stuck or draining, and
+when a dead one is restarted. What happens to its requests is decided by the Fleet.
 
     Ready, Failed, Lost, Tick  ──▶  Crew  ──▶  Start, Kill
 
-Once the server has been ready, no worker stays down: it is started again, with a bounded back-off.
+Once the server has been ready, every worker that ends is restarted, with bounded exponential back-off.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,37 +14,38 @@ from streamserve.protocol.messages import Failed, Ready
 from streamserve.protocol.tickets import kv_fingerprint
 
 KILL_AFTER = 4
-"""A worker that has been silent this many times as long as counts as stuck is killed."""
+"""A worker is killed after it was silent for this many times the limit at which it counts as stuck."""
 
 HANG_FACTOR = 10.0
-"""A step counts as hung when it has not moved on for this many times its predicted seconds."""
+"""A step counts as hung when it has made no progress for this many times its predicted seconds."""
 
 BACK_OFF = 0.5
-"""Seconds until a worker is started anew after its second loss in a row, doubled by each further one; after
-the first it is at once."""
+"""Seconds before a worker is restarted after its second loss in a row, doubled by each further one. After the
+first loss it is restarted at once."""
 
 MAX_BACK_OFF = 15.0
-"""The longest such wait, in seconds."""
+"""The longest back-off, in seconds."""
 
 STEADY_SECONDS = 60.0
-"""A worker that was ready for so long before it died, or finished a request, died for the first time."""
+"""A loss counts as the first in a row if the worker had been ready for this many seconds, or had finished a
+request."""
 
 LOAD_SECONDS = 10.0
-"""How long a worker is expected to take until it is ready, as long as none has been."""
+"""Expected seconds until a worker is ready, until a load time has been measured."""
 
 LOAD_SILENCE = 120.0
-"""Seconds without a sign of life after which a worker that is loading its model is killed: imports of large
+"""Seconds without a sign of life after which a worker that is loading its model is killed. Imports of large
 libraries let no other thread run."""
 
 UNPLACED_RETRY_AFTER = 5.0
-"""Seconds after which a client is told to come again while it is not known when there is a place for it."""
+"""Retry-After in seconds while it is unknown when requests can be served."""
 
 GIVE_UP_STARTS = 4
-"""Starts in a row that failed before requests stop waiting for a worker. It is started again all the same."""
+"""Failed starts in a row after which requests no longer wait for a worker. It is still restarted."""
 
 
 class Crew:
-    """All workers of one server. One that says nothing for `stuck_after` seconds counts as stuck."""
+    """The workers of one server. A worker that is silent for `stuck_after` seconds counts as stuck."""
 
     def __init__(self, topology: Topology, stuck_after: float) -> None:
         self.topology = topology
@@ -54,33 +55,33 @@ class Crew:
         self._was_ready = False
 
     def start(self, now: float) -> list[Start]:
-        """The commands that bring up the workers."""
+        """Return the commands that start the workers."""
         for worker in self.workers.values():
             worker.heard_at = worker.starts_at = now
         return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
 
     def serving(self) -> set[str]:
-        """The workers that serve, or will soon."""
+        """Return the workers that serve or will serve soon."""
         return {name for name, worker in self.workers.items() if not _down(worker)}
 
     @property
     def served(self) -> bool:
-        """Whether there is a place for requests, or will be when workers have started."""
+        """Whether requests can be served now, or once starting workers are ready."""
         return self.topology.complete(self.serving())
 
     def open(self) -> set[str]:
-        """Those of them that are to get requests: who is draining gets none while there is a place without
-        it."""
+        """Return the serving workers that may get new requests. Draining workers are left out if the others
+        can serve without them."""
         serving = self.serving()
         working = {name for name in serving if not self.workers[name].draining}
         return working if self.topology.complete(working) else serving
 
     def whole(self, place: frozenset[str]) -> bool:
-        """Whether all workers of a place are at work."""
+        """Return whether all workers of a route candidate are ready and not stuck."""
         return all(_well(self.workers[name]) for name in place)
 
     def closed(self) -> str:
-        """Why there is no place for a new request, nor will be soon; empty if there is."""
+        """Return why no new request can be served, now or soon; empty if one can."""
         serving = self.serving()
         if not self.topology.complete(serving):
             return self.health()[1]
@@ -90,7 +91,7 @@ class Crew:
         return f"draining: {', '.join(sorted(draining))}"
 
     def health(self) -> tuple[bool, str]:
-        """Whether requests are being served, and if not, why."""
+        """Return whether requests are being served, and if not, why."""
         well = {name for name, worker in self.workers.items() if _well(worker) and not worker.draining}
         if self.topology.complete(well):
             return True, "ready"
@@ -107,7 +108,7 @@ class Crew:
         return False, self.closed() or "no place is whole"
 
     def recovery(self, now: float) -> float | None:
-        """Seconds until requests are expected to be served, 0 if they are; None if that cannot be known."""
+        """Return the expected seconds until requests are served, 0 if they are; None if that is unknown."""
         seconds = [
             max(self._until_ready(worker, now) for worker in workers)
             for place in self.topology.places()
@@ -117,16 +118,17 @@ class Crew:
         return min(seconds, default=None)
 
     def retry_after(self, now: float) -> float:
-        """Seconds after which a client is told to come again while requests are not served."""
+        """Return the Retry-After, in seconds, for clients while requests are not served."""
         return self.recovery(now) or UNPLACED_RETRY_AFTER
 
     def lives(self, name: str, incarnation: int) -> bool:
-        """Whether this is the worker's present process."""
+        """Return whether `incarnation` is the worker's present process."""
         worker = self.workers[name]
         return incarnation == worker.incarnation and not worker.failure
 
     def hear(self, name: str, incarnation: int, now: float) -> WorkerState | None:
-        """A worker that said something; None if it is not the one that lives, or serves no more."""
+        """Record a sign of life of a worker and return its state; None if the message is from an earlier
+        process or the worker has failed."""
         if not self.lives(name, incarnation):
             return None
         worker = self.workers[name]
@@ -134,7 +136,8 @@ class Crew:
         return worker
 
     def join(self, name: str, ready: Ready, now: float) -> bool:
-        """A worker has loaded its model. One whose KV does not fit the others' is not taken."""
+        """Record that a worker has loaded its model. A worker whose KV format differs from the others' is
+        failed; returns False then."""
         worker = self.workers[name]
         misfit = self._misfit(name, ready)
         if misfit:
@@ -145,7 +148,7 @@ class Crew:
         return True
 
     def fail(self, name: str, failure: Failed) -> None:
-        """A worker cannot serve its model. Before the first request could be served that is final."""
+        """Record that a worker cannot serve its model. This is final if no request could be served yet."""
         worker = self.workers[name]
         worker.error = worker.last_words = failure.error
         worker.ready = None
@@ -153,12 +156,13 @@ class Crew:
             worker.failure = failure
 
     def worked(self, name: str) -> None:
-        """A worker has finished a request."""
+        """Record that a worker has finished a request, which resets its back-off."""
         self.workers[name].unsteady = 0
 
     def lose(self, name: str, incarnation: int, reason: str, now: float, blamed: bool = False) -> list[Start]:
-        """A worker's process has ended: it is started anew, at once where a request is to `blame`. One that
-        never came up is left alone as long as no request could be served."""
+        """Record the end of a worker's process and return the commands that restart it. The restart has no
+        back-off if a request is `blamed`. A worker that never became ready is not restarted while no request
+        could be served yet."""
         worker = self.workers[name]
         self.deaths += 1
         first = incarnation == 1 and worker.ready is None
@@ -181,7 +185,8 @@ class Crew:
         return [Start(name, worker.incarnation, wait)]
 
     def tick(self, now: float, beats: Mapping[tuple[str, int], Beat]) -> Iterator[Kill]:
-        """Look for workers that have gone silent, or hang in a step; those that stay so are killed."""
+        """Mark workers that are silent or hang in a step as stuck; kill those that remain so for `KILL_AFTER`
+        times the limit."""
         for name, worker in self.workers.items():
             beat = beats.get((name, worker.incarnation))
             quiet, limit = self._quiet(worker, beat, now)
@@ -191,8 +196,8 @@ class Crew:
                 yield Kill(name)
 
     def _quiet(self, worker: WorkerState, beat: Beat | None, now: float) -> tuple[float, float]:
-        """For how many seconds a worker has shown nothing, and how many are in order. In a step it shows that
-        it lives by beats, and that it does not hang by moving on."""
+        """Return the seconds for which a worker has shown no activity, and the limit for them. In a step,
+        beats show that it is alive, and progress of the step shows that it does not hang."""
         limit = self._stuck_after
         if worker.ready is None:
             alive = max(worker.heard_at, beat.at) if beat else worker.heard_at
@@ -210,7 +215,7 @@ class Crew:
         return max(1.0, (loading if worker.ready else worker.starts_at + loading - now))
 
     def _misfit(self, name: str, ready: Ready) -> Failed | None:
-        """Why a worker cannot exchange KV with the others, if it cannot."""
+        """Return why a worker cannot exchange KV with the others, or None."""
         for other, worker in self.workers.items():
             if other == name or worker.ready is None:
                 continue

@@ -1,7 +1,7 @@
-"""The tasks of the fleet's runtime: none ends unnoticed.
+"""The background tasks of the fleet's runtime; every failure is handled.
 
-keep    a loop: what it raises is logged, and it begins anew; too often in a row is fatal
-spawn   done once: what it raises is fatal
+keep    a loop: an exception is logged, and it restarts; too many in a row are fatal
+spawn   runs once: an exception is fatal
 """
 
 import asyncio
@@ -14,27 +14,27 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.1
 MAX_FAILURES = 20
-"""Failures of a loop within FAILURE_WINDOW seconds after which it is given up."""
+"""Failures of a loop within FAILURE_WINDOW seconds after which it is not restarted."""
 FAILURE_WINDOW = 30.0
 
 Work = Coroutine[object, object, None]
 
 
 class Supervisor:
-    """Runs tasks in the current event loop, and calls `fatal` with what cannot be mended."""
+    """Runs tasks in the current event loop, and calls `fatal` with unrecoverable errors."""
 
     def __init__(self, fatal: Callable[[Exception], None]) -> None:
         self._fatal = fatal
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Work) -> None:
-        """Do something once."""
+        """Run a task once."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
     def keep(self, make: Callable[[], Work], name: str) -> None:
-        """Run a loop, again and again should it fail."""
+        """Run a loop; restart it when it fails."""
         self.spawn(self._keep(make, name))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the fleet shows of itself: its workers now, and why recent requests went where they did."""
+"""The fleet's state for GET /v1/router: its workers now, and the routing of recent requests."""
 
 import msgspec
 
@@ -7,8 +7,8 @@ from streamserve.fleet.placement import Explained
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker. `starts` counts the times its process was started; `silence` is in seconds. A `draining` one
-    gets no new requests."""
+    """A worker. `starts` counts the starts of its process; `silence` is in seconds. A `draining` one gets no
+    new requests."""
 
     name: str
     ready: bool
@@ -23,7 +23,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class PlaceView(msgspec.Struct, frozen=True):
-    """A place that was looked at: tokens of the prompt cached there, and its score (null: passed over)."""
+    """A route candidate: the prompt tokens cached there, and its score (null: skipped)."""
 
     place: str
     cached_tokens: int
@@ -31,7 +31,7 @@ class PlaceView(msgspec.Struct, frozen=True):
 
 
 class DecisionView(msgspec.Struct, frozen=True):
-    """Where a request went `seconds_ago`, and why."""
+    """Where a request was routed `seconds_ago`, and why."""
 
     request: str
     seconds_ago: float
@@ -42,7 +42,7 @@ class DecisionView(msgspec.Struct, frozen=True):
 
 
 class RouterView(msgspec.Struct, frozen=True):
-    """The fleet at one moment; the latest decision comes first."""
+    """A snapshot of the fleet; the latest decision comes first."""
 
     router: str
     workers: list[WorkerView]
@@ -51,7 +51,7 @@ class RouterView(msgspec.Struct, frozen=True):
 
 
 def router_view(fleet: Fleet, router: str, now: float) -> RouterView:
-    """The view of a fleet whose router has this name."""
+    """Return the view of a fleet whose router is named `router`."""
     workers = []
     for name, worker in fleet.workers.items():
         load = worker.load(name, now)

@@ -1,7 +1,7 @@
-"""A worker's process, and its journal: memory that both share, which outlives the process.
+"""A worker's process and its journal: shared memory that outlives the process.
 
-memfd ── inherited ──▶ worker writes what it is at (protocol/journal.py)
-      ── mapped ─────▶ the server reads it: beats while it lives, suspects when it has died
+memfd ── inherited ──▶ the worker writes its present state (protocol/journal.py)
+      ── mapped ─────▶ the server reads it: beats while the worker runs, suspects when it has died
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 STOP_SECONDS = 10.0
 
 WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Unless told otherwise a worker's idle threads sleep: spinning ones take the cores from whoever they wait
-for, this process included, and made steps ten times slower on a machine that had other things to do."""
+"""By default a worker's idle threads sleep. Spinning ones take the cores from the threads they wait for, this
+process included, and made steps ten times slower on a machine with other load."""
 
 
 class WorkerProcess:
-    """A process that was started, and its journal."""
+    """A started process and its journal."""
 
     def __init__(self, process: asyncio.subprocess.Process, journal: mmap.mmap) -> None:
         self._process = process
@@ -37,14 +37,14 @@ class WorkerProcess:
         return self._process.pid
 
     def beat(self) -> Beat | None:
-        """Its last sign of life; None once it has ended."""
+        """Return its last sign of life; None once it has ended."""
         if self._journal.closed:
             return None
         entry = read_journal(self._journal)
         return Beat(entry.beat_at, entry.phase, entry.moved_at, entry.predicted)
 
     async def lost(self, worker: str, incarnation: int) -> Lost:
-        """Wait for its end, and tell what it was at."""
+        """Wait for its end; return what it was doing then."""
         code = await self._process.wait()
         entry = Entry() if self._journal.closed else read_journal(self._journal)
         self._journal.close()
@@ -56,7 +56,7 @@ class WorkerProcess:
             self._process.kill()
 
     async def end(self) -> None:
-        """Wait for a process that was asked to leave; kill it if it does not."""
+        """Wait for the end of a process that was asked to exit; kill it after `STOP_SECONDS`."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -79,7 +79,7 @@ async def start_worker(config: WorkerConfig) -> WorkerProcess:
             "streamserve.workers",
             stdin=asyncio.subprocess.PIPE,
             env=WORKER_ENVIRONMENT | _without_settings(os.environ),
-            start_new_session=True,  # Ctrl-C is for us; we tell the workers
+            start_new_session=True,  # Ctrl-C is handled by this process, which stops the workers
             pass_fds=(descriptor,),
         )
     finally:
@@ -91,7 +91,8 @@ async def start_worker(config: WorkerConfig) -> WorkerProcess:
 
 
 def _journal() -> tuple[mmap.mmap, int]:
-    """Memory for a journal, and a descriptor of it. All of it is taken now: later it could be missing."""
+    """Return the memory of a journal and its file descriptor. All of it is allocated now, as it could be
+    unavailable later."""
     descriptor = os.memfd_create("streamserve-journal", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, 0, JOURNAL_BYTES)
@@ -102,12 +103,13 @@ def _journal() -> tuple[mmap.mmap, int]:
 
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """A worker is told all on its standard input; the server's settings, keys among them, are not for it."""
+    """Return the environment without the server's settings, which include keys: a worker gets its
+    configuration on its standard input."""
     return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
 
 
 def _status(code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if code >= 0:
         return f"exit status {code}"
     try:

@@ -1,4 +1,4 @@
-"""What the fleet knows of a worker, and how workers make up places: unified ones, stream pairs, uneven
+"""What the fleet knows of a worker, and the topology of workers: unified ones, stream pairs, uneven
 pools."""
 
 from collections.abc import Container, Iterable, Sequence
@@ -17,15 +17,15 @@ from streamserve.scheduling.cost import StepCost, further_pairs
 from streamserve.scheduling.routing import Costs, WorkerLoad
 
 RECENT = 0.2
-"""Share of the latest report in what speculation brings."""
+"""Weight of the latest report in the moving average of the speculation speedup."""
 
 KEPT_PRICES = 4096
-"""Prices of steps that are kept of a curve."""
+"""Number of cached step costs per cost curve."""
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A request whose prompt has so many `tokens` to be computed; its first token is wanted by `deadline`."""
+    """A queued prompt: `tokens` still to compute, and the `deadline` of its first token."""
 
     tokens: int
     deadline: float | None = None
@@ -33,15 +33,15 @@ class Queued:
 
 @dataclass
 class WorkerState:
-    """A worker as far as it has been heard of, and the requests that are there: `prefilling` ones wait or
-    have their prompt computed, the first of them since `computing_since`; `coming` ones will decode there,
-    `decoding` ones do. A `draining` one is to get no new ones.
+    """The last known state of a worker, and its requests. `prefilling` requests wait for or are in prefill,
+    the first of them since `computing_since`; `coming` ones will decode there, `decoding` ones do. A
+    `draining` worker gets no new requests.
 
     Its process starts, or started, at `starts_at`, and was ready at `ready_at`; the last one to become ready
-    took `took` seconds. `failed_starts` in a row ended before they were ready, `unsteady` ones soon after;
-    `error` is why the last one
-    ended, as it said itself if it had `last_words`. `failure`: it could not serve at all when the fleet was
-    started."""
+    took `took` seconds. `failed_starts` processes in a row ended before they were ready, `unsteady` ones soon
+    after. `error` is why the last one ended, as reported by the worker if it had `last_words`. `failure` is
+    set if the worker could not serve at all when the fleet was started.
+    """
 
     incarnation: int = 1
     ready: Ready | None = None
@@ -65,7 +65,7 @@ class WorkerState:
     speedup: float = 1.0
 
     def join(self, ready: Ready, now: float) -> None:
-        """It has loaded its model."""
+        """Record that it has loaded its model."""
         self.ready = ready
         self.ready_at, self.took = now, max(0.0, now - self.starts_at)
         self.failed_starts, self.error = 0, ""
@@ -73,7 +73,7 @@ class WorkerState:
         self.speedup = 1.0
 
     def reported(self, report: Report) -> None:
-        """It told its state; speculation is judged by what came since the last time."""
+        """Store its report, and update the speculation speedup from the difference to the previous one."""
         lately = _speedup(self.report, report) if self.report else None
         if lately is not None:
             self.speedup += RECENT * (lately - self.speedup)
@@ -81,7 +81,7 @@ class WorkerState:
 
     @property
     def blocks(self) -> int:
-        """KV blocks that it has; 0 before it is ready."""
+        """Number of its KV blocks; 0 before it is ready."""
         return self.ready.num_blocks if self.ready else 0
 
     @property
@@ -89,29 +89,29 @@ class WorkerState:
         return self.ready.block_size if self.ready else 1
 
     def queue(self, request: str, queued: Queued, now: float) -> None:
-        """A request has been sent there."""
+        """Record that a request has been sent there."""
         if not self.prefilling:
             self.computing_since = now
         self.prefilling[request] = queued
 
     def begun(self, request: str, now: float) -> None:
-        """A request has its first token: the next one is computed."""
+        """Record a request's first token: the prefill of the next request begins."""
         if self.prefilling.pop(request, None):
             self.computing_since = now
 
     def decodes(self, request: str) -> None:
-        """A request's prompt is computed, and its KV is here."""
+        """Record that a request's prompt is computed and its KV is here."""
         self.coming.discard(request)
         self.decoding.add(request)
 
     def leave(self, request: str) -> None:
-        """A request is here no more."""
+        """Record that a request is no longer here."""
         self.prefilling.pop(request, None)
         self.coming.discard(request)
         self.decoding.discard(request)
 
     def load(self, name: str, now: float) -> WorkerLoad:
-        """What a router sees of it."""
+        """Return its load as seen by a router."""
         report, ready = self.report, self.ready
         tokens = timely = 0
         until = now
@@ -142,8 +142,8 @@ class WorkerState:
 
 @lru_cache(maxsize=256)
 def costs_of(curve: CostCurve, block_size: int) -> Costs:
-    """What a worker's steps cost, by its own curve; workers of the same curve share what is known of it.
-    Routers ask for the same few steps of a worker again and again, so prices are kept."""
+    """Return the step costs of a worker by its own curve, shared by all workers with the same curve. Costs
+    are cached, as routers query the same few steps repeatedly."""
     step = StepCost(
         curve.tokens, curve.kv_bytes, curve.seconds, curve.pair_seconds, curve.token_seconds,
         curve.byte_seconds,
@@ -158,8 +158,8 @@ def costs_of(curve: CostCurve, block_size: int) -> Costs:
 
 
 def _speedup(before: Report, now: Report) -> float | None:
-    """How much sooner tokens came between two reports than by plain steps: more a step, less what guessing
-    took. None if nothing was guessed, or not with a drafter."""
+    """Return the token throughput between two reports relative to plain steps: more tokens a step, less the
+    time of drafting. None if nothing was drafted, or not by a drafter."""
     if not (before.speculation and now.speculation and before.step_parts and now.step_parts):
         return None
     tokens = now.generation_tokens - before.generation_tokens
@@ -172,13 +172,13 @@ def _speedup(before: Report, now: Report) -> float | None:
 
 
 def total(reports: Iterable[Report]) -> Report | None:
-    """The reports of several workers as one: every count added up; None of none."""
+    """Return the sum of several workers' reports, count by count; None for no reports."""
     summed = _sum([msgspec.to_builtins(report) for report in reports])
     return msgspec.convert(summed, Report) if summed else None
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Numbers added up, in dictionaries and lists place by place; what is None in some does not count."""
+    """Return the sum of values, elementwise in dictionaries and lists; None values are ignored."""
     there = [value for value in values if value is not None]
     if not there:
         return None
@@ -191,8 +191,8 @@ def _sum(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Topology:
-    """The workers by role: either `unified` ones, or `prefill` and `decode` ones. As many of one as of the
-    other are pairs: the first with the first, and so on; uneven pools mix freely."""
+    """The workers by role: either `unified`, or `prefill` and `decode`. With as many prefill as decode
+    workers, they form pairs in order; uneven pools are combined freely."""
 
     unified: tuple[str, ...] = ("unified-0",)
     prefill: tuple[str, ...] = ()
@@ -209,7 +209,8 @@ class Topology:
         return self.unified + self.prefill + self.decode
 
     def complete(self, some: Container[str]) -> bool:
-        """Whether these workers make up a place: a unified one, a pair, or one of each pool."""
+        """Return whether these workers include a route candidate: a unified one, a pair, or one of each
+        pool."""
         if self.unified:
             return any(name in some for name in self.unified)
         if self.paired:
@@ -217,12 +218,12 @@ class Topology:
         return any(name in some for name in self.prefill) and any(name in some for name in self.decode)
 
     def partners(self, worker: str) -> set[str]:
-        """The worker, and in stream pairs its other half."""
+        """Return the worker and, in stream pairs, its partner."""
         pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
         return next((set(pair) for pair in pairs if worker in pair), {worker})
 
     def places(self) -> list[frozenset[str]]:
-        """The sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
+        """Return the sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
         if self.unified:
             return [frozenset((name,)) for name in self.unified]
         if self.paired:
@@ -230,28 +231,28 @@ class Topology:
         return [frozenset((front, back)) for front in self.prefill for back in self.decode]
 
     def place_of(self, worker: str) -> frozenset[str]:
-        """The first place that a worker belongs to."""
+        """Return the first route candidate that contains a worker."""
         return next(place for place in self.places() if worker in place)
 
     @property
     def paired(self) -> bool:
-        """Whether each prefill worker hands over to one decode worker of its own."""
+        """Whether each prefill worker is paired with one decode worker."""
         return len(self.prefill) == len(self.decode)
 
 
 def role(worker: str) -> Role:
-    """A worker's role, which its name begins with."""
+    """Return a worker's role, which is the prefix of its name."""
     found: Role = msgspec.convert(worker.rpartition("-")[0], Role)
     return found
 
 
 def pairs(count: int) -> Topology:
-    """`count` stream pairs."""
+    """Return a topology of `count` stream pairs."""
     return pools(count, count)
 
 
 def pools(prefill: int, decode: int) -> Topology:
-    """So many prefill and decode workers."""
+    """Return a topology of `prefill` prefill workers and `decode` decode workers."""
     return Topology(
         (),
         tuple(f"prefill-{number}" for number in range(prefill)),
@@ -260,5 +261,5 @@ def pools(prefill: int, decode: int) -> Topology:
 
 
 def unified(count: int) -> Topology:
-    """`count` workers that do both halves."""
+    """Return a topology of `count` workers that do both prefill and decode."""
     return Topology(tuple(f"unified-{number}" for number in range(count)))

@@ -1,1 +1,1 @@
-"""The library: `LLM` for scripts, `AsyncLLM` for event loops, and prompts that arrive in chunks."""
+"""The library: `LLM` for scripts, `AsyncLLM` for event loops, and prompt streams."""

@@ -1,5 +1,6 @@
 """AsyncLLM: a served model inside an event loop. `LLM` and the HTTP server are built on it.
 
+
 prompt → AsyncLLM.submit → Fleet → worker process … events → text → Delta
 """
 
@@ -39,13 +40,15 @@ from streamserve.text.latency import Stopwatch
 from streamserve.text.tokenizer import Tokenizer
 
 STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
-"""Settings that the two halves of a pair may have of their own: prefill_max_chunk and so on."""
+"""Limits that a prefill and a decode worker may set separately: prefill_max_chunk and so on."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """Whether requests are being served; `detail` says why not, and `retry_after` in how many seconds they
-    are expected to be."""
+    """Whether requests are being served.
+
+    If not, `detail` is the reason, and `retry_after` the expected number of seconds until they are.
+    """
 
     ready: bool
     detail: str
@@ -56,8 +59,11 @@ class AsyncLLM:
     """A model served by worker processes, for use in one event loop. Start with `start`, end with `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises CheckpointError if the folder's tokenizer or chat template cannot be read, SettingsError if
-        the timeline cannot be written."""
+        """Load the tokenizer and the chat template; `start` starts the workers.
+
+        Raises CheckpointError if the folder's tokenizer or chat template cannot be read, SettingsError if the
+        timeline file cannot be written.
+        """
         self.settings = settings
         self.tokenizer = Tokenizer.from_folder(settings.model.path)
         self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
@@ -77,7 +83,7 @@ class AsyncLLM:
         self._shell = FleetShell(fleet, self._worker_config, recorder(server))
 
     async def start(self, wait: bool = True) -> None:
-        """Start the workers, and wait until they are ready unless told otherwise."""
+        """Start the workers; with `wait`, also wait until they are ready."""
         await self._shell.start()
         if wait:
             try:
@@ -87,22 +93,25 @@ class AsyncLLM:
                 raise
 
     async def until_ready(self) -> None:
-        """Wait for the workers. Raises CheckpointError or StartError with the reason if they cannot start."""
+        """Wait until the workers are ready.
+
+        Raises CheckpointError or StartError with the reason if they cannot start.
+        """
         await self._shell.until_ready()
 
     async def until_failed(self) -> None:
-        """Wait for a failure of the server itself, which it does not outlive. Raises FleetError."""
+        """Wait for a failure of the server itself, from which it cannot recover. Raises FleetError."""
         await self._shell.until_failed()
 
     async def close(self) -> None:
-        """Stop the workers and free everything; open requests end with an error."""
+        """Stop the workers and free all resources; open requests end with an error."""
         if self._grammars is not None:
             self._grammars.close()
         await self._shell.close()
 
     @property
     def ready(self) -> Ready:
-        """What a worker said when it was ready. Raises RequestError (503) before any is."""
+        """The startup report of the first ready worker. Raises RequestError (503) if no worker is ready."""
         workers = self._shell.fleet.workers.values()
         ready = next((worker.ready for worker in workers if worker.ready), None)
         if ready is None:
@@ -112,39 +121,45 @@ class AsyncLLM:
 
     @property
     def model(self) -> ModelInfo:
-        """The model. Raises RequestError (503) while it is not loaded."""
+        """The served model. Raises RequestError (503) while it is not loaded."""
         return self.ready.model
 
     def health(self) -> Health:
-        """Whether requests are being served now."""
+        """Return whether requests are being served now."""
         fleet = self._shell.fleet
         ready, detail = fleet.health()
         return Health(ready, detail, None if ready else fleet.crew.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
-        """What went wrong so far: deaths of workers, requests that were suspected of them."""
+        """Return the incidents so far: worker crashes, and the requests suspected of causing them."""
         return self._shell.incidents()
 
     def report(self) -> Report | None:
-        """The workers' latest reports, added up."""
+        """Return the sum of the workers' latest reports; None if there are none."""
         workers = self._shell.fleet.workers.values()
         return total(worker.report for worker in workers if worker.report)
 
     def routing(self) -> RouterView:
-        """The workers now, and why recent requests went where they did."""
+        """Return the current state of the workers, and the reasons for recent routing decisions."""
         return router_view(self._shell.fleet, self.settings.server.router, time.monotonic())
 
     async def rest(self, worker: str, draining: bool) -> int:
-        """Give a worker no new requests, or give it some again; returns how many are open at it, or at the
-        other half of its pair. Raises RequestError (404) if there is no such worker."""
+        """Drain a worker (send it no new requests), or resume it.
+
+        Returns the number of requests open on it or on its prefill/decode peer. Raises RequestError (404) if
+        there is no such worker.
+        """
         return await self._shell.rest(worker, draining)
 
     def process_id(self, worker: str = "unified-0") -> int:
-        """A worker's process."""
+        """Return the process id of a worker."""
         return self._shell.process_id(worker)
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
-        """Compile a grammar, if it was not before. Raises RequestError about `field` if it cannot be used."""
+        """Compile a grammar, unless it is already compiled.
+
+        Raises RequestError about `field` if the grammar cannot be used.
+        """
         if self._grammars is None:
             model, server = self.model, self.settings.server
             compile = compiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
@@ -160,9 +175,10 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[Item, None]:
-        """What a request comes to, as it comes; a Usage is last. Closing the iterator cancels the request.
+        """Yield the items of a request as they are generated; the last is a Usage.
 
-        Raises RequestError before the first item if the request is refused, or later if it is lost.
+        Closing the iterator cancels the request. Raises RequestError before the first item if the request is
+        refused, or later if it is lost.
         """
         watch = Stopwatch(time.monotonic())
         params = self.complete(prompt, params)
@@ -185,9 +201,11 @@ class AsyncLLM:
         cache_salt: str = "",
         answer_early: bool = False,
     ) -> OpenPrompt:
-        """A prompt that is still arriving, empty at first. Unless it is answered early, only `params.n`
-        counts before it is finished. Raises RequestError if no more requests are taken, or if it cannot be
-        answered early."""
+        """Open a prompt stream, empty at first.
+
+        Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
+        RequestError if no more requests are accepted, or if the parameters do not allow early answers.
+        """
         seed = secrets.randbits(64) if params.seed is None else params.seed
         most = params.max_tokens if answer_early else None
         params = msgspec.structs.replace(
@@ -204,8 +222,10 @@ class AsyncLLM:
         return prompt
 
     def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
-        """A request's parameters with a seed, and a length that the context holds. Raises RequestError for
-        a prompt or parameters that cannot be served."""
+        """Return `params` with a seed, and with a `max_tokens` that fits in the context.
+
+        Raises RequestError for a prompt or parameters that cannot be served.
+        """
         model = self.model
         try:
             msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
@@ -253,9 +273,10 @@ class AsyncLLM:
 
 
 def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelConfig:
-    """How one of several workers loads the model: with its share of the processors, and with its role's own
-    limits of a step. Where prompts are only computed for others nobody guesses; but a draft model reads them,
-    for its KV is handed over too."""
+    """Return one worker's model settings: its share of the CPU cores, and its role's step limits.
+
+    Prefill workers do not draft. A separate draft model still runs on them, as its KV is transferred too.
+    """
     model, own = settings.model, role(worker)
     count = len(topology.names)
     threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
@@ -267,7 +288,7 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
 
 
 def recorder(server: ServerConfig) -> Recorder | None:
-    """Who writes down what happens to requests, if somebody wants to know."""
+    """Return the recorder of request traces and timelines, or None if neither is configured."""
     sinks: list[Sink] = []
     if server.timeline:
         try:
@@ -281,5 +302,5 @@ def recorder(server: ServerConfig) -> Recorder | None:
 
 
 def new_request_id() -> str:
-    """A fresh request id."""
+    """Return a new random request id."""
     return f"req-{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""What a request comes to: the fleet's events as deltas of text, and the usage at the end."""
+"""Convert a request's events from the fleet into text deltas, and a Usage at the end."""
 
 import time
 from collections.abc import AsyncIterable, AsyncIterator
@@ -32,8 +32,11 @@ async def read_items(
     params: SamplingParams,
     watch: Stopwatch,
 ) -> AsyncIterator[Item]:
-    """The items of `steps`, a request's events, timed by `watch`. A choice that ends by a stop string is
-    cancelled in the fleet. Raises RequestError if a choice ends by an error."""
+    """Yield the items of `steps`, a request's events, timed by `watch`.
+
+    A choice that ends by a stop string is cancelled in the fleet. Raises RequestError if a choice ends with
+    an error.
+    """
     choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
     admitted: Admitted | None = None
     guessed, accepted = 0, 0
@@ -43,10 +46,10 @@ async def read_items(
                 yield event
                 continue
             if isinstance(event, Admitted):
-                admitted = admitted or event  # later ones are of what was preempted
+                admitted = admitted or event  # later ones follow a preemption
                 continue
             if isinstance(event, Progress | Withdrawn):
-                continue  # of open prompts, before they are answered
+                continue  # of prompt streams, before they are answered
             if isinstance(event, Guessed):
                 guessed, accepted = guessed + event.guessed, accepted + event.accepted
                 continue

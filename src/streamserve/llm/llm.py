@@ -1,4 +1,4 @@
-"""The library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's shape."""
+"""Offline library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's shape."""
 
 import asyncio
 import operator
@@ -25,7 +25,7 @@ from streamserve.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 CLOSE_SECONDS = 60.0
-"""Longer than any worker takes to end, or to be ended."""
+"""Upper bound on the time a worker takes to stop or to be killed, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """What a prompt came to. `prompt_logprobs[0]` is None: nothing comes before the first token."""
+    """The result for one prompt. `prompt_logprobs[0]` is None, as the first token has no predecessor."""
 
     request_id: str
     prompt: str | None
@@ -73,7 +73,7 @@ def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _cancel_all() -> None:
-    """End the tasks of calls that were interrupted."""
+    """Cancel the tasks that interrupted calls left in the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -81,8 +81,11 @@ async def _cancel_all() -> None:
 
 
 def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Stop the workers, then the loop. Whoever collects an LLM that nobody closed may be the loop's thread,
-    or hold a lock that the loop needs: so there is a limit to waiting. In a fork there is no such thread."""
+    """Stop the workers, then the loop.
+
+    The wait is bounded: the thread that garbage-collects an LLM may be the loop's thread, or hold a lock that
+    the loop needs. Does nothing in a forked process, which does not have the loop's thread.
+    """
     if not thread.is_alive():
         return
     closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)
@@ -93,11 +96,14 @@ def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Threa
 
 
 class LLM:
-    """A model for scripts: `LLM("embedded").generate(["Hello"])`. Close it, or use it in a `with` block, to
-    free its memory; it is closed at the latest when it is collected, or Python ends.
+    """A model for scripts: `LLM("embedded").generate(["Hello"])`.
 
-    Takes the settings of `streamserve serve` as keyword arguments. Raises SettingsError for a bad one,
-    CheckpointError for a model that cannot be served, StartError if the worker ends before it is ready.
+    Close it, or use it in a `with` block, to free its memory; otherwise it is closed when it is
+    garbage-collected, or at the latest at interpreter exit.
+
+    Takes the settings of `streamserve serve` as keyword arguments. Raises SettingsError for an invalid
+    setting, CheckpointError for a model that cannot be served, StartError if the worker exits before it is
+    ready.
     """
 
     def __init__(self, model: str | None = None, *, config: str | None = None, **settings: Any) -> None:
@@ -105,7 +111,7 @@ class LLM:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "LLM":
-        """An LLM with settings that are resolved already."""
+        """Create an LLM from settings that are already resolved."""
         llm = cls.__new__(cls)
         llm._start(settings)
         return llm
@@ -121,7 +127,8 @@ class LLM:
         except BaseException:
             _end(self._llm, self._loop, thread)
             raise
-        # When Python ends the newest goes first: this one before what frees the socket that it still needs.
+        # At interpreter exit finalizers run newest first: this one before the one that frees the socket it
+        # needs.
         self._end = weakref.finalize(self, _end, self._llm, self._loop, thread)
 
     @property
@@ -133,7 +140,7 @@ class LLM:
         return self._llm.model
 
     def report(self) -> Report | None:
-        """The worker's latest report."""
+        """Return the worker's latest report."""
         return self._llm.report()
 
     def generate(
@@ -144,9 +151,12 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Outputs for texts or lists of token ids, in their order; `params` for all of them or one each, and
-        so `priority` (lower goes first). Raises RequestError for the first prompt that is refused, or that
-        ends its worker again and again; StartError while no worker can be started."""
+        """Generate outputs for texts or lists of token ids, in the order of `prompts`.
+
+        `params` and `priority` (lower is served first) are one value for all prompts, or one per prompt.
+        Raises RequestError for the first prompt that is refused, or that repeatedly crashes its worker;
+        StartError while no worker can be started.
+        """
         many = _as_list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
         if len(each) != len(many):
@@ -157,7 +167,7 @@ class LLM:
         running = self._run(self._generate(many, each, urgency, use_tqdm))
         try:
             return running.result()
-        except BaseException:  # Ctrl-C: nothing goes on for a call that is over
+        except BaseException:  # on Ctrl-C too, cancel all requests of this call
             running.cancel()
             raise
 
@@ -169,14 +179,17 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Like `generate`, for one conversation or several, rendered by the checkpoint's chat template."""
+        """Generate for one or several conversations, rendered with the chat template; see `generate`."""
         chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.render(chat) for chat in chats]  # type: ignore[arg-type]
         params = params or SamplingParams(max_tokens=None)
         return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """Pieces of one prompt's output as they come. Leaving the loop early cancels the request."""
+        """Yield deltas of one prompt's output as they are generated.
+
+        Leaving the loop early cancels the request.
+        """
         queue: asyncio.Queue[Delta | None] = asyncio.Queue()
 
         async def read() -> None:
@@ -200,12 +213,12 @@ class LLM:
             reading.cancel()
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The prompt of a conversation, as token ids. Raises RequestError if the template refuses it."""
+        """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
         text = require(self._llm.chat_template).render(chat)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def close(self) -> None:
-        """Stop the worker and free everything; harmless when closed already."""
+        """Stop the worker and free all resources. Idempotent."""
         self._end()
 
     def __enter__(self) -> "LLM":
@@ -215,14 +228,20 @@ class LLM:
         self.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start it in the loop's thread. Raises RuntimeError if there is none: closed, or in a fork."""
+        """Run `coroutine` in the loop's thread.
+
+        Raises RuntimeError if the LLM is closed or the process forked.
+        """
         if not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("this LLM is closed, or belongs to the process that this one was forked from")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or as given: integers of any kind. Raises TypeError for anything else."""
+        """Return the token ids of a text, or given ids (any integer type).
+
+        Raises TypeError for anything else.
+        """
         if isinstance(prompt, str):
             try:
                 return self.tokenizer.encode(prompt)
@@ -254,7 +273,7 @@ class LLM:
                     each = zip(prompts, params, priorities, strict=True)
                     tasks = [group.create_task(one(*wanted)) for wanted in each]
             except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the others were cancelled because of it
+                raise errors.exceptions[0] from None  # the others were cancelled because of this one
         return [task.result() for task in tasks]
 
     async def _collect(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
@@ -266,7 +285,7 @@ class LLM:
             outputs=[CompletionOutput(choice) for choice in range(params.n)],
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
-        await self._llm.until_ready()  # a worker that died may be on its way back
+        await self._llm.until_ready()  # a crashed worker may be restarting
         items = self._llm.submit(ids, params, request_id=output.request_id, priority=priority)
         async with aclosing(items) as items:
             async for item in items:
@@ -297,7 +316,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, or several, as a list. Token ids are whatever counts as integers, as in arrays."""
+    """Return one prompt or several as a list. Token ids may be any Integral type, such as numpy's."""
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

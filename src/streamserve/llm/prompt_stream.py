@@ -1,6 +1,6 @@
-"""A prompt that is still arriving, in the engine: it is told what changed, and computes it meanwhile.
+"""A prompt stream in the engine: edits are synced to it, and it prefills the prompt while it arrives.
 
-One that is answered early has an answer from its first tokens on, void as soon as an edit changes it.
+With early answers it generates from the first tokens on; an edit that changes the prompt voids the answer.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from streamserve.text.tokenizer import Tokenizer
 
 
 class OpenPrompt:
-    """One request whose prompt is open. `start` it, `edit` it, `answer` it once; `close` it in any case.
+    """One request with an open prompt. `start` it, `edit` it, `answer` it once; always `close` it.
 
-    `ids` is what the engine was last told; `computed` of them have KV, by its latest report.
+    `ids` are the token ids last synced to the engine; `computed` of them have KV, by its latest report.
     """
 
     def __init__(self, shell: FleetShell, tokenizer: Tokenizer, opened: Open) -> None:
@@ -50,18 +50,21 @@ class OpenPrompt:
             raise
 
     async def edit(self, ids: list[int], tail: int) -> None:
-        """The prompt is now `ids`, of which the last `tail` are expected to stay last. Raises RequestError
-        if the request was lost meanwhile."""
+        """Replace the prompt with `ids`, of which the last `tail` are expected to stay last.
+
+        Raises RequestError if the request was lost meanwhile.
+        """
         keep = common_prefix(self.ids, ids)
         await self._tell(ids, keep, tail)
         self.computed = min(self.computed, keep)
 
     async def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        """Finish the prompt as `ids`, and give what it comes to; a Usage is last. `params.max_tokens` is
-        set. Raises RequestError if the request is lost.
+        """Finish the prompt as `ids`, and yield its output; the last item is a Usage.
 
-        Of a prompt that is answered early, give the answer as it stands, to the end once it is finished.
-        Raises PromptChanged when that is void: then ask again."""
+        `params.max_tokens` must be set. For a prompt that is answered early, yields the current answer, to
+        its end once the prompt is finished. Raises RequestError if the request is lost, PromptChanged when
+        the answer becomes void: then call this again.
+        """
         watch = Stopwatch(time.monotonic())
         if not self._opened.answer_early:
             await self._tell(ids, common_prefix(self.ids, ids), 0, params)
@@ -72,12 +75,17 @@ class OpenPrompt:
             yield replace(item, prompt_tokens=len(self.ids)) if isinstance(item, Usage) else item
 
     async def finish(self) -> None:
-        """Nothing changes any more: an early answer stands. Raises RequestError if the request is lost."""
+        """Finish the prompt without changes, so that an early answer becomes final.
+
+        Raises RequestError if the request is lost.
+        """
         await self._tell(self.ids, len(self.ids), 0, finish=True)
 
     async def close(self) -> None:
-        """Cancel the request, if it is not over; harmless when closed already. Who waits for an answer gets
-        a RequestError."""
+        """Cancel the request unless it has ended. Idempotent.
+
+        A pending `answer` raises RequestError.
+        """
         if self._reading is not None and not self._reading.done():
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -108,7 +116,7 @@ class OpenPrompt:
             yield news
 
     async def _read(self) -> None:
-        """Take the events as they come. They are kept for the answer, but for what is of the way there."""
+        """Read the request's events: progress updates `computed`, others are queued for `answer`."""
         error = RequestError("the stream was closed", status=409)
         try:
             async with aclosing(self._shell.submit(self._opened)) as steps:
@@ -128,7 +136,7 @@ class OpenPrompt:
             self._events.put_nowait(error)
 
     def _forget(self) -> None:
-        """Nobody needs what has not been read of an answer that is void."""
+        """Discard unread events of a void answer."""
         while not self._events.empty():
             self._events.get_nowait()
 

@@ -1,1 +1,1 @@
-"""What travels between processes: messages, sampling parameters and configuration, as msgspec structs."""
+"""Data exchanged between processes: messages, sampling parameters and configuration, as msgspec structs."""

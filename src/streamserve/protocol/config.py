@@ -1,7 +1,7 @@
-"""Settings: plain structs, complete and checked before anything starts.
+"""Settings: plain structs, complete and validated before anything starts.
 
-The descriptions and bounds here are the only ones: flags, environment variables, TOML files, the arguments
-of `LLM` and `--help` are made from these fields (settings/resolve.py).
+The descriptions and bounds here are the only ones: flags, environment variables, TOML files, the arguments of
+`LLM` and `--help` are made from these fields (settings/resolve.py).
 """
 
 from typing import Annotated, Literal
@@ -25,16 +25,16 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of one engine's step and cache, all known: what a model's configuration came to on this machine.
+    """Resolved limits of one engine's step and cache: the result of a model's configuration on this machine.
 
-    `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is
-    the step's budget of query tokens over all requests; `max_chunk` bounds one prompt's share of it.
+    `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is the
+    step's budget of query tokens over all requests; `max_chunk` limits one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_nodes` bounds the guesses for one request in a step, where there is a drafter. `order` and
+    `draft_nodes` limits the draft tokens for one request in a step, if there is a drafter. `order` and
     `prefill_share` set the order and the share of prompts in a step (scheduling/ordering.py, prefill.py);
-    with `slo_admission`, requests whose latency targets are hopeless are refused (scheduling/feasibility.py).
-    `eviction` says what becomes of the KV of who must go, with `swap_blocks` of room in the host pool. With
-    `check` every step is checked (engine/invariants.py).
+    with `slo_admission`, requests whose latency targets are infeasible are refused
+    (scheduling/feasibility.py). `eviction` selects what happens to the KV of preempted sequences, with
+    `swap_blocks` blocks in the host pool. With `check` every step is checked (engine/invariants.py).
     """
 
     num_blocks: int
@@ -55,7 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which checkpoint to load, and how."""
+    """The checkpoint to load, and how."""
 
     path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout")]
     dtype: Annotated[
@@ -161,7 +161,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the HTTP server presents itself."""
+    """Settings of the HTTP server."""
 
     host: Annotated[str, Meta(description="address to listen on; loopback unless told otherwise")] = (
         "127.0.0.1"
@@ -325,7 +325,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a draft service drafts, and for whom."""
+    """Settings of a draft service."""
 
     listen: Annotated[
         str, Meta(description="address for targets, tcp://HOST:PORT; port 0 takes a free one")
@@ -363,10 +363,10 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker process reads from its standard input, as msgpack. `worker` is its name, with the
-    number of times it was started; `memory_share` of the free memory is for it. With `trace` it tells what it
-    does and when. `journal`: the descriptor of the memory for its journal, which it inherits; -1: none.
-    `crash_folder` takes its crash report; without it there is none."""
+    """The configuration that a worker process reads from its standard input, as msgpack. `worker` is its
+    name, with the number of times it was started; it may use `memory_share` of the free memory. With `trace`
+    it reports what it does and when. `journal`: the inherited descriptor of the memory for its journal; -1:
+    none. `crash_folder` is the folder for its crash report; without it none is written."""
 
     worker: str
     role: Role

@@ -1,16 +1,17 @@
-"""Where crash reports of workers are kept, and how many."""
+"""The folder of workers' crash reports, and their limits."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 MAX_REPORTS = 20
-"""Reports that are kept; a new one takes the place of the oldest."""
+"""Maximum number of reports; a new one replaces the oldest."""
 
 MAX_REPORT_BYTES = 256 << 10
 
 
 def crash_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of crash reports: $XDG_STATE_HOME/streamserve/crashes, by default in ~/.local/state."""
+    """Return the folder of crash reports: $XDG_STATE_HOME/streamserve/crashes, by default in
+    ~/.local/state."""
     state = environ.get("XDG_STATE_HOME", "")
     base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
     return base / "streamserve" / "crashes"

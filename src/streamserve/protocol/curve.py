@@ -1,11 +1,11 @@
-"""Addresses of draft services, and the CURVE keys that they and their targets show each other.
+"""Addresses of draft services, and the CURVE keys by which they and their targets authenticate each other.
 
-A key is 32 bytes, written as 64 hexadecimal digits. A key file holds a pair, and is for its owner's eyes:
+A key is 32 bytes, written as 64 hexadecimal digits. A key file holds a pair, and is private to its owner:
 
     public = 3f…
     secret = 9c…
 
-A file of allowed clients holds a public key a line, and behind it the name that the client goes by.
+A file of allowed clients has one public key per line, followed by the client's name.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ _ENDPOINT = re.compile(r"tcp://(?:([0-9a-f]{64})@)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Bytes."""
+    """A CURVE key pair, as bytes."""
 
     public: bytes
     secret: bytes
@@ -32,7 +32,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`tcp://[SERVERKEY@]HOST:PORT`."""
+    """An address `tcp://[SERVERKEY@]HOST:PORT`."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """As ZeroMQ takes it."""
+        """The address in ZeroMQ's syntax."""
         return f"tcp://{self.host}:{self.port}"
 
     @property
@@ -56,7 +56,7 @@ class Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Raises ValueError if it is none."""
+    """Parse an address. Raises ValueError if it is invalid."""
     found = _ENDPOINT.fullmatch(text)
     if not found or int(found[3]) > 65535:
         raise ValueError(f"{text!r} is not tcp://HOST:PORT or tcp://SERVERKEY@HOST:PORT")
@@ -64,12 +64,12 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def parse_endpoints(text: str) -> list[Endpoint]:
-    """Those of a comma-separated list. Raises ValueError if one is none, or there is none."""
+    """Parse a comma-separated list of addresses. Raises ValueError if one is invalid, or there is none."""
     return [parse_endpoint(part.strip()) for part in text.split(",")]
 
 
 def read_key_pair(path: str | Path) -> KeyPair:
-    """Raises ValueError, which quotes no key, if the file cannot be used."""
+    """Read a key file. Raises ValueError, which quotes no key, if the file is invalid."""
     values = {}
     for line in _lines(path):
         name, _, value = line.partition("=")
@@ -80,13 +80,14 @@ def read_key_pair(path: str | Path) -> KeyPair:
 
 
 def write_key_pair(path: str | Path, pair: KeyPair) -> None:
-    """To a new file that only its owner can read. Raises OSError if there is one already."""
+    """Write a new key file that only its owner can read. Raises OSError if the file exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"public = {pair.public.hex()}\nsecret = {pair.secret.hex()}\n")
 
 
 def read_clients(path: str | Path) -> Mapping[bytes, str]:
-    """Names by public key. Raises ValueError for a line that is not a key, or no key at all."""
+    """Return the clients' names by public key. Raises ValueError for a line without a key, or without any
+    key."""
     found = {}
     for number, line in enumerate(_lines(path), start=1):
         key, _, name = line.partition(" ")

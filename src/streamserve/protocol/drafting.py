@@ -1,13 +1,13 @@
 """Messages between a target's worker and a draft service. Each is a tagged msgspec struct, encoded as
 msgpack.
 
-target  → service   Hello, then under the tag it got: Ask, Ping, Bye
+target  → service   Hello, then with the tag it received: Ask, Ping, Bye
 service → target    Welcome, Refused or Busy; then Drafts, Lost, Busy, Pong, Unknown
 
-A sequence's tokens are told as deltas. Delta number n builds on number `base`: the service takes it if it has
-come at least as far as `base` and not yet as far as n. What it has seen already it answers again or drops;
-what it cannot build on it calls lost, and is told anew from base 0. So nothing that the network does to
-messages, nor a restart, can make the two disagree about what a tree is a guess for.
+A sequence's tokens are synced as deltas. Delta number n builds on number `base`: the service accepts it if it
+has the sequence at least up to `base` and not yet up to n. A delta it has already seen is answered again or
+dropped. A delta it cannot build on is answered with Lost, and the sequence is synced anew from base 0. So
+neither network faults nor a restart can make the two disagree about the prefix that a tree was drafted for.
 """
 
 from typing import Annotated, Literal
@@ -20,9 +20,9 @@ from streamserve.protocol.sampling import SamplingParams
 
 DRAFT_VERSION = 1
 MAX_MESSAGE_BYTES = 4 << 20
-"""What a service reads, unless it is told to take less. Well beyond it the connection is closed."""
+"""The default limit of a message to a service, in bytes. Well beyond it the connection is closed."""
 MAX_ANSWER_BYTES = 2 << 20
-"""What a target reads. Beyond it the connection is closed."""
+"""The limit of a message to a target, in bytes. Beyond it the connection is closed."""
 MAX_NAME = 64
 MAX_DELTAS = 4096
 MAX_RELEASED = 1 << 16
@@ -34,24 +34,25 @@ Reason = Literal[
     "version", "tokenizer", "vocabulary", "key", "channel", "size", "unreadable", "internal",
     "rate", "bytes", "memory", "nodes", "in-flight", "sessions", "targets", "drafting",
 ]  # fmt: skip
-"""Why a service says no. The second line may change with time: these come with seconds to wait."""
+"""Why a service refuses. The reasons on the second line may change with time: these come with seconds to
+wait."""
 
 Text = Annotated[str, Meta(max_length=256)]
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Secret = Annotated[bytes, Meta(max_length=64)]
 Expansion = Annotated[tuple[int, ...], Meta(max_length=MAX_DEPTH)]
 Nodes = Meta(max_length=MAX_NODES + 1)
-"""Lengths are checked where a message is decoded, before what they count is."""
+"""Lengths are checked when a message is decoded, before the elements are."""
 
 
 def printable(text: str, limit: int = MAX_NAME) -> str:
-    """Text chosen elsewhere as it may be logged or label a metric: cut to `limit` characters, with a question
-    mark for each that cannot be printed."""
+    """Return untrusted text in a form that may be logged or label a metric: truncated to `limit` characters,
+    with a question mark for each unprintable one."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A target wants to be drafted for. `tokenizer` and `vocabulary` are fingerprints; `nonce` names this
+    """A target asks for a session. `tokenizer` and `vocabulary` are fingerprints; `nonce` identifies this
     Hello in the answer."""
 
     version: int
@@ -62,9 +63,9 @@ class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A session is open. Every further message names its `tag` and shows the secret `channel`. It ends
-    `lease` seconds after the last one. `model` is the fingerprint of the draft model, which reads up to
-    `max_model_len` tokens. Messages may have `max_bytes`."""
+    """A session is open. Every further message has its `tag` and the secret `channel`. The session ends
+    `lease` seconds after the last message. `model` is the fingerprint of the draft model, whose context is
+    `max_model_len` tokens. Messages may have `max_bytes` bytes."""
 
     nonce: Id
     tag: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -77,7 +78,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """The service will not do that, now or later. `nonce` is that of a Hello, 0 for anything else."""
+    """The service refuses, now and later. `nonce` is that of a Hello, 0 for anything else."""
 
     nonce: Id
     reason: Text
@@ -85,9 +86,9 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class Busy(msgspec.Struct, tag=True, frozen=True):
-    """Another target would slow the others down too much, or this one asks for more than its share: try again
-    in `retry` seconds. `nonce` is that of a Hello, 0 if the session of `tag` stays open. Both are 0 where the
-    message was not read, for its size or number. `reason` is a Reason."""
+    """Another target would slow the others down too much, or this one asks for more than its share: retry in
+    `retry` seconds. `nonce` is that of a Hello, 0 if the session of `tag` stays open. Both are 0 if the
+    message was not decoded because of its size or the message rate. `reason` is a Reason."""
 
     nonce: Id
     tag: Id
@@ -96,11 +97,12 @@ class Busy(msgspec.Struct, tag=True, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """A tree is wanted behind a sequence's committed tokens: of those known as number `base` the first `keep`
-    still hold, then come `tokens`. `params` come with every delta of base 0. The other fields are those of
+    """A request for a tree after a sequence's committed tokens: the first `keep` tokens of number `base` are
+    retained, followed by `tokens`. `params` come with every delta of base 0. The other fields are those of
     engine.plan.DraftRequest. `hidden` is reserved for hidden states of the target, and empty in version 1.
 
-    A larger `epoch` says that the sequence was edited or preempted; within one it only grows."""
+    A larger `epoch` says that the sequence was edited or preempted; within an epoch it only grows.
+    """
 
     sequence: int
     epoch: int
@@ -119,9 +121,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """What one step of a target wants drafted, and the sequences it has `released`. It waits `need` seconds
-    for the trees. Since the last trees came it worked for `verify` seconds; a step without any takes `plain`
-    seconds; both are 0 as long as they are not known."""
+    """The draft requests of one step of a target, and the sequences it has `released`. The target waits
+    `need` seconds for the trees. Since the last trees came it worked for `verify` seconds; a step without any
+    takes `plain` seconds; both are 0 as long as they are unknown."""
 
     tag: Id
     channel: Secret
@@ -133,7 +135,7 @@ class Ask(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
-    """Keeps the session, and asks how busy the service is."""
+    """Keeps the session alive, and asks for the service's load."""
 
     tag: Id
     channel: Secret
@@ -157,7 +159,7 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Draft(msgspec.Struct, frozen=True, array_like=True):
-    """What delta `number` of a sequence came to; no tree if the draft model cannot read that far."""
+    """The result of delta `number` of a sequence; no tree if it exceeds the draft model's context."""
 
     sequence: int
     epoch: int
@@ -166,8 +168,8 @@ class Draft(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Drafts(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """Trees. They had `waited` seconds to be begun, and took `seconds`; who asks now waits some `queue`
-    seconds."""
+    """Trees. They waited `waited` seconds in the queue, and took `seconds`; a request now would wait about
+    `queue` seconds."""
 
     tag: Id
     drafts: Annotated[list[Draft], Meta(max_length=MAX_DELTAS)]
@@ -177,14 +179,15 @@ class Drafts(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Lost(msgspec.Struct, tag=True, frozen=True):
-    """Deltas of these sequences build on what the service does not have: tell them from the beginning."""
+    """Deltas of these sequences build on state that the service does not have: sync them from the
+    beginning."""
 
     tag: Id
     sequences: Annotated[list[int], Meta(max_length=MAX_DELTAS)]
 
 
 class Pong(msgspec.Struct, tag=True, frozen=True):
-    """The answer to a Ping `sent` at that time of the target's clock: who asks now waits some `queue`
+    """The answer to a Ping `sent` at that time of the target's clock: a request now would wait about `queue`
     seconds for trees that take `seconds`; `active` targets are being drafted for."""
 
     tag: Id
@@ -195,7 +198,7 @@ class Pong(msgspec.Struct, tag=True, frozen=True):
 
 
 class Unknown(msgspec.Struct, tag=True, frozen=True):
-    """There is no such session (any more): say Hello."""
+    """There is no such session (any more): send a Hello."""
 
     tag: Id
 
@@ -209,12 +212,12 @@ _to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget
 
 
 def encode(message: ToService | ToTarget) -> bytes:
-    """One message as msgpack bytes."""
+    """Return one message as msgpack bytes."""
     return _encoder.encode(message)
 
 
 def decode_to_service(data: bytes) -> ToService:
-    """The inverse of `encode` at the service. Raises msgspec.DecodeError on anything else."""
+    """Decode a message at the service. Raises msgspec.DecodeError on anything else."""
     try:
         return _to_service.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:
@@ -222,7 +225,7 @@ def decode_to_service(data: bytes) -> ToService:
 
 
 def decode_to_target(data: bytes) -> ToTarget:
-    """The inverse of `encode` at the target. Raises msgspec.DecodeError on anything else."""
+    """Decode a message at the target. Raises msgspec.DecodeError on anything else."""
     try:
         return _to_target.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:
@@ -230,7 +233,7 @@ def decode_to_target(data: bytes) -> ToTarget:
 
 
 class DraftReady(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """To who started the service: it listens at `address`."""
+    """Tells the parent process that the service listens at `address`."""
 
     address: str
     model: ModelInfo
@@ -240,11 +243,11 @@ class DraftReady(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class DraftSums(msgspec.Struct):
-    """Sums since a service's start. Seconds: `busy` drafting, `idle`, `waited` by requests, of rounds between
-    two answers to one target. Draft passes, the seconds they took, and the squares of each one's. Guesses
-    that targets tested, and `accepted` ones. KV that was `rebuilt` after an eviction. Requests that followed
-    an answer (`returns`), and the seconds until each; passes for nobody, which kept the model warm; refusals
-    by reason."""
+    """Sums since a service's start. Seconds: `busy` drafting, `idle`, `waited` by requests, and of rounds
+    between two answers to one target. Draft passes, the seconds they took, and the sum of the squares of each
+    one's. Draft tokens that targets tested, and `accepted` ones. Sequences whose KV was `rebuilt` after an
+    eviction. Requests that followed an answer (`returns`), and the seconds until each; dummy passes, which
+    kept the model warm; refusals by reason."""
 
     batches: int = 0
     requests: int = 0
@@ -268,10 +271,11 @@ class DraftSums(msgspec.Struct):
 
 class DraftReport(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A service's state at time `at` of its clock, in seconds and counts. First moving means: of a draft pass
-    (t_s) and of drafting for a batch (S, with its variance), its depth, targets in a batch, the way back (Z),
-    the verification (t_v) and communication (t_c) in it, a target's plain step, acceptance, tokens of a
-    round. Then N_full and N_max, and what the model makes of `active` targets. Last, what an answer takes by
-    level of a tree after a gap without and with keeping warm, 0 if unknown, and whether gaps are bridged."""
+    (t_s) and of drafting a batch (S, with its variance), its depth, targets in a batch, the time from an
+    answer to the next request (Z), the verification (t_v) and communication (t_c) in it, a target's plain
+    step, acceptance, tokens of a round. Then N_full and N_max, and the model's predictions for `active`
+    targets. Last, the seconds of an answer per tree level after an idle gap, without and with keeping warm, 0
+    if unknown, and whether the model is kept warm."""
 
     at: float
     targets: int
@@ -307,10 +311,10 @@ _from_drafting: msgspec.msgpack.Decoder[FromDrafting] = msgspec.msgpack.Decoder(
 
 
 def encode_report(message: FromDrafting) -> bytes:
-    """What a draft service tells who started it, as msgpack bytes."""
+    """Return a draft service's message to its parent process as msgpack bytes."""
     return _encoder.encode(message)
 
 
 def decode_report(data: bytes) -> FromDrafting:
-    """The inverse of `encode_report`. Raises msgspec.DecodeError on anything else."""
+    """Decode a message of `encode_report`. Raises msgspec.DecodeError on anything else."""
     return _from_drafting.decode(data)

@@ -1,12 +1,12 @@
-"""What a caller did wrong, or we could not do, in a form every door can tell: Python, HTTP, command line."""
+"""Errors of callers and of the server, in a form for every interface: Python, HTTP, command line."""
 
 MAX_LINE = 1000
-"""Characters of a message about a file."""
+"""Maximum length of a message about a file, in characters."""
 
 
 class RequestError(Exception):
-    """A request that is refused. `field` names the offending parameter, `status` is the HTTP status that
-    says it best, `retry_after` (seconds) is set when the same request may succeed later."""
+    """A request that is refused. `field` names the offending parameter, `status` is the appropriate HTTP
+    status, `retry_after` (seconds) is set when the same request may succeed later."""
 
     def __init__(
         self, message: str, *, field: str | None = None, status: int = 400, retry_after: float | None = None
@@ -19,13 +19,14 @@ class RequestError(Exception):
 
 
 class PromptChanged(Exception):
-    """What was answered so far is withdrawn: it was of a prompt that has changed since."""
+    """The output so far is withdrawn: the prompt it belongs to has changed since."""
 
 
 class CheckpointError(Exception):
     """A model folder that cannot be served. The message names the file and the field; exit code 2.
 
-    It is one line of printable text, and short, whatever the files hold."""
+    The message is one short line of printable text, whatever the files contain.
+    """
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.split()).encode("utf-8", "backslashreplace").decode()
@@ -33,7 +34,7 @@ class CheckpointError(Exception):
 
 
 class FleetError(Exception):
-    """The part that manages requests and workers failed for good: this process cannot serve any more."""
+    """The fleet's runtime failed for good: this process cannot serve any more."""
 
 
 class StartError(Exception):

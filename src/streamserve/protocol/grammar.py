@@ -1,7 +1,7 @@
-"""Which texts an output may be: as requests say it, checked, and as the llguidance library reads it.
+"""Grammars that constrain outputs: as given in requests, validated, and converted for the llguidance library.
 
-The library's parsers recurse: chains of a few thousand rules or references overflow the stack, and the
-process is gone. So depth is bounded here, before it sees anything, on the server's side and in the worker.
+The library's parsers recurse: chains of a few thousand rules or references overflow the stack and crash the
+process. So depth is limited here, before the library is called, on the server's side and in the worker.
 """
 
 import json
@@ -20,8 +20,8 @@ MAX_GROUPS = 500
 MAX_OPERATORS = 2000
 MAX_CHOICES = 1000
 BLANKS = r"( |\n {0,16})?"
-"""Between two parts of a JSON text: a space, or a line break and some indentation. Models that may write any
-blanks sometimes write nothing else."""
+"""Whitespace between two parts of a JSON text: a space, or a line break and some indentation. Models that may
+write unlimited whitespace sometimes write nothing else."""
 
 _DIRECTIVE = re.compile(r"%\s*(json|lark)\b")
 
@@ -31,8 +31,9 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     JSON list of strings; a grammar in llguidance's dialect of Lark, whose first rule is `start`; one that
     refers to JSON Schemas by name, as {"lark": "start: … @call …", "schemas": {"call": …}}.
 
-    `after`: the text, or the special token, behind which the form begins; what comes before is free (a
-    model's reasoning). `opening`: what that free part must begin with; without it the form begins at once.
+    `after`: the text, or the special token, after which the grammar applies; the text before it is free (a
+    model's reasoning). `opening`: what that free part must begin with; without it the grammar applies at
+    once.
     """
 
     kind: GrammarKind
@@ -42,8 +43,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 
 def check_size(form: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
-    """Raise ValueError, naming the limit, for parsed JSON that is larger than `max_bytes` as text. Takes no
-    longer than what is small enough does."""
+    """Raise ValueError, naming the limit, for parsed JSON that is larger than `max_bytes` as text. The time
+    is bounded by `max_bytes`."""
     left, parts = max_bytes, [form]
     while parts:
         part = parts.pop()
@@ -58,8 +59,8 @@ def check_size(form: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
 
 
 def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
-    """Raise ValueError, naming the limit, for a grammar that is too large or too deep to be compiled."""
-    size = len(grammar.text)  # if it is too large, as characters: they are not encoded then
+    """Raise ValueError, naming the limit, for a grammar that is too large or too deep to compile."""
+    size = len(grammar.text)  # oversized text is measured in characters, without encoding it
     if size <= max_bytes:
         size = len(grammar.text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
@@ -84,7 +85,7 @@ def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
 
 
 def to_llguidance(grammar: Grammar) -> str:
-    """The library's own JSON form of a grammar that `check_grammar` let pass."""
+    """Return the library's own JSON form of a grammar that `check_grammar` accepted."""
     body: dict[str, Any]
     named: list[dict[str, Any]] = []
     if grammar.kind == "json":
@@ -106,7 +107,7 @@ def to_llguidance(grammar: Grammar) -> str:
 
 
 def _head(after: str | int, opening: str | int) -> str:
-    """Free text up to `after`, perhaps blank lines, then the body."""
+    """Return the grammar of free text up to `after`, optional blank lines, then the body."""
     begin = "" if opening == "" else f"BLANKS {_mark(opening)} "
     end = f"TEXT {_mark(after)}" if isinstance(after, int) else "until"
     rules = [
@@ -125,7 +126,7 @@ def _mark(mark: str | int) -> str:
 
 
 def _parts(text: str) -> tuple[str, dict[str, Any]]:
-    """The grammar and the named schemas of a `lark_json`."""
+    """Return the grammar and the named schemas of a `lark_json`."""
     given = _loads(text)
     lark, schemas = (given.get("lark"), given.get("schemas")) if isinstance(given, dict) else (None, None)
     if not isinstance(lark, str) or not isinstance(schemas, dict):
@@ -143,18 +144,18 @@ def _loads(text: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """A string of Lark, whose escapes are JSON's."""
+    """Return a Lark string literal, whose escapes are JSON's."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _in_slashes(regex: str) -> str:
-    """`regex` as it may stand between slashes, on one line."""
+    """Return `regex` escaped for use between slashes, on one line."""
     names = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
     return re.sub(r"\\[^\n\r]|[/\n\r]", lambda found: names.get(found[0], found[0]), regex)
 
 
 def _with_blanks(schema: Any) -> Any:
-    """`schema` with blanks bounded, unless its author said something about them."""
+    """Return `schema` with limited whitespace, unless it sets that itself."""
     if not isinstance(schema, dict):
         return {"allOf": [schema]}
     return {"x-guidance": {"whitespace_pattern": BLANKS}, **schema}
@@ -191,7 +192,7 @@ def _check_schema(schema: Any) -> None:
 
 
 def _height(node: Any, schema: Any, heights: dict[int, int]) -> int:
-    """Levels of `node` and below, references followed; a circle ends where it closes."""
+    """Return the levels of `node` and below, following references; a cycle ends where it closes."""
     if not isinstance(node, dict | list):
         return 0
     if id(node) not in heights:
@@ -208,7 +209,7 @@ def _height(node: Any, schema: Any, heights: dict[int, int]) -> int:
 
 
 def _target(reference: str, schema: Any) -> Any:
-    """What a `$ref` points to."""
+    """Return the target of a `$ref`."""
     head, _, path = reference.partition("#")
     if head or (path and not path.startswith("/")):
         raise ValueError(f"refers to {reference!r}; references must begin with #/")

@@ -1,13 +1,13 @@
 """What a worker is doing, in memory that it shares with the server: readable however the worker ended.
 
-    64 B  beat        when the worker last showed that it lives, and when the step last moved on
+    64 B  beat        times of the worker's last sign of life and of the step's last progress
     2 x   slot        checksum of what follows, number, phase, count of attempts, when the phase began,
                       predicted seconds, attempts
     512 B last words  why the worker gives up, and the name of its crash report
 
-An entry goes into the slot that the one before it is not in, so a worker that dies while it writes leaves the
-entry before. To write one takes some microseconds. Times are of the clock that all processes of a machine
-share (time.monotonic).
+The two slots are written alternately, so a worker that dies while it writes leaves the entry before intact.
+Writing one takes some microseconds. Times are of the clock that all processes of a machine share
+(time.monotonic).
 """
 
 import mmap
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 MAX_ATTEMPTS = 4096
-"""Attempts that an entry can name; of more it says "all"."""
+"""Attempts that an entry can list; with more it says "all"."""
 
 _BEAT = struct.Struct("<dd")
 _HEAD = struct.Struct("<QIidd")
@@ -30,15 +30,15 @@ _WORDS_AT = _HEADER_BYTES + 2 * _SLOT_BYTES
 JOURNAL_BYTES = _WORDS_AT + _WORDS_BYTES
 
 PHASES = ("", "message", "plan", "draft", "run", "verify", "swap", "commit", "transfer")
-"""What a worker may be at; nothing, while it waits."""
+"""The phases of a worker; the empty one is waiting."""
 
 _CODES = {phase: code for code, phase in enumerate(PHASES)}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a worker was at: a phase since `began`, over these attempts, all there are if None. `beat_at` and
-    `moved_at`: its last signs of life and of progress. `words`: its last ones; `report`: its crash report."""
+    """A worker's state: a phase since `began`, with these attempts (None: all). `beat_at` and `moved_at`: its
+    last signs of life and of progress. `words`: its last words; `report`: its crash report."""
 
     phase: str = ""
     attempts: frozenset[int] | None = frozenset()
@@ -58,7 +58,7 @@ class JournalWriter:
         self._number = 0
 
     def write(self, phase: str, attempts: Sequence[int] | None, now: float, predicted: float = 0.0) -> None:
-        """The worker is at `phase` over these attempts, all there are if None, from `now` on."""
+        """Record that the worker is in `phase` with these attempts (None: all) from `now` on."""
         self._number += 1
         count, named = -1, b""
         if attempts is not None and len(attempts) <= MAX_ATTEMPTS:
@@ -68,17 +68,17 @@ class JournalWriter:
         self._memory[at : at + _CHECK.size + len(entry)] = _CHECK.pack(crc32(entry)) + entry
 
     def beat(self, now: float, moved_at: float) -> None:
-        """The worker lives, and its step moved on last at `moved_at`."""
+        """Record a sign of life, and the time of the step's last progress, `moved_at`."""
         _BEAT.pack_into(self._memory, 0, now, moved_at)
 
     def say(self, words: str, report: str) -> None:
-        """Leave last words and the name of a crash report."""
+        """Write last words and the name of a crash report."""
         text = f"{report}\n{words}".encode()[:_WORDS_BYTES]
         self._memory[_WORDS_AT : _WORDS_AT + len(text)] = text
 
 
 def read_journal(memory: mmap.mmap) -> Entry:
-    """The latest whole entry of a journal."""
+    """Return the latest complete entry of a journal."""
     beat_at, moved_at = _BEAT.unpack_from(memory, 0)
     slots = [slot for slot in (_slot(memory, 0), _slot(memory, 1)) if slot]
     text = memory[_WORDS_AT : _WORDS_AT + _WORDS_BYTES].rstrip(b"\0").decode(errors="replace")
@@ -90,7 +90,7 @@ def read_journal(memory: mmap.mmap) -> Entry:
 
 
 def _slot(memory: mmap.mmap, number: int) -> tuple[int, str, frozenset[int] | None, float, float] | None:
-    """What a slot holds; None where it was not, or not all of it, written."""
+    """Return the contents of a slot; None if it was not, or not completely, written."""
     check_at = _HEADER_BYTES + number * _SLOT_BYTES
     head_at = check_at + _CHECK.size
     written, code, count, began, predicted = _HEAD.unpack_from(memory, head_at)

@@ -1,4 +1,4 @@
-"""API keys as SHA-256 digests: what is kept, compared and printed is never the key itself."""
+"""API keys as SHA-256 digests: the key itself is never stored, compared or printed."""
 
 import hashlib
 import hmac
@@ -11,7 +11,7 @@ _MAX_KEY = 1024
 
 
 def digest(key: str) -> str:
-    """`key` as "sha256:" and 64 hexadecimal digits. Such a digest stays as it is.
+    """Return `key` as "sha256:" and 64 hexadecimal digits. A digest in that form is returned unchanged.
 
     Raises ValueError, which does not quote the key, if it is empty, longer than 1024 characters, or could not
     be sent in a header.
@@ -26,7 +26,7 @@ def digest(key: str) -> str:
 
 
 def matches(shown: str, digests: Collection[str]) -> bool:
-    """Whether `shown` is one of the keys; takes as long whichever it is, or if it is none. A digest is not
-    a key: showing one opens nothing."""
+    """Return whether `shown` is one of the keys, in time independent of which one it is, or none. A digest is
+    not accepted as a key."""
     found = PREFIX + hashlib.sha256(shown.encode("utf-8", "surrogateescape")).hexdigest()
     return sum([hmac.compare_digest(found, known) for known in digests]) > 0

@@ -1,4 +1,4 @@
-"""Log lines as text or as JSON, each with the id of the request it is about."""
+"""Log lines as text or as JSON, each with the id of its request."""
 
 import json
 import logging
@@ -12,13 +12,14 @@ ACCESS = "streamserve.access"
 """The logger of finished HTTP requests."""
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
-"""The HTTP request that the current task works for; empty where there is none."""
+"""The HTTP request of the current task; empty without one."""
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id"}
 
 
 def configure_logging(level: str, form: LogFormat, source: str = "", access_log: bool = False) -> None:
-    """Log to standard error from `level` on. `source` names the process, where it is not the server's own."""
+    """Log to standard error from `level` on. `source` names the process, if it is not the server's main
+    process."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(source) if form == "json" else TextFormatter(source))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -41,8 +42,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, request_id, error, and whatever
-    the record was given as `extra`."""
+    """One JSON object per line: time (RFC 3339, UTC), level, logger, message, request_id, error, and the
+    record's `extra`."""
 
     def __init__(self, source: str = "") -> None:
         super().__init__()

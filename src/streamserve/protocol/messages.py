@@ -1,6 +1,6 @@
-"""Messages between the control side and a worker. Each is a tagged msgspec struct, encoded as msgpack.
+"""Messages between the control process and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop; of stream pairs Push, Join, Release (protocol/tickets.py)
+control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release (tickets.py)
 worker  → control   Ready, Failed, Events, Transfers, Traced, Report
 """
 
@@ -17,24 +17,26 @@ MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RETURN = "\0return/"
-"""What the names of answers on their way back begin with; no client's request has such a name."""
+"""Prefix of the request names of KV write-backs; no client's request has such a name."""
 Phase = Literal["both", "prefill", "decode", "return"]
-"""What a worker is to do: all; the prompt and the next token, for another; what follows, once another has
-sent the KV; or to send the KV of all these tokens, which it has, for later."""
+"""The part of a request that a worker does: all of it; the prompt and the next token, for another worker;
+decoding, after another worker has sent the KV; or sending the KV of all these tokens, which it has, as a
+write-back."""
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """Generate. `outputs` maps each wanted choice to the tokens it has already emitted: none for a fresh
-    request, some when it resumes after a lost worker; `began` is when each such choice had its first token.
-    `params.seed` and `params.max_tokens` are set.
+    """Generate. `outputs` maps each requested choice to the tokens it has already emitted: none for a fresh
+    request, some when it resumes after the loss of a worker; `began` is the time of the first token of each
+    such choice. `params.seed` and `params.max_tokens` are set.
 
-    An `open` prompt, which may be empty, is still arriving: its KV is computed as far as it is known, and
-    nothing is sampled until an Edit finishes it. Its last `tail` tokens are expected to stay last (a query
-    behind growing context): they are computed when nothing else can run. With `answer_early` the prompt is
-    answered as it stands, and tokens are withdrawn when it changes. `version` is that of the prompt.
+    An `open` prompt, which may be empty, is a prompt stream: its KV is computed as far as the prompt is
+    known, and nothing is sampled until an Edit finishes it. Its last `tail` tokens are expected to stay last
+    (a query after a growing context): they are computed when nothing else can run. With `answer_early` the
+    present prompt is answered, and the tokens are withdrawn when it changes. `version` is the prompt's
+    version.
 
-    `phase`: a prefill worker computes the prompt and the next token, and hands its KV over; a decode worker
-    holds blocks for that KV and goes on when it has come.
+    `phase`: a prefill worker computes the prompt and the next token, and sends its KV. A decode worker
+    reserves blocks for that KV and continues once it has arrived.
     """
 
     request: str
@@ -54,9 +56,9 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
-    """Change an open prompt: its first `keep` tokens still hold, then come `tokens`, the last `tail` of all
-    as in Submit. With `finish` nothing more comes, and sampling begins, by `params` if there are any. It
-    came at `arrival`. Edits of unknown, finished or other attempts' prompts are ignored."""
+    """Edit a prompt stream: its first `keep` tokens are retained, followed by `tokens`; the last `tail` of
+    all are as in Submit. `finish` completes the prompt, and sampling begins, with `params` if given. The edit
+    came at `arrival`. Edits of unknown or finished prompts, or of other attempts, are ignored."""
 
     request: str
     attempt: int
@@ -70,14 +72,14 @@ class Edit(msgspec.Struct, tag=True, frozen=True):
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
-    """Stop a request, or one choice of it, and free what it holds. Unknown ids are ignored."""
+    """Stop a request, or one choice of it, and free its resources. Unknown ids are ignored."""
 
     request: str
     choice: int | None = None
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
-    """Leave: the worker closes everything and exits 0."""
+    """Shut down: the worker closes everything and exits with status 0."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -88,8 +90,8 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Token(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """Choice `choice` of a request has its output token number `index`. `finish` is set on the last one;
-    with "stop" the token itself (end of text, or a stop id) is not part of the text."""
+    """Output token number `index` of choice `choice`. `finish` is set on the last one; with "stop" the token
+    itself (end of text, or a stop id) is not part of the text."""
 
     request: str
     attempt: int
@@ -120,8 +122,8 @@ class PromptLogprobs(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A choice left the queue, `queued` seconds after its request came: its first chunk is in this step, and
-    `cached` of its tokens were found in the prefix index. Comes again after a preemption."""
+    """A choice was scheduled, `queued` seconds after its request came: its first chunk is in this step, and
+    `cached` of its tokens were found in the prefix index. Sent again after a preemption."""
 
     request: str
     attempt: int
@@ -131,7 +133,7 @@ class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Guessed(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A step verified `guessed` tokens of a choice and accepted `accepted` of them; those follow."""
+    """A step verified `guessed` draft tokens of a choice and accepted `accepted` of them; those follow."""
 
     request: str
     attempt: int
@@ -141,8 +143,8 @@ class Guessed(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`). What
-    is refused has an HTTP `status`, and `retry_after` seconds if it may be served later."""
+    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`). A
+    refusal has an HTTP `status`, and `retry_after` seconds if a later retry may succeed."""
 
     request: str
     attempt: int
@@ -154,8 +156,8 @@ class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """Of an open prompt's `tokens` in this version, KV is there for `computed`. Sent when an edit has been
-    taken, when all that can be computed is, and now and then between."""
+    """The KV of `computed` of the `tokens` tokens of a prompt stream's version is computed. Sent when an edit
+    has been applied, when everything computable is computed, and periodically in between."""
 
     request: str
     attempt: int
@@ -165,8 +167,8 @@ class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """The prompt became `version`, another than was answered: of all choices the tokens so far are void,
-    and what follows begins at index 0 again."""
+    """The prompt became `version`, different from the one that was answered: the tokens of all choices so far
+    are void, and the following ones begin at index 0 again."""
 
     request: str
     attempt: int
@@ -177,7 +179,7 @@ Event = Token | PromptLogprobs | Admitted | Guessed | Finished | Progress | With
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says about the model it serves."""
+    """A worker's description of the model it serves."""
 
     architecture: str
     parameters: int
@@ -191,8 +193,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step costs there, as measured: the fields of scheduling/cost.StepCost. The KV of a token has
-    `kv_token_bytes`."""
+    """The measured cost of a worker's steps: the fields of scheduling/cost.StepCost. The KV of one token
+    takes `kv_token_bytes` bytes."""
 
     kv_token_bytes: int
     tokens: tuple[int, ...]
@@ -204,8 +206,8 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The worker has loaded its model and takes requests. `draft`: the fingerprint of the draft model whose
-    KV lies beside the target's. `cost`: where the model has been measured."""
+    """The worker has loaded its model and accepts requests. `draft`: the fingerprint of the draft model whose
+    KV is stored with the target's. `cost`: present where the model has been profiled."""
 
     version: int
     model: ModelInfo
@@ -227,13 +229,13 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Events(msgspec.Struct, tag=True, frozen=True):
-    """All that one step produced, in order."""
+    """All events of one step, in order."""
 
     events: list[Event]
 
 
 class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A decode worker holds blocks for the KV of a request's sequence."""
+    """A decode worker has reserved blocks for the KV of a request's sequence."""
 
     request: str
     attempt: int
@@ -241,8 +243,9 @@ class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A worker will not write to a ticket any more. Without an `error` all of its KV has landed, of the first
-    `planes` planes: `sent` bytes, the last of them `exposed` seconds after the prompt was computed."""
+    """A worker will no longer write to a transfer reservation. Without an `error` all of its KV has arrived,
+    of the first `planes` KV cache groups: `sent` bytes, the last of them `exposed` seconds after the prompt
+    was computed."""
 
     request: str
     attempt: int
@@ -257,21 +260,21 @@ TransferNews = Reserved | Pushed
 
 
 class Cached(msgspec.Struct, tag=True, frozen=True):
-    """Full blocks, by their names, that the prefix index has come to know or has forgotten."""
+    """Full blocks, by hash, that the prefix index has added or removed."""
 
     stored: list[bytes]
     dropped: list[bytes]
 
 
 class Transfers(msgspec.Struct, tag=True, frozen=True):
-    """What there is to tell of tickets; it follows the events that came before it."""
+    """Updates of transfer reservations; sent after the events that came before them."""
 
     news: list[TransferNews]
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """Something that a worker did: a moment of a request's life (engine/observer.py) `at` a time of the clock
-    that all processes of a machine share, or a "step" over `rows` that began then."""
+    """Something that a worker did: a lifecycle event of a request (engine/observer.py) `at` a time of the
+    clock that all processes of a machine share, or a "step" over `rows` tokens that began then."""
 
     name: str
     request: str
@@ -281,7 +284,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Traced(msgspec.Struct, tag=True, frozen=True):
-    """What a worker did, where that is wanted; it comes before the events that it led to."""
+    """A worker's actions, if tracing is on; sent before the events that they led to."""
 
     work: list[Work]
 
@@ -296,15 +299,15 @@ _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(From
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """One message as msgpack bytes."""
+    """Return one message as msgpack bytes."""
     return _encoder.encode(message)
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
-    """The inverse of `encode` on the worker's side. Raises msgspec.DecodeError on anything else."""
+    """Decode a message on the worker's side. Raises msgspec.DecodeError on anything else."""
     return _to_worker.decode(data)
 
 
 def decode_from_worker(data: bytes) -> FromWorker:
-    """The inverse of `encode` on the control side. Raises msgspec.DecodeError on anything else."""
+    """Decode a message on the control side. Raises msgspec.DecodeError on anything else."""
     return _from_worker.decode(data)

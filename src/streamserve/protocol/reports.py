@@ -1,12 +1,12 @@
-"""What a worker tells of itself twice a second: its state, and counters since it began."""
+"""A worker's reports, sent twice a second: its state, and counters since its start."""
 
 import msgspec
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What guessing came to so far, of a worker that has a drafter. `accepted_at[i]`: guesses accepted at
-    depth i + 1; `expected`: accepted ones as predicted before verification. `trees_by_nodes[i]` and
-    `trees_by_depth[i]`: verified trees with i + 1 guesses, and those with i + 1 levels of them."""
+    """Speculation so far, of a worker that has a drafter. `accepted_at[i]`: draft tokens accepted at depth i
+    + 1; `expected`: accepted ones as predicted before verification. `trees_by_nodes[i]` and
+    `trees_by_depth[i]`: verified trees with i + 1 draft tokens, and those with i + 1 levels of them."""
 
     drafts: int
     drafted: int
@@ -21,9 +21,9 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the seconds of all steps went: `scheduling` (what goes into a step, which guesses are worth it),
-    `draft` (guessing) and `target` (the executor). What is left is taking results in: learning from them,
-    and turning them into events."""
+    """The seconds of all steps by part: `scheduling` (step composition and selection of draft tokens),
+    `draft` (drafting) and `target` (the executor). The remainder is processing results: updating statistics
+    and making events."""
 
     scheduling: float
     draft: float
@@ -31,9 +31,9 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of evicted sequences' KV so far. Predicted seconds are those of the way that was chosen,
-    when it was; `swap_seconds` were spent on copies, `recompute_seconds` on computing again what had been
-    dropped, as a share of steps by rows."""
+    """The evicted sequences' KV so far. Predicted seconds are those of the chosen way, at the time of the
+    choice; `swap_seconds` were spent on copies, `recompute_seconds` on recomputing dropped KV, as a share of
+    steps by query tokens."""
 
     swaps: int
     recomputes: int
@@ -46,9 +46,9 @@ class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of prompts that arrived in parts so far. `chunks`: edits that changed a prompt;
-    `invalidated`: tokens whose KV an edit dropped. Of the `finished` prompts' `tokens`, `computed_before`
-    had KV when the prompt was finished; `withdrawn` early answers' tokens became void."""
+    """Prompt streams so far. `chunks`: edits that changed a prompt; `invalidated`: tokens whose KV an edit
+    dropped. Of the `finished` prompts' `tokens`, `computed_before` had KV when the prompt was finished;
+    `withdrawn` tokens of early answers became void."""
 
     chunks: int
     invalidated: int
@@ -59,9 +59,9 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
-    """KV that went to other workers (`handed_over` sequences, `failed` ones) and came from them (`received`).
-    `exposed_seconds`: from a prompt's end until its KV had landed; `wire_seconds`: all the time on the wire.
-    Of `received_tokens` the `hit_tokens` were there already and not sent."""
+    """KV sent to other workers (`handed_over` sequences, `failed` ones) and received from them (`received`).
+    `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire.
+    Of `received_tokens` the `hit_tokens` were cached already and not sent."""
 
     handed_over: int = 0
     failed: int = 0
@@ -74,10 +74,11 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What draft services elsewhere brought to a worker so far. `services` it has a session with now; their
-    `trees`, those of them that were `late` for the step they were asked for, and guesses in them that the
-    text followed. The same for the stand-in, which guesses where they do not. `moves` from one to another.
-    Answers that were `rejected`, by what was wrong with them; `probations` of services that gave several."""
+    """What remote draft services contributed to a worker so far. `services`: present sessions. Their `trees`,
+    those of them that were `late` for the step they were requested for, and their `accepted` draft tokens.
+    The same for the fallback drafter, which drafts where they do not (`stand_in_...`). `moves` from one
+    service to another. Answers that were `rejected`, by fault; `probations` of services that gave several of
+    these."""
 
     services: int
     trees: int
@@ -91,9 +92,9 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A worker's state, sent at least every half second while it works. Counters only ever grow.
-    `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has
-    been measured. `corrupted_requests`: those that ended because the model's numbers were not finite."""
+    """A worker's state, sent at least every half second while it works. Counters only grow.
+    `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has been
+    profiled. `corrupted_requests`: requests that ended because the model's outputs were not finite."""
 
     running: int
     waiting: int
@@ -118,9 +119,9 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong in a fleet so far. `deaths` of worker processes, failed starts too; `suspects`:
-    requests that were in a lost step and so ran isolated from then on; `convicted` of them ended their worker
-    alone again and again, and were given up; `quarantined` ones wait for their trial, or are on it, now."""
+    """Incidents of a fleet so far. `deaths` of worker processes, including failed starts; `suspects`:
+    requests that were in a lost step and ran isolated from then on; `convicted` ones ended their worker alone
+    repeatedly, and were given up; `quarantined` ones wait for their trial, or are in it, now."""
 
     deaths: int = 0
     suspects: int = 0

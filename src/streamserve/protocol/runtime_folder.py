@@ -1,9 +1,10 @@
-"""The private folder of a server's sockets. A lock says whether its owner lives, however that ended:
+"""The private folder of a server's sockets. A lock shows whether its owner still runs, however it ended:
 
     $TMPDIR/streamserve-XXXXXXXX/   lock      locked (flock) by the owner for as long as it lives
                                     control   the socket that its workers connect to
 
-What a dead owner left is removed by its workers when they notice, else by the next start in that folder.
+The folder of a dead owner is removed by its workers when they notice, else by the next start that uses the
+same base folder.
 """
 
 import contextlib
@@ -19,27 +20,28 @@ from pathlib import Path
 PREFIX = "streamserve-"
 LOCK = "lock"
 EMPTY_SECONDS = 60.0
-"""Age from which a folder without a lock, which takes microseconds to make, is one whose owner died then."""
+"""Age, in seconds, from which a folder without a lock is stale: its owner died within the microseconds of
+making it."""
 
 IPC = "ipc://"
 
 
 @dataclass(frozen=True)
 class RuntimeFolder:
-    """A folder of ours at `path`; `handle` is its lock, which closes with this process."""
+    """This process's folder at `path`; `handle` is its lock, which is released when this process ends."""
 
     path: Path
     handle: int
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it, and let go of its lock."""
+        """Remove the folder with its contents, and release its lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.handle)
 
 
 def make_runtime_folder(base: Path | None = None) -> RuntimeFolder:
     """Make a locked folder in `base`, by default the temporary folder, after removing those of dead owners.
-    Raises OSError if there can be none."""
+    Raises OSError if that is not possible."""
     base = base or Path(tempfile.gettempdir())
     sweep(base)
     while True:
@@ -47,17 +49,17 @@ def make_runtime_folder(base: Path | None = None) -> RuntimeFolder:
         handle = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if _lock(handle) and (path / LOCK).exists():
             return RuntimeFolder(path, handle)
-        os.close(handle)  # another's sweep came between making and locking it
+        os.close(handle)  # another process's sweep came between making and locking it
 
 
 def sweep(base: Path) -> list[Path]:
-    """Remove the folders in `base` whose owners are dead; returns them."""
+    """Remove the folders in `base` whose owners are dead; return them."""
     return [path for path in base.glob(f"{PREFIX}*") if remove_if_dead(path)]
 
 
 def remove_if_dead(path: Path) -> bool:
-    """Remove a runtime folder if nobody holds its lock; whether that was so. What another user owns, or what
-    has no lock and is not empty, is left alone."""
+    """Remove a runtime folder if its lock is free; return whether it was removed. A folder of another user,
+    or one that has no lock and is not empty, is left alone."""
     try:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -77,7 +79,7 @@ def remove_if_dead(path: Path) -> bool:
 
 
 def folder_of(endpoint: str) -> Path | None:
-    """The runtime folder that the socket at `endpoint` lies in, if it lies in one."""
+    """Return the runtime folder that contains the socket at `endpoint`, or None."""
     folder = Path(endpoint.removeprefix(IPC)).parent
     return folder if endpoint.startswith(IPC) and folder.name.startswith(PREFIX) else None
 

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen: the field's usual knobs, checked once at the door."""
+"""Sampling parameters of one request, under their usual names, validated once by the API server."""
 
 import math
 
@@ -17,7 +17,7 @@ MAX_ALLOWED_TOKENS = 16384
 
 
 class SpeculationLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much may be guessed for a request: `max_depth` tokens ahead, `max_nodes` guesses in a step."""
+    """Limits of speculation for a request: `max_depth` tokens ahead, `max_nodes` draft tokens in a step."""
 
     enabled: bool = True
     max_depth: int = 20
@@ -42,9 +42,9 @@ class SamplingParams(
 
     `temperature` 0 is greedy. `top_k` 0 and -1 mean no limit. `seed` None gets a fresh one at admission.
     `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
-    log-probability and the k most likely ones (0: the chosen alone). Only `allowed_token_ids` can be chosen,
-    where there are any. `grammar`: the form that the output must have. `speculation` bounds what is guessed,
-    and `slo` says how soon tokens are wanted; neither changes the text.
+    log-probability and the k most likely ones (0: the chosen alone). If `allowed_token_ids` is not empty,
+    only these can be chosen. `grammar`: constrains the form of the output. `speculation` limits speculation,
+    and `slo` has the latency targets; neither changes the text.
     """
 
     n: int = 1
@@ -77,7 +77,7 @@ class SamplingParams(
 
     @property
     def penalized(self) -> bool:
-        """Whether the choice of a token depends on which tokens came before, beyond the model itself."""
+        """Whether the choice of a token depends on earlier tokens in another way than through the model."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 

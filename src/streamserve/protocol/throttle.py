@@ -1,4 +1,5 @@
-"""Log lines that clients can cause: at most one a second of each kind, with a count of those left out."""
+"""Rate limit for log lines that clients can cause: one per second of each kind, with a count of those left
+out."""
 
 import logging
 import time
@@ -9,8 +10,8 @@ SECONDS = 1.0
 
 
 class Throttle(logging.Filter):
-    """Lets one record of each message through a second. For the loggers whose lines clients cause, whose
-    messages are constants with arguments: they are what tells kinds apart."""
+    """Passes one record of each message per second. For loggers whose lines are caused by clients and whose
+    messages are constants with arguments, since the message identifies the kind."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -18,7 +19,7 @@ class Throttle(logging.Filter):
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log `record`; its message then says how many like it were left out before."""
+        """Return whether to log `record`; its message then says how many like it were left out before."""
         kind, now = (record.name, str(record.msg)), self._clock()
         last, left_out = self._kinds.get(kind, (-SECONDS, 0))
         if now - last < SECONDS:

@@ -1,23 +1,24 @@
-"""Leave to write KV into another worker's cache, and what is said about it.
+"""Transfer reservations: permission to write KV into another worker's cache, and the messages about it.
 
     decode worker ── Reserved(ticket) ──▶ Fleet ── Push(ticket) ──▶ prefill worker ═══ KV ═══▶ its blocks
                   ◀── Join / Release ────      ◀── Pushed(ticket) ──
 
-A ticket names the request, the attempt and the cache it is for, so a stale or foreign one is refused instead
-of turned into tokens from another prompt. Its blocks belong to nobody else until it is closed: by `Join`,
-when all its KV has landed, or by `Release`, when its writer is known to write no more.
+A reservation names its request, attempt and cache, so a stale or foreign one is refused instead of causing
+tokens from another prompt. Its blocks are exclusive until it is closed: by `Join`, when all its KV has
+arrived, or by `Release`, when its writer is known to write no more.
 """
 
 import msgspec
 
 LAYOUT_VERSION = 1
-"""Of [layer][block][k|v][head][slot][dim]; workers that differ in it do not exchange KV."""
+"""Version of the layout [layer][block][k|v][head][slot][dim]; workers with different layouts do not exchange
+KV."""
 
 
 class CacheAddress(msgspec.Struct, frozen=True):
-    """Where a worker's KV pool lies and what is in it. `path` opens its memory on this host, `size` bytes
-    with this `inode`. `fingerprint` covers weights, configuration, KV format, block size and layout
-    version. For NIXL: where the memory begins in its process (`base`), and its `agent`'s metadata."""
+    """The location and format of a worker's KV pool. `path` opens its memory on this host, `size` bytes with
+    this `inode`. `fingerprint` covers weights, configuration, KV format, block size and layout version. For
+    NIXL: the address of the memory in its process (`base`), and its `agent`'s metadata."""
 
     path: str
     size: int
@@ -29,15 +30,15 @@ class CacheAddress(msgspec.Struct, frozen=True):
 
 
 def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:
-    """What two workers must have in common to exchange KV, from the fingerprints of their model and of the
-    draft model that has KV beside it, if there is one."""
+    """Return the fingerprint that two workers must share to exchange KV, from those of their model and of the
+    draft model whose KV is stored with it, if any."""
     return "/".join(filter(None, (model, draft, str(block_size), str(LAYOUT_VERSION))))
 
 
 class Ticket(msgspec.Struct, frozen=True):
     """Write the KV of `request`'s positions `have` to `tokens` (exclusive) into `blocks` of the pool at `to`,
-    the first of which holds position `have`, a multiple of the block size. `choices`: the output choices
-    whose sequence this is. `id` is unique among all tickets of a fleet's life."""
+    the first of which holds position `have`, a multiple of the block size. `choices`: the output choices of
+    this sequence. `id` is unique in the lifetime of a fleet."""
 
     id: str
     request: str
@@ -50,14 +51,15 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class Push(msgspec.Struct, tag=True, frozen=True):
-    """To the prefill worker: write to this ticket what is and will be computed of its sequence."""
+    """To the prefill worker: write the present and future KV of the reservation's sequence."""
 
     ticket: Ticket
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """To who gave the ticket out: its KV has landed, of the first `planes` planes. Go on behind `outputs` of
-    each choice, which had its first token when it `began`; with none, just keep it for who asks next."""
+    """To the worker that issued the reservation: its KV has arrived, of the first `planes` KV cache groups.
+    Continue after `outputs` of each choice, whose first token came at `began`; without outputs, retain the KV
+    in the prefix cache."""
 
     request: str
     attempt: int
@@ -68,6 +70,6 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class Release(msgspec.Struct, tag=True, frozen=True):
-    """To the decode worker: nobody will write to this ticket any more; its blocks are free again."""
+    """To the decode worker: this reservation is not written to any more; its blocks are free again."""
 
     ticket: str

@@ -1,4 +1,4 @@
-"""How a step's budget of query tokens is split between guesses and prompt chunks."""
+"""Division of a step's query token budget between draft tokens and prompt chunks."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from streamserve.speculation.tree import TokenTree
 def divide(
     budget: int, rooms: Sequence[int], due: Sequence[int], trees: Sequence[TokenTree | None]
 ) -> list[tuple[int, TokenTree | None]]:
-    """For each request, in rank order: how many of its `rooms[i]` committed tokens to compute, and the tree
-    to verify behind them, so that all rows together stay within `budget`, as the rooms do.
+    """Return, for each request in rank order, how many of its `rooms[i]` committed tokens to compute, and the
+    tree to verify after them. All query tokens together stay within `budget`, as the `rooms` do.
 
-    What is `due`, and at least one token for everyone, comes first, then whole trees, then longer chunks. A
-    tree only makes sense behind the last token, so a request that has one gets its full room or loses the
-    tree.
+    What is `due`, and at least one token for each request, comes first, then whole trees, then longer chunks.
+    A tree only makes sense after the last token, so a request that has one gets all of its `rooms[i]` tokens
+    or loses the tree.
     """
     chunks = [min(room, max(least, 1)) for room, least in zip(rooms, due, strict=True)]
     left = budget - sum(chunks)

@@ -1,6 +1,6 @@
-"""What a step costs: a curve over its query rows and the KV it starts from, as measured by a profile.
+"""Cost of a step: a curve over its query tokens and the KV it starts from, as measured by a profile.
 
-seconds  │            ╱      tokens      query rows of the step, over all its sequences
+seconds  │            ╱      tokens      query tokens of the step, over all its sequences
          │        ___╱       kv_bytes    KV that these sequences hold before the step
          │ ______╱           pairs       extra cost of long spans, see `further_pairs`
          └──────────── tokens
@@ -17,13 +17,15 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step: `seconds[i][j]` for `tokens[i]` rows and `kv_bytes[j]`, linear between the points.
+    """Seconds of a step: `seconds[i][j]` for `tokens[i]` query tokens and `kv_bytes[j]`, linear between the
+    points.
 
-    The grid is of sequences with a row or a few each. A sequence with many costs `pair_seconds` more for
-    each of its `further_pairs`. Beyond the grid the curve goes on as steeply as it ended, and at least by
-    `token_seconds` a token and `byte_seconds` a byte, since measured curves are staircases. It never falls.
+    The grid is of sequences with one or a few query tokens each. A sequence with many costs `pair_seconds`
+    more for each of its `further_pairs`. Beyond the grid the curve continues with its last slope, and at
+    least with `token_seconds` a token and `byte_seconds` a byte, since measured curves are staircases. It
+    never falls.
 
-    Raises ValueError unless both axes ascend, costs are positive and never fall along either, and the
+    Raises ValueError unless both axes ascend, costs are positive and never fall along either axis, and the
     slopes are not negative.
     """
 
@@ -50,7 +52,7 @@ class StepCost:
             raise ValueError("seconds must not fall with tokens or with kv_bytes")
 
     def __call__(self, tokens: float, kv_bytes: float = 0, pairs: float = 0) -> float:
-        """Seconds of a step. No tokens cost nothing."""
+        """Return the seconds of a step; 0 without tokens."""
         if tokens <= 0:
             return 0.0
         i, j = bisect_right(self.tokens, tokens), bisect_right(self.kv_bytes, kv_bytes)
@@ -59,13 +61,14 @@ class StepCost:
         return least + by_token * right + (by_byte + twist * right) * above + self.pair_seconds * pairs
 
     def in_tokens(self, kv_token_bytes: int) -> Callable[[int, int], float]:
-        """The curve over KV tokens of `kv_token_bytes` each instead of bytes: what a simulation takes."""
+        """Return the curve over KV tokens of `kv_token_bytes` bytes each instead of bytes, as a simulation
+        takes it."""
         return lambda rows, kv_tokens: self(rows, kv_tokens * kv_token_bytes)
 
     @cached_property
     def _cells(self) -> list[list["_Cell"]]:
-        """The surface in pieces, by how many points of each axis are not above: before the grid it is flat,
-        behind it as steep as it ended."""
+        """The surface in pieces, by how many points of each axis are not above: flat before the grid, after
+        it with the last slope."""
         grid, x, y = np.array(self.seconds), np.array(self.tokens), np.array(self.kv_bytes)
         behind_x = _last_slopes(self.tokens, grid.T, self.token_seconds)
         behind_y = _last_slopes(self.kv_bytes, grid, self.byte_seconds)
@@ -82,13 +85,13 @@ class StepCost:
 
 
 _Cell = tuple[float, float, float, float, float, float]
-"""A piece of a curve: where it begins in tokens and bytes, its seconds there, how they grow with each token,
-with each byte, and with each token times byte."""
+"""A piece of a curve: its lower ends in tokens and bytes, the seconds there, and their slopes by token, by
+byte, and by token times byte."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of something done `count` times: `start + each * count`; nothing at all costs nothing."""
+    """Seconds of something done `count` times: `start + each * count`; 0 for a count of 0."""
 
     start: float
     each: float
@@ -99,19 +102,20 @@ class Line:
 
 @dataclass(frozen=True)
 class SwapCost:
-    """Seconds of copying KV out to the host pool and back: so many bytes, or so many blocks."""
+    """Seconds of copying KV out to the host pool and back, by bytes or by blocks."""
 
     out: Line
     back: Line
 
     def in_blocks(self, block_bytes: int) -> "SwapCost":
-        """The same by blocks of so many bytes, where this one is by bytes."""
+        """Return the cost by blocks of `block_bytes` bytes, where this one is by bytes."""
         lines = (Line(line.start, line.each * block_bytes) for line in (self.out, self.back))
         return SwapCost(*lines)
 
 
 def fit_line(counts: Sequence[int], seconds: Sequence[float]) -> Line:
-    """The line through measured `seconds` by least squares of relative errors; no part is negative."""
+    """Return the line through measured `seconds` by least squares of relative errors. Neither coefficient is
+    negative."""
     x, y = np.asarray(counts, np.float64), np.asarray(seconds, np.float64)
     basis = np.stack((1 / y, x / y), axis=1)
     (start, each), *_ = np.linalg.lstsq(basis, np.ones(len(y)))
@@ -127,8 +131,8 @@ def fit(
     token_seconds: float = 0.0,
     byte_seconds: float = 0.0,
 ) -> StepCost:
-    """The curve through measured `seconds` [tokens, kv_bytes], `pair_seconds` not known yet. Where a larger
-    step was measured cheaper, the smaller one is as cheap: what disturbs a measurement only adds time."""
+    """Return the curve through measured `seconds` [tokens, kv_bytes], with `pair_seconds` 0. Where a larger
+    step was measured cheaper, the smaller one gets that cost: disturbances of a measurement only add time."""
     grid = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1, ::-1], axis=0)
     grid = np.minimum.accumulate(grid, axis=1)[::-1, ::-1]
     rows = tuple(tuple(row) for row in grid.tolist())
@@ -138,15 +142,16 @@ def fit(
 
 
 def further_pairs(rows: int, start: int) -> int:
-    """Of a sequence with `rows` query rows behind `start` tokens: pairs of a row and a token that it sees,
-    without the first row's `start` tokens and each row's own, which every curve holds."""
+    """Return the pairs of a query token and a token it attends to, for a sequence with `rows` query tokens
+    after `start` tokens: without the first query token's `start` tokens and each query token's own, which the
+    curve includes."""
     return (rows - 1) * start + rows * (rows - 1) // 2
 
 
 def _last_slopes(
     axis: tuple[int, ...], lines: npt.NDArray[np.float64], least: float
 ) -> npt.NDArray[np.float64]:
-    """For each of `lines` over `axis` the slope to go on with behind its end: never less than the line
-    before's."""
+    """Return, for each of `lines` over `axis`, the slope to continue with after its end: at least `least`,
+    and never less than the previous line's."""
     last = (lines[:, -1] - lines[:, -2]) / (axis[-1] - axis[-2]) if len(axis) > 1 else np.zeros(len(lines))
     return np.maximum.accumulate(np.maximum(last, least))

@@ -1,7 +1,7 @@
-"""Whether a request's latency targets can be met at all, at the load there is now.
+"""Whether a request's latency targets can be met at all at the present load.
 
-The forecast is of the best that could happen, so that only the hopeless are refused: nobody else comes, those
-with later deadlines wait, and what is guessed for the request alone is right as often as guesses have been.
+The forecast is the best case, so that only infeasible requests are refused: no other request arrives, those
+with later deadlines wait, and draft tokens of the request alone are accepted as often as before.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +11,18 @@ from math import inf
 from streamserve.speculation.shapes import expected_tokens
 
 RETRY = (1.0, 60.0)
-"""The shortest and the longest time, in seconds, after which a refused client is told to come again."""
+"""The shortest and the longest `Retry-After`, in seconds, that a refused client is given."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a worker has to do: `decoding` sequences, and `ahead` prompt tokens that go before the request's.
+    """A worker's load: `decoding` sequences, and `ahead` prompt tokens that are computed before the
+    request's.
 
-    `seconds` is the time of a step by rows, a step computing at most `most` rows of prompts. A chain of d
-    guesses takes `draft` seconds a guess and is right as far as `cover`^depth says; up to `depth` guesses are
-    made, 0 where nobody guesses. An output has `mean_output` tokens.
+    * `seconds`: the time of a step by query tokens. A step computes at most `most` prompt tokens.
+    * `draft`, `cover`, `depth`: a chain of d draft tokens takes `draft` seconds a token, and its d-th token
+      is accepted with probability `cover`^d; it has at most `depth` tokens, 0 without speculation.
+    * `mean_output`: tokens of an output.
     """
 
     decoding: int
@@ -34,7 +36,7 @@ class Load:
 
 
 def best_ttft(prompt: int, load: Load) -> float:
-    """Seconds until a prompt of so many tokens has its first one."""
+    """Return the seconds until a prompt of `prompt` tokens has its first output token."""
     rows = load.ahead + prompt
     whole, rest = divmod(rows, load.most)
     return whole * load.seconds(load.decoding + load.most) + (
@@ -43,7 +45,7 @@ def best_ttft(prompt: int, load: Load) -> float:
 
 
 def best_tpot(load: Load) -> float:
-    """Seconds a token, with as many guesses as help this request most."""
+    """Return the seconds a token, with the number of draft tokens that is best for this request."""
     return min(
         (depth * load.draft + load.seconds(load.decoding + 1 + depth)) / expected_tokens(load.cover, depth)
         for depth in range(load.depth + 1)
@@ -53,8 +55,8 @@ def best_tpot(load: Load) -> float:
 def hopeless(
     ttft_ms: float | None, tpot_ms: float | None, prompt: int, load: Load
 ) -> tuple[Sequence[str], float] | None:
-    """What could be met instead of the targets that cannot be, target by target, and in how many seconds to
-    ask again; None if there is hope."""
+    """Return what could be met instead of the infeasible targets, one text each, and the seconds after which
+    to retry; None if the targets are feasible."""
     best = (("ttft_ms", ttft_ms, best_ttft(prompt, load)), ("tpot_ms", tpot_ms, best_tpot(load)))
     missed = [
         f"{name} is {target:g}, and {1000 * seconds:.1f} could be met"

@@ -1,18 +1,18 @@
-"""Who goes first: the orders in which an engine serves its sequences, by name.
+"""The orders in which an engine serves its sequences, by name.
 
-    slo            by latency target, then by arrival; one step holds what decodes and chunks of prompts
+    slo            by latency target, then by arrival; one step mixes decoding and prompt chunks
     arrival        by arrival, whether a prompt is complete or not: streaming without a policy (vLLM's)
-    lcas           the latest chunk first, but complete prompts that waited too long before all (Stream2LLM)
+    lcas           the latest chunk first, but complete prompts past the maximum wait before all (Stream2LLM)
     mcps           most computed first (Stream2LLM)
-    chunked        by arrival; likewise, blind to targets (Sarathi-Serve)
-    prefill-first  by arrival; a step holds prompts, or what decodes while no prompt can run (vLLM's first)
-    fcfs           by arrival; the batch stays as small as the strictest target of those that decode demands
-    stta           shortest time to attain: as fcfs, by the time that is left until a target is missed
-                   (both as AdaServe, section 6.3, compares itself with them)
+    chunked        by arrival; mixes likewise, blind to targets (Sarathi-Serve)
+    prefill-first  by arrival; a step holds prompts, or decodes while no prompt can run (vLLM's first)
+    fcfs           by arrival; the batch stays as small as the strictest target of decoding sequences demands
+    stta           shortest time to attain: as fcfs, by the time left until a target is missed
+                   (both are baselines of AdaServe, section 6.3)
 
-In slo, fcfs and stta complete prompts come before those that are still arriving, as in Stream2LLM's FCFS.
-In every order a lower `priority` goes first. `rank` is about places and memory: the last lose theirs to the
-first, so it must not change back and forth. `turns` is about the rows of one step.
+In slo, fcfs and stta complete prompts come before prompt streams, as in Stream2LLM's FCFS. In every order a
+lower `priority` value goes first. `rank` decides about sequence slots and memory: the last lose theirs to the
+first, so it must not change back and forth. `turns` decides about the query tokens of one step.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,24 +25,28 @@ Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "l
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 PATIENCE = 10.0
-"""A request without a target for its first token, or with one that is missed, goes where one with a target of
-so many seconds would: later than the urgent ones, but not forever."""
+"""Maximum wait in seconds: a request without a target for its first token, or with one that is missed, is
+ranked like one with a target of this many seconds. It comes after urgent requests, but is not starved."""
 
 STRETCH = 10.0
-"""Likewise, for each second that a prompt that came in pieces still takes to compute: who needs little does
-not wait for who needs much, yet who has waited that much longer goes first."""
+"""Additional seconds, as in PATIENCE, for each second of computing that a prompt stream still needs: requests
+with little left do not wait for those with much, and the latter still age."""
 
 
 class Candidate(NamedTuple):
     """What is known of a sequence that could be part of a step. Times are seconds on the engine's clock.
 
-    `remaining` prompt tokens have no KV yet, which takes some `work` seconds if it came in
-    pieces; `computed` tokens have. A `complete` prompt has arrived as a
-    whole, the latest piece of it at `last_chunk_at`, and was asked to be answered at `asked_at` (None: on
-    arrival). Of one that is still arriving, so many of the latest edits in a row kept the token that
-    would be computed next as it is `steady`. `deadline` is when its first token is wanted, as long as that
-    has not come; from then on `need` is its target for the following ones. `running`: it holds blocks.
-    `resting`: it waits for more of its prompt, with nothing to compute.
+    * `remaining`: prompt tokens without KV, which take about `work` seconds to compute if the prompt is or
+      was a stream.
+    * `computed`: tokens with KV.
+    * `complete`: whether all of the prompt has arrived, its latest part at `last_chunk_at`. It was complete
+      at `asked_at` (None: on arrival).
+    * `steady`: edit stability of a prompt stream, the number of its latest edits in a row that retained the
+      token to compute next.
+    * `deadline`: when its first token is due, until that has been generated; from then on `need` is its
+      target for the following tokens.
+    * `running`: it holds blocks.
+    * `resting`: it is idle, with nothing to compute until more of its prompt arrives.
     """
 
     arrival: float
@@ -62,8 +66,8 @@ class Candidate(NamedTuple):
 
 
 def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]:
-    """The candidates' indices, the first to be served first; equals stay in the given order. Where complete
-    prompts come first, those that rest come last: memory is for who has something to compute."""
+    """Return the candidates' indices, highest rank first; equals stay in the given order. Where complete
+    prompts come first, idle ones come last: memory is for sequences with something to compute."""
     key, apart = _KEYS.get(order, _by_arrival), order in COMPLETE_FIRST
 
     places = [
@@ -73,9 +77,9 @@ def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]
 
 
 def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float) -> list[int]:
-    """In which turn those `ranked`, which may be some of the candidates, are given rows of a step. Where none
-    is decoded beside a prompt, prompts have the first turns, else what decodes has; in batches that are
-    capped, neither."""
+    """Return the service order of those `ranked`, which may be some of the candidates, for a step's query
+    tokens. With the exclusive order prompts come first, otherwise decoding sequences; in capped batches
+    neither do."""
     if order == "stta":
         left = [time_to_attain(one, now) for one in candidates]
         ranked = sorted(ranked, key=lambda i: (candidates[i].priority, not candidates[i].complete, left[i]))
@@ -86,7 +90,8 @@ def turns(order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], 
 
 
 def _steady_first(candidates: Sequence[Candidate], ranked: Sequence[int]) -> list[int]:
-    """Arriving prompts of one priority change places: what will most likely last is computed first."""
+    """Reorder the prompt streams of one priority among their positions: the most edit-stable is computed
+    first."""
     found = list(ranked)
     arriving = [place for place, i in enumerate(ranked) if not candidates[i].complete]
     best = sorted(
@@ -101,15 +106,16 @@ EXCLUSIVE: Order = "prefill-first"
 """The order where a step with a prompt in it decodes nothing."""
 
 COMPLETE_FIRST: tuple[Order, ...] = ("slo", "fcfs", "stta")
-"""The orders where a prompt that is still arriving waits for all complete ones: nobody reads on yet."""
+"""The orders where a prompt stream is deferred until all complete prompts are served: no client waits for its
+output yet."""
 
 CAPPED: tuple[Order, ...] = ("fcfs", "stta")
-"""The orders that bound the rows of a step by `batch_cap`."""
+"""The orders that bound the query tokens of a step by `batch_cap`."""
 
 
 def batch_cap(needs: Sequence[Need], step: Callable[[int], float], most: int) -> int:
-    """The most rows, up to `most`, of a step that keeps the strictest target among `needs`, at least one;
-    `step` is the seconds of one with so many rows, which never fall with rows."""
+    """Return the most query tokens, from 1 to `most`, of a step that meets the strictest target among
+    `needs`; `step(n)` is the seconds of a step with n query tokens, which never fall with n."""
     strictest = min((need.tpot for need in needs if need.tpot is not None), default=inf)
     if step(most) <= strictest:
         return most
@@ -125,14 +131,14 @@ def _by_arrival(candidate: Candidate, now: float) -> float:
 
 
 def _by_asked(candidate: Candidate, now: float) -> float:
-    """Complete prompts since when they are, for that is since when somebody waits."""
+    """Order complete prompts by completion time, since the client waits from then; others by arrival."""
     asked = candidate.asked_at
     return candidate.arrival if asked is None or not candidate.complete else asked
 
 
 def _by_chunk(candidate: Candidate, now: float) -> float:
-    """The latest chunk first. Who has waited longer than PATIENCE with a complete prompt comes before all,
-    the oldest first."""
+    """Order by the latest chunk, newest first. Complete prompts past the maximum wait come before all, oldest
+    first."""
     if candidate.complete and now - candidate.last_chunk_at >= PATIENCE:
         return candidate.last_chunk_at - 2 * abs(now) - 1.0
     return -candidate.last_chunk_at
@@ -143,7 +149,8 @@ def _by_computed(candidate: Candidate, now: float) -> float:
 
 
 def _due(candidate: Candidate, now: float) -> float:
-    """When it is due: with a target for its further tokens, when it came."""
+    """Return when the candidate is due; with a target for its further tokens, when its prompt was
+    complete."""
     asked = _by_asked(candidate, now)
     if candidate.need.tpot is not None:
         return asked
@@ -154,7 +161,8 @@ def _due(candidate: Candidate, now: float) -> float:
 
 
 def time_to_attain(candidate: Candidate, now: float) -> float:
-    """How long until a target is missed. A prompt without one is wanted PATIENCE after it came."""
+    """Return the seconds until a target is missed. A prompt without one is due PATIENCE seconds after it was
+    complete."""
     if candidate.decoding or candidate.need.tpot is not None:
         return candidate.need.slack(1.0)
     return (_by_asked(candidate, now) + PATIENCE if candidate.deadline is None else candidate.deadline) - now

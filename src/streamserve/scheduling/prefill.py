@@ -1,11 +1,12 @@
-"""How many tokens of which prompts go into a step, beside what decodes in it.
+"""Chunk sizes: how many tokens of which prompts go into a step, in a batch with decoding sequences.
 
-First what is due: a prompt whose first token is wanted at some time gets as many tokens in each step as bring
-it there in time, and one that nobody set a time for, but that holds memory already, as many as bring it there
-some day.
-Beyond that, prompt tokens compete with what decodes for the time of the step: a token of a prompt is worth
-the output that it leads to, a token that decodes is worth one. Prompts that are sent while they arrive are
-sent so for the sake of their first token: where there is one, all come in turn, as fast as targets allow.
+First comes what is due: a prompt with a deadline for its first token gets as many tokens in each step as it
+needs to meet it. A prompt without a deadline that holds memory already gets as many as it needs to finish
+eventually.
+
+Beyond that, prompt tokens compete with decoding for the time of the step: a token of a prompt is worth its
+share of the expected output, a decoded token is worth one. Prompt streams are sent early for the sake of
+their first token: where there is one, all prompts are served in order, as fast as targets allow.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,18 +18,18 @@ from streamserve.scheduling.ordering import PATIENCE
 from streamserve.speculation.slo import Need
 
 MARGIN = 3
-"""Steps before its deadline by which a prompt is to be done: steps also become longer than was foreseen."""
+"""Steps before its deadline by which a prompt is to be done: steps may become longer than predicted."""
 ROUNDS = 4
-"""How often what is due is computed anew with the time of the step that it would make."""
+"""Iterations of computing what is due with the time of the resulting step."""
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-"""Numbers of prompt tokens that are compared, besides the ends of prompts: cost curves are staircases."""
+"""Numbers of prompt tokens that are compared, and the ends of prompts too: cost curves are staircases."""
 
 
 class Prompt(NamedTuple):
-    """`remaining` of `length` tokens have no KV yet; what others had computed already does not count. It came
-    `waited` seconds ago, and its first token is wanted in `due_in` seconds, if a time was set for that.
-    `running`: it holds blocks. `streamed`: it is, or was, sent while it arrives."""
+    """A prompt. `remaining` of `length` tokens have no KV yet; its cached prefix does not count in either. It
+    was complete `waited` seconds ago, and its first token is due in `due_in` seconds, if it has a deadline.
+    `running`: it holds blocks. `streamed`: it is, or was, a prompt stream."""
 
     remaining: int
     length: int
@@ -39,16 +40,17 @@ class Prompt(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """So many `tokens` of a prompt in a step, of which so many are `due` whatever else might pay more."""
+    """The `tokens` of a prompt in a step; the first `due` of them are computed whatever else might be worth
+    more."""
 
     tokens: int
     due: int
 
 
 class Company(NamedTuple):
-    """The step that prompts are to join: sequences with these `needs` decode in it, each a row. `seconds` is
-    the time of a step with so many rows, `budget` the most rows of all, `most` the most of one prompt; a step
-    brings `pace` tokens to who decodes, on average."""
+    """The step that prompts are to join: sequences with these `needs` decode in it, with one query token
+    each. `seconds` is the time of a step by query tokens, `budget` the most query tokens of all, `most` the
+    most of one prompt. A step yields `pace` tokens for a decoding sequence on average."""
 
     needs: Sequence[Need]
     seconds: Callable[[int], float]
@@ -60,11 +62,11 @@ class Company(NamedTuple):
 def chunks(
     prompts: Sequence[Prompt], company: Company, mean_output: float, share: float | None = None
 ) -> list[Chunk]:
-    """A chunk for each of the `prompts`, which come in order of urgency.
+    """Return a chunk for each of the `prompts`, which come in order of urgency.
 
-    Beyond what is due, prompts get the number of tokens with the most expected output a second of step, an
-    output having `mean_output` tokens on average; or with a `share`, this share of the budget. Neither makes
-    the step longer than those who decode can bear and still meet their targets.
+    Beyond what is due, prompts get the number of tokens that maximises expected output per second of the
+    step, an output having `mean_output` tokens on average; or with a `share`, this share of the budget.
+    Neither makes the step longer than the decoding sequences' targets allow.
     """
     rows = len(company.needs)
     due = due_tokens(prompts, company)
@@ -93,9 +95,9 @@ def chunks(
 
 
 def due_tokens(prompts: Sequence[Prompt], company: Company) -> list[int]:
-    """What each of the `prompts` must get now to have its first token in time: remaining * T / time left, T
-    the time of the step with all that is due. Where the budget is too small, the last go without. What could
-    not be in time with all of the budget is not chased: it is due as if nobody had set a time."""
+    """Return how many tokens each of the `prompts` must get now to have its first token in time: with T the
+    time of the step with all that is due, remaining * T / time left. Where the budget is too small, the last
+    get none. An infeasible deadline is not pursued: such a prompt is treated as one without a deadline."""
     rows, seconds = len(company.needs), company.seconds
     whole = seconds(rows + company.most) / company.most
     idle = not any(prompt.running for prompt in prompts)
@@ -109,7 +111,7 @@ def due_tokens(prompts: Sequence[Prompt], company: Company) -> list[int]:
             times.append(inf)
     due = [0] * len(prompts)
     for _ in range(ROUNDS):
-        now = seconds(max(rows + sum(due), 1))  # no step at all would take no time, and bring nothing
+        now = seconds(max(rows + sum(due), 1))  # an empty step would take no time, and yield nothing
         left = max(company.budget - rows, 0)
         again = []
         for prompt, time in zip(prompts, times, strict=True):
@@ -123,13 +125,13 @@ def due_tokens(prompts: Sequence[Prompt], company: Company) -> list[int]:
 
 
 def _worth(prompt: Prompt, mean_output: float) -> float:
-    """Expected output for each token of the prompt, more the longer it has waited."""
+    """Return the expected output for each token of the prompt, which grows with its waiting time."""
     return mean_output / prompt.length * (1 + prompt.waited / PATIENCE)
 
 
 def _bearable(company: Company) -> float:
-    """The longest step that puts no target in danger: who is ahead of it can wait, who is behind must not
-    fall back further. Targets that the step would miss without any prompt are beyond help from here."""
+    """Return the longest step that endangers no target: requests ahead of their targets have slack, those
+    that lag must not fall back further. Targets that the step would miss without any prompt are ignored."""
     alone = company.seconds(len(company.needs))
     limits = (
         max(need.slack(company.pace), need.tpot * company.pace)

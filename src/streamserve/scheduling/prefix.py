@@ -1,11 +1,12 @@
-"""Names for full blocks: a hash of everything that led to them, stable across processes and machines."""
+"""Hashes of full blocks over their tokens and all tokens before them, stable across processes and
+machines."""
 
 from array import array
 from hashlib import blake2b
 
 
 def namespace(*parts: str) -> bytes:
-    """The parent of a first block: model, adapter and cache salt keep their prefixes apart."""
+    """Return the parent hash of a first block: model, adapter and cache salt keep their prefixes apart."""
     digest = blake2b(digest_size=16)
     for part in parts:
         encoded = part.encode()
@@ -14,12 +15,12 @@ def namespace(*parts: str) -> bytes:
 
 
 def block_hash(parent: bytes, tokens: list[int]) -> bytes:
-    """blake2b-128 of the parent's hash and this block's token ids (32-bit little endian)."""
+    """Return blake2b-128 of the parent's hash and this block's token ids (32-bit little endian)."""
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=16).digest()
 
 
 def extend_hashes(hashes: list[bytes], root: bytes, tokens: list[int], block_size: int, length: int) -> None:
-    """Append to `hashes` those of the full blocks among the first `length` tokens that it still lacks."""
+    """Append to `hashes` the missing hashes of the full blocks among the first `length` tokens."""
     for index in range(len(hashes), length // block_size):
         parent = hashes[-1] if hashes else root
         hashes.append(block_hash(parent, tokens[index * block_size : (index + 1) * block_size]))

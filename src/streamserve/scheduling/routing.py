@@ -1,11 +1,11 @@
-"""Where a request goes: which stream pair, or which prefill and which decode worker of uneven pools.
+"""Routing: which stream pair a request goes to, or which prefill and which decode worker of uneven pools.
 
-    arrival, places ──▶ Router ──▶ Decision(place, score of each place, why)
+    arrival, candidates ──▶ Router ──▶ Decision(candidate, score of each candidate, why)
 
-A place is a prefill worker and a decode worker; a unified worker is both halves of its place. Of uneven pools
-each half is chosen by itself, the other half of its places being an idle worker that is the same for all: so
-FlowGuard takes the prefill worker by C and Q, the decode worker by M and L. Routers are pure: what varies
-from call to call (`turn`, how many requests were routed before) is given to them.
+A route candidate (`Place`) is a prefill worker and a decode worker; a unified worker is both halves of its
+candidate. In uneven pools each half is chosen separately, with the same idle worker as the other half of
+every candidate: so FlowGuard chooses the prefill worker by C and Q, the decode worker by M and L. Routers are
+pure: what varies from call to call (`turn`, the number of requests routed before) is an argument.
 """
 
 from bisect import bisect_left
@@ -19,12 +19,18 @@ import numpy as np
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """A worker as its last report and the fleet's own books show it. `queued` requests (of `queued_tokens`
-    prompt tokens) wait or are being prefilled; `timely_tokens` are of those whose first token can still come
-    in time, the last of which for `timely_for` seconds; the first has been at work for `busy` seconds.
-    `coming` sequences will decode there, `decoding` ones do; `blocks_live` of `blocks_total` KV blocks are
-    held by live requests. `silence`: seconds since the last report. `costs`: what its steps cost, if that is
-    known; `speedup`: how much sooner than by plain steps tokens come there now."""
+    """A worker's load, from its last report and the fleet's own bookkeeping.
+
+    * `queued`: requests that wait or are being prefilled, with `queued_tokens` prompt tokens.
+    * `timely_tokens`: those of requests whose first token can still be in time; the last of them for
+      `timely_for` more seconds.
+    * `busy`: seconds that the first of them has been computed for.
+    * `coming`: sequences that will decode there; `decoding`: those that do.
+    * `blocks_live`: of `blocks_total` KV blocks, those that live requests hold.
+    * `silence`: seconds since the last report.
+    * `costs`: what its steps cost, if that is known.
+    * `speedup`: how much faster than plain steps it now generates tokens.
+    """
 
     worker: str
     queued: int = 0
@@ -44,7 +50,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
     @property
     def queue(self) -> float:
-        """Q: queue depth as a share of the sequences that may run."""
+        """Q: queue depth as a share of the maximum number of running sequences."""
         return self.queued / self.max_num_seqs
 
     @property
@@ -54,12 +60,12 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
     @property
     def load(self) -> float:
-        """L: decoding sequences as a share of those that may run."""
+        """L: decoding sequences as a share of the maximum number of running sequences."""
         return self.decoding / self.max_num_seqs
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a request could go. `cached` of its prompt's tokens lie in the prefill worker's cache."""
+    """A route candidate. `cached` of the prompt's tokens are in the prefill worker's prefix cache."""
 
     prefill: WorkerLoad
     decode: WorkerLoad
@@ -67,7 +73,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def memory(self) -> float:
-        """M: the fuller of the two workers."""
+        """M: the memory share of the fuller of the two workers."""
         return max(self.prefill.memory, self.decode.memory)
 
     @property
@@ -77,7 +83,8 @@ class Place(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Arrival:
-    """The request to be routed: its prompt's tokens, and its targets in seconds, if it has any."""
+    """The request to be routed: the number of its prompt tokens, and its targets in seconds, if it has
+    any."""
 
     prompt_tokens: int
     ttft: float | None = None
@@ -86,7 +93,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen place by its index, every score (higher is better; None: not considered), and why."""
+    """The chosen candidate by its index, all scores (higher is better; None: not considered), and the
+    reason."""
 
     chosen: int
     scores: tuple[float | None, ...]
@@ -94,23 +102,23 @@ class Decision:
 
 
 Router = Callable[[Arrival, Sequence[Place], int], Decision]
-"""Takes the arrival, the live places (at least one) and the turn."""
+"""Takes the arrival, the candidates of live workers (at least one) and the turn."""
 
 
 PRINTED_WEIGHTS = (0.4, 0.1, 0.3, 0.2)
-"""FlowGuard's weights in the paper. By them a prompt that is cached outweighs 43 requests in a queue where 32
-may run: groups of prompts that share a head crowd on a few of many pairs."""
+"""FlowGuard's weights as published. With them a cached prompt outweighs 43 queued requests where 32 may run:
+groups of prompts with a common prefix crowd on a few of many pairs."""
 
 
 @dataclass(frozen=True)
 class FlowGuard:
     """StreamServe's router: S = a1·C + a2·(1−M) + a3·(1−Q) + a4·(1−L), the highest wins.
 
-    C is the share of *this* prompt that is cached; `printed` takes the worker's rolling hit rate instead,
-    as the paper has it. Our weights let the queue count most; `PRINTED_WEIGHTS` are the paper's. Places that
-    are overloaded (M + 2·Q > `overload`) or have been silent for longer than `stale` seconds are passed over;
-    if all are, the shortest queue among the live ones takes the request (`printed` counts stale ones in as
-    well, where a dead worker's empty queue wins). Equal scores: shortest queue, then in turn. Raises
+    C is the share of *this* prompt that is cached; `printed` takes the worker's rolling hit rate instead, as
+    published. The default weights let the queue count most; `PRINTED_WEIGHTS` are the paper's. Candidates
+    that are overloaded (M + 2·Q > `overload`) or have been silent for longer than `stale` seconds are
+    skipped; if all are, the shortest queue among the live ones takes the request (`printed` includes stale
+    ones, where a dead worker's empty queue wins). Equal scores: shortest queue, then in turn. Raises
     ValueError unless the weights are not negative and sum to 1.
     """
 
@@ -126,7 +134,7 @@ class FlowGuard:
             raise ValueError("FlowGuard's overload threshold and stale time must be positive")
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        # Every place on every request: written for speed; `score` says what it computes.
+        # Evaluated for every candidate on every request: written for speed. `score` says what it computes.
         a1, a2, a3, a4 = self.weights
         overload, stale, prompt = self.overload, self.stale, max(arrival.prompt_tokens, 1)
         scores: list[float | None] = []
@@ -161,7 +169,7 @@ class FlowGuard:
         return Decision(_best(queues, turn), tuple(scores), "all overloaded or stale: shortest queue")
 
     def score(self, arrival: Arrival, place: Place) -> float:
-        """S of one place."""
+        """Return S of one candidate."""
         a1, a2, a3, a4 = self.weights
         cached = place.prefill.hit_rate if self.printed else _cached_share(arrival, place)
         queue, load = place.prefill.queue, place.decode.load
@@ -169,13 +177,13 @@ class FlowGuard:
 
 
 def round_robin(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-    """Each in turn."""
+    """Choose the candidates in turn."""
     return Decision(turn % len(places), (None,) * len(places), "its turn")
 
 
 @dataclass(frozen=True)
 class RandomChoice:
-    """Uniformly at random, the same for the same seed and turn."""
+    """Chooses uniformly at random, the same for the same seed and turn."""
 
     seed: int = 0
 
@@ -185,14 +193,14 @@ class RandomChoice:
 
 
 def least_loaded(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-    """The fewest requests, queued and decoding."""
+    """Choose the candidate with the fewest requests, queued and decoding."""
     counts = tuple(-float(place.prefill.queued + place.decode.decoding) for place in places)
     return Decision(_best([(count,) for count in counts], turn), counts, "fewest requests")
 
 
 def cache_aware(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-    """The most of the prompt cached, unless its queue is out of balance with the shortest (SGLang's
-    router): then the fewest requests."""
+    """Choose the candidate with the longest cached prefix, unless its queue is out of balance with the
+    shortest (SGLang's router): then the one with the fewest requests."""
     loads = [place.prefill.queued + place.decode.decoding for place in places]
     if max(loads) - min(loads) > 32 and max(loads) > 1.5 * min(loads):
         return least_loaded(arrival, places, turn)
@@ -203,12 +211,11 @@ def cache_aware(arrival: Arrival, places: Sequence[Place], turn: int) -> Decisio
 
 @dataclass(frozen=True)
 class ByClass:
-    """Separate pipelines for classes of latency targets, as AdaServe compares itself with: of n classes the
-    i-th has every n-th place from the i-th on, where there are fewer some share. A request's class is the
+    """Separate pipelines for classes of latency targets, a baseline of AdaServe: of n classes the i-th has
+    every n-th candidate from the i-th on; with fewer candidates, classes share. A request's class is the
     first of the ascending `ends`, in seconds, that its target for the time per output token does not exceed,
-    the last one behind all; among the class's places the fewest requests win. Raises ValueError unless ends
-    are positive, finite and ascend.
-    """
+    or the last class. Among the class's candidates the fewest requests win. Raises ValueError unless the ends
+    are positive, finite and ascending."""
 
     ends: tuple[float, ...]
 
@@ -231,9 +238,9 @@ class ByClass:
 
 @dataclass(frozen=True)
 class Costs:
-    """What steps cost, in seconds: a prefill of so many tokens, and a decode step of so many sequences that
-    hold so many KV tokens in all; each KV token more makes it longer by `token`. `block_size` turns blocks
-    into tokens."""
+    """Costs of steps in seconds: a prefill of so many tokens, and a decode step by number of sequences and
+    the KV tokens that they hold in all; each additional KV token makes it longer by `token`. `block_size`
+    converts blocks into tokens."""
 
     prefill: Callable[[int], float]
     decode: Callable[[int, int], float]
@@ -247,26 +254,29 @@ NOBODY = WorkerLoad(
     blocks_total=1 << 30,
     costs=Costs(prefill=lambda tokens: 0.0, decode=lambda sequences, kv_tokens: 0.0),
 )
-"""The other half of each place where halves of uneven pools are chosen by themselves."""
+"""The idle other half of each candidate where the halves of uneven pools are chosen separately."""
 
 
 @dataclass(frozen=True)
 class Predictive:
-    """Ours: the place where the fewest targets break, and among those where the request is served soonest.
+    """Predictive routing: the candidate where the fewest targets are missed, and among those the one where
+    the request finishes first.
 
-    TTFT = the prefill of what is not cached, in whole blocks so that few prices are to be known, behind all
-    that is queued there and can still be in time (workers put off what cannot), less what has been done of
-    it; TPOT = a decode step of those that decode, or will, with this one more, over what speculation brings
-    there now. Each place is priced by what its own workers' steps cost; where they have not said `fallback`
-    chooses. A place whose KV is too full for the prompt, or whose seats are taken, counts as breaking a
-    target. `output` is how many tokens a request is expected to get; `stale` as FlowGuard's."""
+    TTFT = the prefill of what is not cached, in whole blocks so that few different costs are computed, after
+    all queued prompts that can still be in time (workers put off the others), less what has been done of
+    them. TPOT = a decode step of the sequences that decode, or will, with this one more, divided by the
+    present speedup of speculation there. Each candidate is predicted by the step costs of its own workers;
+    where they are not known, `fallback` chooses. A candidate whose KV is too full for the prompt, or whose
+    sequence slots are taken, counts as missing a target. `output` is the expected number of output tokens;
+    `stale` as FlowGuard's.
+    """
 
     output: int = 128
     stale: float = 1.5
     fallback: Router = FlowGuard()
 
     def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        # Every place on every request: written for speed, as FlowGuard is.
+        # Evaluated for every candidate on every request: written for speed, as FlowGuard is.
         latest, slowest = _or_inf(arrival.ttft), _or_inf(arrival.tpot)
         output, stale = self.output, self.stale
         room = arrival.prompt_tokens + output
@@ -286,8 +296,8 @@ class Predictive:
         return Decision(chosen, scores, "fewest targets broken, then soonest done")
 
     def predict(self, arrival: Arrival, place: Place, first: Costs, further: Costs) -> tuple[float, float]:
-        """Seconds to the first token and for each further one, if the request went there, by what the steps
-        of either half cost."""
+        """Return the predicted seconds to the first token and for each further one, by the step costs of
+        either half."""
         front, back = place.prefill, place.decode
         own, ahead = max(arrival.prompt_tokens - place.cached, 1), front.timely_tokens
         blocks = (own - 1) // first.block_size + 1
@@ -296,7 +306,7 @@ class Predictive:
         rows = back.decoding + back.coming + 1
         step = further.decode(rows, back.blocks_live * further.block_size)
         step += arrival.prompt_tokens * further.token
-        if front is back:  # who prefills where it decodes lets the others wait: they carry some of the queue
+        if front is back:  # prefilling delays the decoding sequences of a unified worker
             step += first.prefill(front.queued_tokens) / self.output
         return ttft, step / back.speedup
 
@@ -316,7 +326,7 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
 
 
 def parse_router(text: str) -> Router:
-    """The router of that name; FlowGuard's weights and threshold may follow as in
+    """Return the router of that name. FlowGuard's weights and threshold may follow as in
     "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50". Raises
     ValueError for anything else."""
     name, *given = text.split(":")
@@ -356,7 +366,7 @@ def _cached_share(arrival: Arrival, place: Place) -> float:
 
 
 def _best(keys: Sequence[tuple[float, ...]], turn: int) -> int:
-    """The index of the greatest key; equal ones take turns."""
+    """Return the index of the greatest key; equal ones take turns."""
     best = max(keys)
     equal = [index for index, key in enumerate(keys) if key == best]
     return equal[turn % len(equal)]

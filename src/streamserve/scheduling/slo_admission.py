@@ -1,8 +1,8 @@
-"""Which prompts are taken in, so that those who decode with a latency target can stay on it.
+"""SLO admission: which prompts may begin, so that decoding requests with a latency target can stay on it.
 
-A prompt that is computed becomes a request that decodes, and makes every step of the others longer. Where
-their targets, and its own, could not all be kept from then on, it waits: so some are served as they asked,
-where otherwise nobody would be. Who holds memory already goes on, whatever comes.
+A computed prompt becomes a decoding request, and makes every step of the others longer. Where their targets
+and its own could not all be met from then on, it waits: so some requests meet their targets where otherwise
+none would. A request that already holds memory always continues.
 """
 
 from collections import Counter
@@ -15,16 +15,16 @@ from streamserve.speculation.outlook import Means
 from streamserve.speculation.shapes import expected_tokens
 
 MOST_ROWS = 4096
-"""A step with more rows than this is no step."""
+"""Most query tokens of a step that are considered."""
 HEADROOM = 0.9
-"""Share of the guesses' expected tokens that is counted on: they are right in streaks."""
+"""Share of the draft tokens' expected accepted tokens that is counted on: acceptance comes in streaks."""
 
 
 class Request(NamedTuple):
-    """One that decodes, or a prompt: its target for the time per output token in seconds (None: it has none,
-    inf: it is past meeting any), and its priority, lower before higher. `remaining` tokens of a prompt are to
-    be computed in `due_in` seconds, if there is a time for that. `forced`: it has waited enough, and goes
-    whatever that does."""
+    """A decoding request, or a prompt. `tpot` is its target for the time per output token in seconds (None:
+    no target; inf: it can no longer meet one), `priority` is lower for more urgent requests. `remaining`
+    tokens of a prompt are to be computed in `due_in` seconds, if it has a deadline. `forced`: it is aged in,
+    whatever the effect."""
 
     tpot: float | None
     remaining: int = 0
@@ -34,19 +34,21 @@ class Request(NamedTuple):
 
     @property
     def pace(self) -> float:
-        """Tokens of it that are due in each second."""
+        """Prompt tokens that are due in each second."""
         return self.remaining / max(self.due_in, 1e-3) if self.due_in is not None else 0.0
 
 
 def counted_on(cover: float, depth: int) -> float:
-    """Tokens that a step brings one request with a chain of so many guesses, of which `cover` are right."""
+    """Return the tokens that a step yields for one request with a chain of `depth` draft tokens, each
+    accepted with probability `cover`."""
     return 1.0 + HEADROOM * (expected_tokens(cover, depth) - 1.0)
 
 
 def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float = 0.0) -> bool:
-    """Whether so many requests with these targets stay on them if they decode together: is there a step of S
-    seconds in which each has the shortest chain that brings it S / tpot tokens? `prompts` rows a second are
-    due of those that have begun, or as many as there were lately, whichever is more."""
+    """Whether requests with these targets meet them if they decode together: is there a step of S seconds in
+    which each has the shortest chain that yields S / tpot tokens? `counts` holds the number of requests by
+    target. `prompts` tokens a second are due of the prompts that have begun, or as many as there were lately,
+    whichever is more."""
     depths = dict.fromkeys(counts, 0)
     others = float(means.others)
     while True:
@@ -70,10 +72,10 @@ def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float
 
 
 def admitted(prompts: Sequence[Request], present: Sequence[Request], means: Means) -> list[bool]:
-    """Which `prompts` are taken in beside those `present`, which decode or have begun. Where not all can be,
-    those that there is least to compute of go first, so that the most are served as they asked; those that
-    are past it come last. Where there is nobody, one is taken in all the same. Nobody is held up by requests
-    of lesser priority, nor by a target that could not even be kept alone."""
+    """Return which `prompts` are admitted to a batch with those `present`, which decode or have begun. Where
+    not all can be, those with the least to compute go first, so that the most targets are met; those that can
+    no longer meet theirs come last. With none present, one is admitted in any case. A prompt is not held up
+    by requests of less urgent priority, nor by a target that is infeasible even alone."""
     alone = replace(means, others=0)
     able = {target: sustainable({target: 1}, alone) for target in {one.tpot for one in (*present, *prompts)}}
     alike = Counter((one.priority, one.tpot if able[one.tpot] else inf) for one in present)

@@ -1,1 +1,1 @@
-"""Settings from flags, environment and a TOML file, and where a model is."""
+"""Settings from flags, environment and a TOML file, and the location of checkpoints."""

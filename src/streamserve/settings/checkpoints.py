@@ -1,4 +1,4 @@
-"""Where a model is: a packaged one by name, a folder, or a repository of the Hugging Face hub."""
+"""Locate a model: a packaged one by name, a folder, or a repository of the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -11,8 +11,11 @@ HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
 def locate(model: str) -> Path:
-    """The folder of `model`. A hub name (`owner/name`, optionally `@revision`) is downloaded if it is not
-    in the hub's cache yet. Raises CheckpointError if there is no such thing."""
+    """Return the folder of `model`.
+
+    A hub name (`owner/name`, optionally `@revision`) is downloaded unless it is in the hub's cache. Raises
+    CheckpointError if there is no such model.
+    """
     if model in EMBEDDED:
         return embedded.path(model)
     folder = Path(model).expanduser()
@@ -29,15 +32,18 @@ def locate(model: str) -> Path:
 
 
 def root_name(model: str, path: str) -> str:
-    """What others can load the tokenizer of `model` from: its hub name, else the folder at `path`."""
+    """Return where to load the tokenizer of `model` from: its hub name, else the folder at `path`."""
     name = model.partition("@")[0]
     local = model in EMBEDDED or Path(model).expanduser().is_dir()
     return path if local else name
 
 
 def packaged_draft(target: Path) -> Path | None:
-    """The packaged draft model, if it fits the checkpoint `target`: the packaged target and whatever was
-    inflated from it share its tokenizer to the byte. None for the draft itself and for every other model."""
+    """Return the packaged draft model, if it fits the checkpoint `target`.
+
+    The packaged target, and every model inflated from it, has a byte-identical tokenizer. None for the draft
+    itself and for every other model.
+    """
     try:
         folder = embedded.path("embedded-draft")
         same = (target / TOKENIZER).read_bytes() == (folder / TOKENIZER).read_bytes()
@@ -47,7 +53,7 @@ def packaged_draft(target: Path) -> Path | None:
 
 
 def _download(model: str) -> Path:
-    from huggingface_hub import snapshot_download  # takes a moment to import
+    from huggingface_hub import snapshot_download  # slow to import
 
     name, _, revision = model.partition("@")
     try:

@@ -1,5 +1,4 @@
-"""Settings of `streamserve draft`, from its flags: those of protocol/config.py's DraftingConfig, and some of
-a model's."""
+"""Settings of `streamserve draft` from its flags: those of DraftingConfig, and some of a model's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from streamserve.settings.resolve import Option, SettingsError, convert, options
 MODEL_OPTIONS = (
     "dtype", "backend", "threads", "max_model_len", "kv_cache_bytes", "num_blocks", "block_size",
 )  # fmt: skip
-"""What of a model's settings a draft model has."""
+"""The model settings that apply to a draft model."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,16 @@ class DraftSettings:
 
 
 def draft_options() -> list[Option]:
-    """Every setting of a draft service but the model's name."""
+    """Return every setting of a draft service except the model's name."""
     own = [option for option in options(ModelConfig) if option.name in MODEL_OPTIONS]
     return [*options(DraftingConfig), *own]
 
 
 def resolve_draft(model: str | None, given: Mapping[str, Any]) -> DraftSettings:
-    """Settings from flags; None counts as not given. Raises SettingsError for bad ones, CheckpointError if
-    the model is not to be found."""
+    """Resolve settings from flags; None counts as not given.
+
+    Raises SettingsError for invalid ones, CheckpointError if the model is not found.
+    """
     values = {name: value for name, value in given.items() if value is not None}
     drafting = convert(values, DraftingConfig)
     _check(drafting)

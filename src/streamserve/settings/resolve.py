@@ -32,16 +32,16 @@ DEFAULT_MODEL = "embedded"
 DRAFTERS = ("none", "ngram")
 """Values of `draft` that name no model, besides auto and self:K."""
 SECRETS = ("api_key", "admin_key")
-"""Settings that are keys: only their digests are kept, so that nothing can print or log them."""
+"""Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
 
 
 class SettingsError(ValueError):
-    """A setting that does not exist, or has a value it cannot have; the message says which and from where."""
+    """An unknown setting or invalid value; the message names the setting and its source."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: `kind` is bool, int, float, str or list; `default` as the field has it."""
+    """One setting: `kind` is bool, int, float, str or list; `default` is the field's default."""
 
     name: str
     kind: type
@@ -51,7 +51,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a server needs: the model's name as given, where and how to load it, how to serve it."""
+    """All settings of a server: the model's name as given, where and how to load it, how to serve it."""
 
     name: str
     model: ModelConfig
@@ -59,7 +59,7 @@ class Settings:
 
 
 def options(*structs: type[msgspec.Struct]) -> list[Option]:
-    """Every setting of these, by default of a server, but the model's name."""
+    """Return every setting of `structs`, by default those of a server, except the model's name."""
     fields = [
         field for one in structs or (ModelConfig, ServerConfig) for field in msgspec.structs.fields(one)
     ]
@@ -93,8 +93,11 @@ def resolve(
     config: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Settings from `given` (flags or keyword arguments; None counts as not given), the environment and the
-    file `config`. Raises SettingsError for bad values, CheckpointError if the model is not to be found."""
+    """Resolve settings from `given` (flags or keyword arguments; None counts as not given), the environment
+    and the file `config`.
+
+    Raises SettingsError for invalid values, CheckpointError if the model is not found.
+    """
     environ = os.environ if environ is None else environ
     names = {option.name for option in options()} | {"model"}
     config = config or environ.get(CONFIG_VARIABLE)
@@ -122,7 +125,7 @@ def resolve(
 
 
 def _draft(config: ModelConfig, target: Path) -> str:
-    """The drafter as given, or the folder of a draft model."""
+    """Return the drafter as given, or the folder of a draft model."""
     draft = config.draft
     if draft == "auto":
         return str(packaged_draft(target) or "none")
@@ -133,7 +136,10 @@ def _draft(config: ModelConfig, target: Path) -> str:
 
 
 def _check_services(config: ModelConfig) -> None:
-    """Draft services: what is said to them is prompts, so elsewhere both sides show keys."""
+    """Check the settings of draft services.
+
+    They receive prompts, so on other machines both sides need keys.
+    """
     try:
         endpoints = parse_endpoints(config.draft)
         if config.draft_key:
@@ -160,7 +166,7 @@ def _check_policy(policy: str) -> None:
 
 
 def topology(server: ServerConfig) -> Topology:
-    """The workers that the settings ask for. Raises SettingsError if they contradict."""
+    """Return the workers that the settings ask for. Raises SettingsError for contradictory settings."""
     if server.pairs and (server.prefill or server.decode):
         raise SettingsError(
             "pairs are as many prefill as decode workers: give either pairs, or prefill and decode"
@@ -191,7 +197,7 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
 
 
 def to_toml(settings: Settings) -> str:
-    """The settings as a file that `--config` reads back to the same."""
+    """Return the settings as a file that `--config` reads back to the same settings."""
     values: dict[str, Any] = {"model": settings.name}
     for struct in (settings.model, settings.server):
         values |= msgspec.to_builtins(struct)
@@ -220,7 +226,7 @@ def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, 
 
 
 def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """The keys given as `secret` and in its file, as digests. No message quotes one."""
+    """Return the digests of the keys given as `secret` and in its file. No error message contains a key."""
     given, file = values.get(secret, ()), values.get(f"{secret}_file")
     texts = [given] if isinstance(given, str) else list(given)
     try:
@@ -241,7 +247,7 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
 
 
 def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
-    """What `env:NAME` stands for; any other text is the key itself."""
+    """Return the value of the variable for `env:NAME`; any other text is the key itself."""
     name = text.removeprefix("env:")
     if name == text:
         return text
@@ -257,7 +263,7 @@ def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> N
 
 
 def convert(values: Mapping[str, Any], struct: type[S]) -> S:
-    """Those of the values that are fields of `struct`. Raises SettingsError for a bad one."""
+    """Convert those values that are fields of `struct`. Raises SettingsError for an invalid one."""
     known = {field.name for field in msgspec.structs.fields(struct)}
     try:
         return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
@@ -270,6 +276,6 @@ def convert(values: Mapping[str, Any], struct: type[S]) -> S:
 
 
 def _allowed(struct: type[msgspec.Struct], name: str) -> list[str]:
-    """The values of a field that has only certain ones."""
+    """Return the allowed values of a field with a Literal type."""
     hint = get_type_hints(struct).get(name)
     return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []

@@ -1,1 +1,2 @@
-"""The same Engine and Fleet on an event heap and a virtual clock, with costs in place of tensors."""
+"""Simulation: the same Engine and Fleet on an event heap and a virtual clock, with costs instead of
+tensors."""

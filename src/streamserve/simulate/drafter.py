@@ -1,8 +1,8 @@
-"""A draft model without tensors, with a KV cache group that is as real as the target's.
+"""A simulated draft model without tensors, with a KV cache group that is managed like the target's.
 
-Each slot of its group holds the token that was written there, as in CostExecutor. What it is told to be
-computed it reads back through the block table, and refuses to go on where that is not what it wrote: a block
-that was trimmed, shared, swapped or moved without its draft KV shows at once.
+Each slot of its group holds the token that was written there, as in CostExecutor. The drafter reads the KV
+that counts as computed back through the block table, and raises where it differs from what it wrote: a block
+that was trimmed, shared, swapped or moved without its draft KV is detected at once.
 """
 
 import random
@@ -16,10 +16,12 @@ from streamserve.speculation.tree import TokenTree
 
 
 class SimulatedDrafter:
-    """engine.plan.Drafter with KV in the DRAFT group of `executor`, whose clock its passes move on.
+    """Implements engine.plan.Drafter with KV in the DRAFT group of `executor`, whose clock its passes
+    advance.
 
-    A drafted token is what the target will say with chance `accuracy`; a tree is late with chance `late`, and
-    then neither it nor its KV counts. `cost` is the seconds of a draft pass over so many query tokens.
+    A draft token equals the target's next token with probability `accuracy`. A tree is late with probability
+    `late`; then neither it nor its KV counts. `cost` is the seconds of a draft pass over that many query
+    tokens.
     """
 
     plane = DRAFT
@@ -40,11 +42,11 @@ class SimulatedDrafter:
         self._synced: dict[int, tuple[int, list[int]]] = {}
         self._trees: dict[int, TokenTree] = {}
         self.trees = 0
-        """Trees that came in time."""
+        """Trees that arrived in time."""
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Read what is unread and draft, a pass a level. Raises RuntimeError if KV that counts as computed is
-        not there, or a slot is missing."""
+        """Read unread tokens and draft, one pass a level. Raises RuntimeError if KV that counts as computed
+        is missing, and IndexError if the block table has too few slots."""
         self._trees = {request.id: self._draft(request) for request in requests}
         self._executor.seconds += self._cost(sum(len(request.new_tokens) for request in requests))
         for level in range(1, max((request.depth for request in requests), default=0)):
@@ -76,7 +78,7 @@ class SimulatedDrafter:
         return tree
 
     def _grow(self, request: DraftRequest, tokens: list[int]) -> TokenTree:
-        """Level by level; the first child of the right path is right with the drafter's accuracy."""
+        """Grow level by level; the first child on the correct path is correct with the drafter's accuracy."""
         vocabulary = self._executor.vocab_size
         names, parents, depths = [tokens[-1]], [-1], [0]
         level, truth, right = [0], list(tokens), 0

@@ -1,9 +1,9 @@
-"""An executor without tensors: a step costs what a curve says, and its text depends on the KV it finds.
+"""An executor without tensors: a step's time comes from a cost curve, its tokens from the KV in its blocks.
 
-Each KV slot holds the token that was written there, so the next token, a hash of everything that the block
-table leads to, comes out wrong as soon as a block is stale, foreign, or was copied too late. That makes the
-simulation a sharp test of scheduling and block bookkeeping as well as a clock. The same holds for blocks that
-are swapped: they are copied beside the step, as late as can be.
+Each KV slot holds the token that was written there, and the next token is a hash of everything that the block
+table refers to, so it is wrong as soon as a block is stale, foreign, or was copied too late. This makes the
+simulation a strict test of scheduling and block management as well as a clock. The same holds for swapped
+blocks: they are copied during the step, as late as allowed.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,8 @@ Tokens = npt.NDArray[np.int64]
 
 
 def next_token(context: Tokens, params: SamplingParams, choice: int, vocab_size: int) -> int:
-    """The pretended model: greedy text depends on the context alone, sampled text on seed and choice too."""
+    """Return the simulated model's next token: greedy text depends on the context alone, sampled text also on
+    seed and choice."""
     noise = b"" if params.greedy else f"{params.seed}/{choice}".encode()
     digest = blake2b(context.tobytes() + noise, digest_size=8).digest()
     return int.from_bytes(digest, "little") % vocab_size
@@ -34,7 +35,7 @@ def next_token(context: Tokens, params: SamplingParams, choice: int, vocab_size:
 def expected_outputs(
     prompt: list[int], params: SamplingParams, choice: int, count: int, vocab_size: int
 ) -> list[int]:
-    """The first `count` tokens that any schedule must give."""
+    """Return the first `count` tokens that any schedule must produce."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(np.array(tokens, np.int64), params, choice, vocab_size))
@@ -42,7 +43,7 @@ def expected_outputs(
 
 
 class CostExecutor:
-    """Carries out plans on an array of token ids; `seconds` is what they cost since somebody set it to 0."""
+    """Runs plans on an array of token ids; `seconds` is their cost since it was last set to 0."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class CostExecutor:
         self._host: Tokens = np.full((planes, swap_blocks, block_size), -1, np.int64)
 
     def receive(self, source: "CostExecutor", copies: list[tuple[int, int]]) -> None:
-        """Take over blocks (block of `source`, own block) as they are now."""
+        """Copy blocks (block of `source`, own block) with their current contents."""
         for theirs, own in copies:
             self._kv[:, own] = source._kv[:, theirs]
 
@@ -91,7 +92,8 @@ class CostExecutor:
         self.states.clear()
 
     def _swap(self, plan: StepPlan, before: Tokens) -> None:
-        """At the end of the step, the latest that it may be: until then who came back finds nothing."""
+        """Swap at the end of the step, the latest time allowed: earlier reads of swapped-in blocks find
+        nothing."""
         if not np.array_equal(before, self._kv[:, [source for source, _ in plan.swap_out]]):
             raise RuntimeError("a block was written while it was copied out")
         for source, host in plan.swap_out:
@@ -113,7 +115,7 @@ class CostExecutor:
         return SpanResult(span.sequence, sampled, self._prompt_logprobs(span))
 
     def _walk(self, span: Span, context: Tokens, choice: int) -> list[int]:
-        """Descend the tree while its guesses are what the model says; one more token at the end."""
+        """Descend the tree while its draft tokens are the model's tokens; return them and one more token."""
         assert span.tree is not None
         params = self.states[span.sequence].params
         node: int | None = 0
@@ -131,12 +133,12 @@ class CostExecutor:
         return [PromptLogprob(token, 0.0, 1, [TopLogprob(token, 0.0)]) for token in following]
 
     def read(self, group: int, blocks: list[int], length: int) -> Tokens:
-        """What a KV group holds at the first `length` positions of a block table."""
+        """Return the tokens in a KV cache group at the first `length` positions of a block table."""
         held: Tokens = self._kv[(group, *self._slots(blocks, 0, length))]
         return held
 
     def write(self, group: int, blocks: list[int], start: int, tokens: list[int]) -> None:
-        """Fill the slots from position `start` of a block table on. Raises IndexError beyond its end."""
+        """Write the slots from position `start` of a block table on. Raises IndexError beyond its end."""
         self._kv[(group, *self._slots(blocks, start, start + len(tokens)))] = tokens
 
     def _slots(self, blocks: list[int], first: int, last: int) -> tuple[Tokens, Tokens]:

@@ -1,4 +1,4 @@
-"""The journal of a simulated worker, and requests that end it wherever it comes to some phase with them."""
+"""The journal of a simulated worker, and requests that crash it when it reaches some phase with them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import ToEngine
 
 PoisonPhase = Literal["prefill", "decode", "draft", "verify", "swap", "transfer"]
-"""Where a poison works: in a chunk of the prompt, in a step for the next token, while it is drafted for,
-where draft tokens are verified, while its KV is swapped, and while it is sent to another worker."""
+"""The phase in which a poison request crashes the worker: in a chunk of the prompt, in a step for the next
+token, while it is drafted for, while draft tokens are verified, while its KV is swapped, and while its KV is
+sent to another worker."""
 
 
 @dataclass(frozen=True)
 class Poison:
-    """A request that ends every worker which comes to `phase` of a step with it; with `company`, only where
-    other requests are at that worker."""
+    """A request that crashes every worker which reaches `phase` of a step with it; with `company`, only where
+    the worker has other requests."""
 
     request: str
     phase: PoisonPhase
@@ -25,19 +26,19 @@ class Poison:
 
 
 class Fallen(Exception):
-    """A worker ended in the midst of what it did."""
+    """A worker crashed in the middle of an operation."""
 
 
 class SimulatedJournal:
-    """What one worker is doing, as its journal in memory would say. `met` is told which request comes to
-    what, and raises Fallen where that ends the worker."""
+    """What one worker is doing, as its in-memory journal records it. `met` is called with each request and
+    the phase it reaches, and raises Fallen where that crashes the worker."""
 
     def __init__(self, met: Callable[[str, PoisonPhase], None]) -> None:
         self._met = met
         self.phase = ""
         self.suspects: frozenset[int] | None = frozenset()
         self.step: tuple[str, frozenset[int] | None] = ("", frozenset())
-        """The latest step's phase and members: until its time is over, it is being computed."""
+        """The latest step's phase and members: it is being computed until its time is over."""
         self.predicted = 0.0
 
     def take(self, message: ToEngine) -> None:
@@ -69,7 +70,7 @@ class SimulatedJournal:
 def _poisonous(
     phase: StepPhase, members: Sequence[Running], plan: StepPlan | None
 ) -> Iterator[tuple[str, PoisonPhase]]:
-    """Which requests are at what, in the terms of a Poison."""
+    """Yield the requests and the phases they reach, in the terms of a Poison."""
     if phase == "draft":
         yield from ((sequence.request, "draft") for sequence in members)
     if plan is None or phase == "commit":

@@ -1,8 +1,8 @@
-"""A drafter for virtual time that plays what a real one did: its trees, scores and hits.
+"""A drafter for virtual time that replays recorded draft trees, with their scores and acceptance.
 
-A recording has, for every position of some texts, the trees that a draft model grew there, by their shape,
-and which of their nodes the target model then said. Here the same trees are grown with the pretended model's
-tokens: where the draft was right, so it is here, and with the same scores. Drafting costs passes.
+A recording contains, for every position of some texts, the shapes of the trees that a draft model grew
+there, and which of their nodes matched the target model. Here the same trees are grown with the simulated
+model's tokens: they are accepted where the recorded ones were, with the same scores. Drafting costs passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,23 +16,24 @@ from streamserve.simulate.executor import CostExecutor, next_token
 from streamserve.speculation.tree import TokenTree
 
 KINDS = ("1", "2", "3", "4", "specinfer")
-"""Shapes that are recorded: beams of such widths, and the fixed tree."""
+"""Shapes that are recorded: beams of width 1 to 4, and SpecInfer's fixed tree."""
 
 Node = tuple[int, float, bool]
-"""Of a recorded node: its parent, the draft's score for it, and whether the target said so."""
+"""A recorded node: its parent, the draft's score for it, and whether it matched the target."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """`trees[kind][p]` are the nodes behind the root, level by level, at position p; the positions of text
-    t are `starts[t]` to `starts[t + 1]`, and `families[t]` tells what kind of task it is."""
+    """`trees[kind][p]` are the nodes after the root, level by level, at position p; the positions of text t
+    are `starts[t]` to `starts[t + 1]`, and `families[t]` is its kind of task."""
 
     trees: dict[str, list[tuple[Node, ...]]]
     starts: tuple[int, ...]
     families: tuple[str, ...]
 
     def tree(self, text: int, output: int, width: int, expansion: bool) -> tuple[Node, ...]:
-        """What was drafted behind the first `output` tokens of a text; who goes on longer begins anew."""
+        """Return the nodes drafted after the first `output` tokens of a text; positions beyond its end wrap
+        around."""
         text %= len(self.families)
         first, end = self.starts[text], self.starts[text + 1]
         kind = "specinfer" if expansion else str(min(max(width, 1), 4))
@@ -40,7 +41,7 @@ class Recording:
 
 
 def pack(recording: Recording) -> dict[str, npt.NDArray[np.generic]]:
-    """As arrays, scores in 256 steps: what `unpack` reads."""
+    """Convert to arrays, with scores in 256 steps, for `unpack`."""
     arrays: dict[str, npt.NDArray[np.generic]] = {
         "starts": np.array(recording.starts, np.int32),
         "families": np.array(recording.families),
@@ -55,7 +56,7 @@ def pack(recording: Recording) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def unpack(arrays: "dict[str, npt.NDArray[np.generic]]") -> Recording:
-    """A recording from its arrays."""
+    """Return a recording from its arrays."""
     trees: dict[str, list[tuple[Node, ...]]] = {}
     for kind in KINDS:
         parents = arrays[f"parent-{kind}"].tolist()
@@ -68,8 +69,8 @@ def unpack(arrays: "dict[str, npt.NDArray[np.generic]]") -> Recording:
 
 
 class RecordedDrafter:
-    """engine.plan.Drafter beside a CostExecutor, whose clock its passes move on. A request's seed says which
-    of the recorded texts it plays. `cost` is the seconds of a draft pass with so many rows."""
+    """Implements engine.plan.Drafter with a CostExecutor, whose clock its passes advance. A request's seed
+    selects the recorded text. `cost` is the seconds of a draft pass with that many rows."""
 
     plane = None
 
@@ -81,7 +82,7 @@ class RecordedDrafter:
         self._trees: dict[int, TokenTree] = {}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Draft at once: a pass a level, over the nodes of that level of all trees."""
+        """Draft at once: one pass a level, over the nodes of that level of all trees."""
         self._trees = {request.id: self._draft(request) for request in requests}
         for level in range(max((request.depth for request in requests), default=0)):
             rows = sum(1 if level == 0 else one.width for one in requests if one.depth > level)
@@ -105,7 +106,7 @@ class RecordedDrafter:
         names, parents, scores, accept, depths = [tokens[-1]], [-1], [1.0], [1.0], [0]
         children = [0]
         context = np.array(tokens, np.int64)
-        truth: list[int] = []  # what the pretended model says next, as far as anybody asked
+        truth: list[int] = []  # the simulated model's next tokens, as far as they are needed
         for parent, score, right in recorded[: request.nodes]:
             depth = depths[parent] + 1
             if depth > request.depth:

@@ -1,4 +1,4 @@
-"""Fleet and engines on one event heap and a virtual clock: a day of serving in seconds, the same each time.
+"""Simulate fleet and engines on one event heap and a virtual clock: fast and deterministic.
 
 heap: (time, number, action)      an action may push others
 Fleet.handle ── Send ──▶ worker's inbox ── Engine.step, costing what its executor says ──▶ Heard
@@ -58,12 +58,12 @@ from streamserve.speculation.policies import parse_policy
 
 REPORT_SECONDS = 0.5
 STALLED_SECONDS = 0.01
-"""After which a worker that found nothing it could do looks again."""
+"""Delay after which a worker that could not start any work tries again."""
 TICK_SECONDS = 0.5
 
 
 class VirtualClock:
-    """Time that moves only when the simulation says so; calling it gives seconds."""
+    """A clock that only the simulation advances; calling it returns seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -74,7 +74,7 @@ class VirtualClock:
 
 @dataclass
 class _Worker:
-    """A pretended process: an engine, the messages it has not taken yet, and whether a step is under way."""
+    """A simulated worker process: an engine, its unread messages, and whether a step is in progress."""
 
     engine: Engine
     executor: CostExecutor
@@ -89,8 +89,9 @@ class _Worker:
 
 @dataclass
 class Fate:
-    """When `moment` comes for the `number`-th time at any worker, the `victims` die, or with `stop` are
-    silent from then on. Who reached the moment gets no further in its step."""
+    """An injected crash: when `moment` occurs for the `number`-th time at any worker, the `victims` die, or
+    with `stop` are silent from then on. The worker that reached the moment does not continue its step if it
+    is one of them."""
 
     moment: Moment
     number: int
@@ -99,7 +100,7 @@ class Fate:
 
 
 class _Fates(Unwatched):
-    """Counts one worker's moments, and raises Fallen where it is not to go on."""
+    """Counts one worker's lifecycle events, and raises Fallen where the worker must not continue."""
 
     def __init__(self, simulation: "Simulation", worker: str) -> None:
         self._simulation = simulation
@@ -111,18 +112,18 @@ class _Fates(Unwatched):
 
 @dataclass(frozen=True)
 class Given:
-    """What a client got, and when."""
+    """What a client received, and when."""
 
     time: float
     what: Deliver | Refuse
 
 
 class Simulation:
-    """Requests go in with `at`, everything that clients are given comes out of `run`, in order of time.
+    """Runs requests added with `at`; `run` returns everything that clients receive, in order of time.
 
-    A worker takes `start_seconds` from its start until it is ready; a KV block `wire_seconds` from one to
-    another. With two `planes` the drafter is a model with KV of its own, which prefill workers have as well.
-    `curve`: what workers say of their steps.
+    A worker is ready `start_seconds` after its start; a KV block takes `wire_seconds` from one worker to
+    another. With two `planes` (KV cache groups) the drafter is a model with separate KV, which prefill
+    workers have as well. `curve`: the step costs that workers report.
     """
 
     def __init__(
@@ -159,11 +160,11 @@ class Simulation:
         self._poisons: list[Poison] = []
         self.deaths = 0
         self.met: list[Moment] = []
-        """The moments at which workers were destined to fall, and did."""
+        """The lifecycle events at which injected crashes have occurred."""
         self._do(self.fleet.start(0.0))
 
     def at(self, time: float, event: Open | Edit | Close | Rest) -> None:
-        """Let a client or an operator do something at `time`."""
+        """Schedule an event of a client or an operator at `time`."""
         self._push(time, lambda: self._handle(event))
 
     def kill(self, time: float, worker: str) -> None:
@@ -171,15 +172,15 @@ class Simulation:
         self._push(time, lambda: self._die(worker))
 
     def destine(self, fate: Fate) -> None:
-        """Let workers die or fall silent at a named moment."""
+        """Let workers die or become silent at a lifecycle event."""
         self._fates.append(fate)
 
     def poison(self, poison: Poison) -> None:
-        """Let a request end every worker that comes to some phase with it."""
+        """Let a request crash every worker that reaches some phase with it."""
         self._poisons.append(poison)
 
     def poisoned(self, worker: str, request: str, phase: PoisonPhase) -> None:
-        """A worker computes something of a request, which may end it."""
+        """Handle that a worker reached `phase` of a request, which may crash it. Raises Fallen then."""
         here = self.workers[worker]
         others = any(s.request != request for s in here.engine.scheduler.sequences.values())
         for poison in self._poisons:
@@ -189,14 +190,15 @@ class Simulation:
                 raise Fallen
 
     def ticks(self) -> None:
-        """Let the fleet look at its workers twice a second, as a server does, while anything happens."""
+        """Let the fleet check its workers twice a second, as a server does, while events are pending."""
         self._hear_reports()
         self._handle(Tick(self._beats()))
         if self._heap:
             self._push(self.clock.now + TICK_SECONDS, self.ticks)
 
     def meet(self, worker: str, moment: Moment) -> None:
-        """A worker has come to a moment, which may be some workers' last."""
+        """Handle that a worker reached a lifecycle event, which may crash workers. Raises Fallen if it is one
+        of them."""
         for fate in [fate for fate in self._fates if fate.moment == moment]:
             fate.number -= 1
             if fate.number:
@@ -212,7 +214,7 @@ class Simulation:
                 raise Fallen
 
     def run(self, until: float = inf) -> list[Given]:
-        """Play everything to its end, or up to a moment."""
+        """Run all events, or those up to the time `until`; return what clients received."""
         while self._heap and self._heap[0][0] <= until:
             self.clock.now, _, action = heapq.heappop(self._heap)
             action()
@@ -227,7 +229,7 @@ class Simulation:
         self._do(self.fleet.handle(event, self.clock.now))
 
     def _hear_reports(self) -> None:
-        """What workers would have told meanwhile: they report at least every half second."""
+        """Deliver the reports that are due: workers report at least every half second."""
         for name, worker in self.workers.items():
             known = self.fleet.workers[name]
             alive = worker.incarnation >= 0 and not worker.stopped and not worker.busy
@@ -235,7 +237,7 @@ class Simulation:
                 self._do(self.fleet.handle(self._report(name, worker), self.clock.now))
 
     def _beats(self) -> dict[tuple[str, int], Beat]:
-        """The signs of life that workers leave in their journals, while they are in a step too."""
+        """Return the heartbeats that workers leave in their journals, also during a step."""
         return {
             (name, worker.incarnation): Beat(
                 self.clock.now,
@@ -303,7 +305,8 @@ class Simulation:
         return self._planes > 1 or name not in self.fleet.config.topology.prefill
 
     def _transport(self, name: str, executor: CostExecutor) -> SimulatedTransport:
-        """Writes into the pools of the workers that live when a push lands, and wakes its own worker then."""
+        """Return a transport into the pools of the workers that are alive when a push lands; it wakes its
+        worker then."""
 
         def pool(path: str) -> CostExecutor | None:
             target, _, incarnation = path.rpartition("/")
@@ -327,7 +330,7 @@ class Simulation:
         return SimulatedTransport(executor, pool, later, self._wire_seconds, self.clock, step_left)
 
     def _say(self, worker: str, incarnation: int, message: FromWorker, delay: float) -> None:
-        """What a worker says arrives after `delay`, unless it died by then."""
+        """Deliver a worker's message after `delay`, unless the worker has died by then."""
 
         def arrive() -> None:
             if self.workers[worker].incarnation == incarnation:
@@ -343,7 +346,7 @@ class Simulation:
         self._push(self.clock.now, lambda: self._step(command.worker, worker))
 
     def _step(self, name: str, worker: _Worker) -> None:
-        """Start a step if the worker is idle and there is something to do."""
+        """Start a step if the worker is idle and has work."""
         if not worker.busy and not worker.stopped and self.workers[name] is worker:
             with suppress(Fallen):
                 self._step_now(name, worker)
@@ -363,7 +366,7 @@ class Simulation:
             self._push(self.clock.now + seconds, lambda: self._step_done(name, worker, events))
         else:
             self._tell_transfers(name, worker)
-            if worker.engine.has_work:  # there is no memory for it now, or it was just evicted
+            if worker.engine.has_work:  # no memory is free for it now, or it was just evicted
                 self._push(self.clock.now + STALLED_SECONDS, lambda: self._step(name, worker))
 
     def _tell_transfers(self, name: str, worker: _Worker) -> None:
@@ -383,7 +386,8 @@ class Simulation:
             self._step(name, worker)
 
     def _die(self, name: str, worker: _Worker | None = None) -> None:
-        """A dead worker's engine is dropped with all that was on its way from it; no other than `worker`."""
+        """Kill a worker: drop its engine and the messages in flight from it. With `worker`, only if it is
+        still that one."""
         if worker not in (None, self.workers[name]):
             return
         worker = self.workers[name]
@@ -396,7 +400,7 @@ class Simulation:
         self._handle(Lost(name, incarnation, "it was killed", suspects, phase))
 
     def _stop(self, name: str, worker: _Worker) -> None:
-        """A stopped worker does nothing more, and nobody is told; time passes until that is noticed."""
+        """Silence a worker: it does nothing more, and the fleet must detect it by the passing of time."""
         worker.stopped = True
         if self.workers[name] is worker and worker.incarnation >= 0:
             self._hear_reports()

@@ -1,4 +1,4 @@
-"""KV transport in virtual time: blocks are copied when they land, so one that was reused too early shows."""
+"""KV transport in virtual time: blocks are copied when they arrive, which exposes blocks reused too early."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from streamserve.protocol.tickets import CacheAddress
 from streamserve.simulate.executor import CostExecutor
 
 Later = Callable[[float, Callable[[], None]], None]
-"""Do something after so many seconds, unless the worker that wanted it has died by then."""
+"""Call a function after that many seconds, unless the worker that scheduled it has died by then."""
 
 
 LAYERS = 16
-"""Layers that a pretended model is thought to have."""
+"""Layers that a simulated model is assumed to have."""
 
 
 @dataclass
 class _Push:
-    """Blocks for the pool at an address. They are all there at `ready`; None: where the step ends that fills
-    them, and that has not begun."""
+    """Blocks for the pool at an address. `ready` is when they are all computed; None if the step that fills
+    them has not begun."""
 
     job: int
     to: CacheAddress
@@ -27,9 +27,9 @@ class _Push:
 
 
 class SimulatedTransport:
-    """Writes blocks of `own` into the pool that `pool` finds at an address, None if its worker is gone. One
-    push after another takes the wire for `block_seconds` a block. Of blocks that a step fills the last layer
-    leaves when it ends; `step_left` tells how many seconds after `clock` the running step does."""
+    """Writes blocks of `own` into the pool that `pool` returns for an address, None if its worker is gone.
+    Pushes use the wire one after another, for `block_seconds` a block. The last layer of blocks that a step
+    fills leaves when the step ends; `step_left` returns how many seconds after `clock` that is."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class SimulatedTransport:
         return landed
 
     def _begun(self, push: _Push) -> None:
-        """The step that fills its blocks has begun."""
+        """Note that the step that fills the push's blocks has begun."""
         if push.ready is None:
             push.ready = self._clock() + self._step_left()
 
     def _send(self) -> None:
-        """Put the first of the queue on the wire."""
+        """Send the first push of the queue."""
         push = self._queue[0]
         self._begun(push)
         seconds = self._block_seconds * len(push.copies)

@@ -1,9 +1,9 @@
-"""How likely guesses are accepted: learned online from what became of earlier ones.
+"""Acceptance probabilities of draft tokens, learned online from the results of earlier ones.
 
-A drafter gives each guess a feature between 0 and 1 that grows with its chances (a softmax value, a gap
-between perturbed scores), but says nothing about the chances themselves. So guesses are counted in bins of
-it, apart for greedy and sampled requests and for a node's best guess and its siblings, and the frequencies,
-made monotone, are the calibrated *conditional* acceptance: given that the parent was accepted.
+A drafter gives each draft token a feature between 0 and 1 that grows with its acceptance (a softmax value, a
+gap between perturbed scores), but not the probability itself. So draft tokens are counted in bins of the
+feature, separately for greedy and sampled requests and for a node's best child and its siblings. The
+frequencies, made monotone, are the calibrated *conditional* acceptance: given that the parent was accepted.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from streamserve.speculation.tree import TokenTree
 
 BINS = 12
 PRIOR = 6.0
-"""Observations that the prior of a bin counts for."""
+"""Number of observations that the prior of a bin counts for."""
 MEMORY = 2000.0
 """Observations of a bin after which older ones fade, so that a change of traffic is noticed."""
 
@@ -24,7 +24,7 @@ Table = NDArray[np.float64]
 
 
 class Acceptance:
-    """Counts of one engine's guesses by [class, bin]; a class is (sampled?, sibling?)."""
+    """Counts of one engine's draft tokens by [class, bin]; a class is (sampled?, sibling?)."""
 
     def __init__(self) -> None:
         centre = [(place + 0.5) / BINS for place in range(BINS)]
@@ -35,7 +35,7 @@ class Acceptance:
         self._stale = 0
 
     def calibrate(self, tree: TokenTree, sampled: bool) -> TokenTree:
-        """The tree with calibrated path acceptances in place of the drafter's own."""
+        """Return the tree with calibrated path acceptances in place of the drafter's own."""
         best, sibling = self._monotone[2 * sampled : 2 * sampled + 2]
         accept = [1.0]
         nodes = zip(tree.parents, tree.scores, first_children(tree), strict=True)
@@ -44,12 +44,12 @@ class Acceptance:
         return TokenTree(tree.tokens, tree.parents, tree.scores, tuple(accept), tree.draws)
 
     def learn(self, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
-        """Take in that the target chose `tokens`, whatever part of `tree` was verified."""
+        """Record that the target chose `tokens`, whatever part of `tree` was verified."""
         reached = tree.follow(tokens)
         asked, first = reached[: len(tokens)], first_children(tree)
         for node, parent in enumerate(tree.parents):
             if parent not in asked:
-                continue  # nobody asked whether it would have been right
+                continue  # its parent was not accepted: unknown
             kind, place = 2 * sampled + (not first[node]), _bin(tree.scores[node])
             tested, accepted = self.tested[kind], self.accepted[kind]
             if tested[place] > MEMORY:
@@ -69,7 +69,7 @@ class Acceptance:
 
 
 def first_children(tree: TokenTree) -> list[bool]:
-    """Of each node: is it its parent's best guess? Drafters order children by score."""
+    """Return, for each node, whether it is its parent's best child. Drafters order children by score."""
     seen: set[int] = set()
     first = []
     for parent in tree.parents:
@@ -79,7 +79,8 @@ def first_children(tree: TokenTree) -> list[bool]:
 
 
 def isotonic(values: Table, weights: Table) -> Table:
-    """The non-decreasing sequence nearest to `values` in weighted least squares (pool adjacent violators)."""
+    """Return the non-decreasing sequence nearest to `values` in weighted least squares (pool adjacent
+    violators)."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, members
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         pool = (value, weight, 1)

@@ -1,8 +1,8 @@
-"""AdaServe: token trees that first meet each request's latency target, then bring the most tokens.
+"""AdaServe: token trees that first meet each request's latency target, then maximise expected tokens.
 
-A budget B of query tokens is what a pass takes before it turns compute-bound; the roots, one token for each
-decoding request, come out of it first. A tree's expected tokens are the sum of f(v) over its nodes, f the
-probability that the whole path to a node is accepted, and 1 for the root.
+The budget B is the number of query tokens that a pass takes before it turns compute-bound; the roots, one
+token for each decoding request, come out of it first. A tree's expected tokens are the sum of f(v) over its
+nodes, f being the probability that the whole path to a node is accepted, and 1 for the root.
 """
 
 import heapq
@@ -16,32 +16,33 @@ from streamserve.speculation.tree import TokenTree
 MOST_DEPTH, MOST_WIDTH = 8, 4
 """D_max and W_max of Algorithm 2."""
 MOST_PICKED = 16
-"""n_max: nodes, the root included, that the pass for targets gives one request at most."""
+"""n_max: the most nodes, the root included, that the selection for targets gives one request."""
 MARGINAL = (256, 512)
-"""Rows between which a pass is taken for compute-bound, to read off what a further row costs."""
+"""Query tokens between which a pass is taken to be compute-bound, to read off the cost of one more."""
 
 Kept = list[list[int]]
 """For each tree the nodes to verify, ascending, with the root."""
 
 
 def token_budget(step: Seconds) -> int:
-    """B = T(1) / marginal cost of a token: on a roofline, the rows at which its two parts meet."""
+    """Return B = T(1) / marginal cost of a token: on a roofline, the number of query tokens at its ridge
+    point."""
     low, high = MARGINAL
     marginal = (step(high) - step(low)) / (high - low)
     return max(1, min(round(step(1) / marginal), high)) if marginal > 0 else high
 
 
 def beam(budget: int, requests: int) -> Shape:
-    """The candidate trees to draft for so many requests: equations 8 and 9."""
+    """Return the shape of the candidate trees for so many requests: equations 8 and 9."""
     return Shape(
         max(1, min(MOST_DEPTH, ceil(budget / requests))), max(1, min(MOST_WIDTH, budget // requests))
     )
 
 
 def optimal(trees: Sequence[TokenTree], needs: Sequence[float], budget: int) -> Kept | None:
-    """Algorithm 1: trees of at most `budget` nodes in all (printed forgets the roots, equation 1 does not)
-    with the most expected tokens among those where each reaches its need A_i. None, INVALID, if there are
-    none."""
+    """Run Algorithm 1: return the trees of at most `budget` nodes in all (as published it omits the roots,
+    equation 1 does not) with the most expected tokens among those where each reaches its need A_i. None,
+    INVALID, if there are none."""
     left = budget - len(trees)
     if left < 0:
         return None
@@ -59,11 +60,12 @@ def optimal(trees: Sequence[TokenTree], needs: Sequence[float], budget: int) -> 
 
 
 def customized(trees: Sequence[TokenTree], needs: Sequence[float], left: int, printed: bool = False) -> Kept:
-    """Algorithm 2's selection: in descending need A, nodes until a request's tree reaches it (or the most
-    that its depth can bring, or n_max nodes), then the best of all. `left` is the budget behind all roots.
+    """Run Algorithm 2's selection: in descending need A, nodes until a request's tree reaches it (or the most
+    that its depth can yield, or n_max nodes), then the best of all. `left` is the budget after all roots.
 
-    `printed` follows the text to the letter: both passes go on while the budget is *not below* zero, which
-    spends one too many, and a node counts with the probability given its parent, as if that were certain.
+    `printed` follows the algorithm as published: both passes continue while the budget is *not below* zero,
+    which spends one too many, and a node counts with the probability given its parent, as if the parent were
+    certain.
     """
     left += printed and left >= 0
     kept: Kept = [[0] for _ in trees]
@@ -82,8 +84,8 @@ def customized(trees: Sequence[TokenTree], needs: Sequence[float], left: int, pr
 
 
 def equal_greedy(trees: Sequence[TokenTree], left: int) -> Kept:
-    """The budget behind the roots in even parts, each spent on that request's best nodes: EAGLE-2 with a
-    budget."""
+    """Divide the budget after the roots into even parts, each spent on that request's best nodes: EAGLE-2
+    with a budget."""
     if left <= 0:
         return [[0] for _ in trees]
     share, more = divmod(left, len(trees))
@@ -93,23 +95,23 @@ def equal_greedy(trees: Sequence[TokenTree], left: int) -> Kept:
 
 
 def global_greedy(trees: Sequence[TokenTree], left: int) -> Kept:
-    """The budget behind the roots spent on the best nodes of all, whatever anybody needs."""
+    """Spend the budget after the roots on the best nodes of all, whatever the needs."""
     return add_best(trees, [[0] for _ in trees], left)
 
 
 def needed(needs: Iterable[Need], seconds: float) -> list[float]:
-    """A_i of every request for a step of `seconds`."""
+    """Return A_i of every request for a step of `seconds`."""
     return [need.tokens(seconds) for need in needs]
 
 
 def likeliest(tree: TokenTree) -> Iterator[int]:
-    """All nodes but the root, the likeliest path first and a parent always before its children: nodes come
-    in an order where parents precede, which settles ties."""
+    """Return all nodes but the root, the likeliest path first and a parent always before its children: ties
+    are in node order, where parents come first."""
     return iter(sorted(range(1, len(tree)), key=lambda node: (-tree.accept[node], node)))
 
 
 def add_best(trees: Sequence[TokenTree], kept: Kept, left: int) -> Kept:
-    """`kept` and the `left` best nodes of all that are not among them; ascending."""
+    """Return `kept` with the `left` best of the other nodes added; ascending."""
     taken = [set(nodes) for nodes in kept]
     rest = (
         (-tree.accept[node], number, node)

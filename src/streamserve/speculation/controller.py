@@ -1,7 +1,8 @@
-"""Speculation in the engine: which shapes to ask for, which guesses to verify, and learning from the outcome.
+"""The speculation controller: chooses shapes to draft and draft tokens to verify, and learns from the
+results.
 
-The engine asks `shapes` before drafting, `choose` once the trees are there, and tells `drafted`, `verified`
-and `stepped` what happened. policies.py decides; this holds what it decides upon.
+The engine calls `shapes` before drafting, `choose` once the trees have arrived, and `drafted`, `verified` and
+`stepped` with the results. policies.py decides; this module keeps the statistics it decides by.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,31 +25,31 @@ from streamserve.speculation.tree import TokenTree
 from streamserve.speculation.trials import Trials
 
 PROBE_EVERY = 64
-"""Plain steps after which one request is drafted for, so that what was learned stays true."""
+"""Plain steps after which one request gets draft tokens, so that the statistics stay current."""
 PROBE = Shape(2, 1)
 FIRST_HITS = (0.7, 0.08, 0.04, 0.02)
-"""How often a node's first, second, … guess is right, as long as nothing is known."""
+"""Initial probability that a node's first, second, … candidate token is accepted."""
 DRAFT_TRIAL = 64
-"""Steps before speculation is tried that pays only if its steps take less than is thought."""
+"""Steps before a trial of speculation that only pays if its steps are cheaper than estimated."""
 TRIAL_LEVELS = 4
 TRIAL_STEPS = 4.0
-"""Such a trial is a chain of up to twice so many draft tokens, where present ones are no longer than so many;
-its step takes at most so many times the present one, as far as is known."""
+"""Such a trial is a chain of up to twice TRIAL_LEVELS draft tokens, made where present chains have at most
+TRIAL_LEVELS. Its step takes at most TRIAL_STEPS times the present one, as far as is known."""
 TRIAL_GAIN = 1.4
-"""Throughput that it must promise, by that of now."""
+"""Throughput that a trial must promise, relative to the present one."""
 DOUBT = 20.0
-"""Guesses at a level of trees that must be seen before they count as much as what holds a level above."""
+"""Observations of a tree level after which they weigh as much as the statistics of the level above."""
 MEMORY = 400.0
-"""Verified guesses of a level after which older ones fade from what shapes are chosen by."""
+"""Observations of a level after which older ones fade from the statistics that shapes are chosen by."""
 RECENT = 0.1
-"""Share of the last step in the recent throughput."""
+"""Weight of the last step in the recent throughput."""
 CATCH_UP = 32
-"""A draft that first had to read more tokens than this says nothing about the cost of drafting."""
+"""Drafting that first had to read more tokens than this is no measurement of the cost of drafting."""
 
 
 @dataclass
 class Counters:
-    """What speculation did so far, as in SpeculationReport."""
+    """Totals of speculation so far, as in SpeculationReport."""
 
     drafts: int = 0
     drafted: int = 0
@@ -63,9 +64,9 @@ class Counters:
 
 
 class Speculation:
-    """The state of one engine's speculation. `prior` is the cost of a step in seconds by rows and KV tokens,
-    from a profile or a guess; only ratios matter until steps were timed. `draft` is that of a level of trees
-    by rows; without it an eighth of a step is assumed."""
+    """The state of one engine's speculation. `prior` is the cost of a step in seconds by query tokens and KV
+    tokens, from a profile or a default; only ratios matter until steps were timed. `draft` is the cost of one
+    tree level by number of nodes; without it an eighth of a step is assumed."""
 
     def __init__(
         self,
@@ -95,9 +96,10 @@ class Speculation:
         self, wanting: Sequence[Candidate], others: int, kv_tokens: int, nodes: int,
         bystanders: Sequence[Need] = (), load: float = 0.0,
     ) -> list[Shape]:  # fmt: skip
-        """A shape for each of the decoding requests, within their limits and `nodes` each, in a step of
-        `others` rows besides that reads `kv_tokens`; PLAIN where nothing is to be drafted. `bystanders` are
-        the needs of those among the others that decode, `load` the share of places taken."""
+        """Return a shape for each decoding request, within its limits and `nodes` draft tokens each; PLAIN
+        where nothing is to be drafted. The step has `others` further query tokens and reads `kv_tokens`.
+        `bystanders` are the needs of decoding requests without draft tokens in the batch, `load` the share of
+        sequence slots taken."""
         self._drafted = {}
         if self.policy.kind == "off" or not wanting:
             return [PLAIN] * len(wanting)
@@ -134,8 +136,8 @@ class Speculation:
         return [fit(PROBE, one.depth, one.nodes) if i == number else PLAIN for i, one in enumerate(wanting)]
 
     def _tries_plain(self, outlook: Outlook, chosen: Sequence[Shape]) -> bool:
-        """Whether this step is to be a plain one, to see what those take now: not where speculation would pay
-        even if they took a third of what is thought."""
+        """Whether this step is to be a plain one, to measure the present cost of plain steps. It is not where
+        speculation would pay even if they took a third of the estimate."""
         requests = len(chosen)
         if self.policy.kind != "goodput" or not self._plain_trials.due(requests):
             return False
@@ -146,8 +148,8 @@ class Speculation:
         return True
 
     def _tried_shape(self, outlook: Outlook, chosen: Sequence[Shape], kv_tokens: int) -> Shape:
-        """Now and then the shortest chain that would pay more than what is chosen if steps that are not known
-        took a third of what is thought; PLAIN where none would, or it is not the time."""
+        """Return, at intervals, the shortest chain that would pay more than the chosen shapes if steps of
+        unknown cost took a third of the estimate; PLAIN where none would, or no trial is due."""
         requests = len(chosen)
         small = max(shape.depth for shape in chosen) <= TRIAL_LEVELS
         if not (self.policy.kind == "goodput" and self._draft_trials.due(requests) and small):
@@ -165,23 +167,25 @@ class Speculation:
         return PLAIN
 
     def reading(self, decoding: int, kv_tokens: int) -> Callable[[int, float], bool]:
-        """In a step where so many decode: whether a request of which the draft has `unread` tokens should be
-        guessed for, if `left` tokens are expected of it yet: reading takes no longer than guesses should
-        save. Only `goodput` asks for the price."""
+        """Return, for a step with `decoding` sequences, a function that tells whether to draft for a request
+        of which the draft model has `unread` tokens to read and `left` output tokens are expected: the
+        reading must take no longer than draft tokens should save. Policies other than `goodput` always
+        draft."""
         if self.policy.kind != "goodput":
             return lambda unread, left: True
         brings = expected_by_level(self._covers()[0], SURE_LEVELS)
         saved = (1 - 1 / brings) * self.step_cost(decoding, kv_tokens) / max(decoding, 1)
-        price = cache(lambda stretches: self.pass_cost(stretches * CATCH_UP, 0))  # often the same, for many
+        price = cache(lambda stretches: self.pass_cost(stretches * CATCH_UP, 0))  # requests share values
         return lambda unread, left: unread <= CATCH_UP or price(-(-unread // CATCH_UP)) <= left * saved
 
     @property
     def guessing(self) -> bool:
-        """Whether requests are guessed for these days: then drafts should know their prompts."""
+        """Whether requests have draft tokens at present, so that draft models should read their prompts."""
         return self.policy.kind != "off" and not self._plain_steps
 
     def _draft_cost(self, shapes: Sequence[Shape]) -> float:
-        """What drafting trees of these shapes takes: a pass a level, over the nodes of that level."""
+        """Return the seconds of drafting trees of these shapes: a pass for each level, over the nodes of that
+        level."""
         first = shapes[0] if shapes else PLAIN
         if all(shape is first for shape in shapes):
             return first.depth * self.pass_cost(len(shapes) * first.width, 0)
@@ -195,7 +199,7 @@ class Speculation:
         return seconds
 
     def drafted(self, shapes: Sequence[Shape], catch_up: int, seconds: float) -> None:
-        """Take in that drafting these shapes took `seconds`, `catch_up` tokens read before."""
+        """Record that drafting these shapes took `seconds`, including `catch_up` tokens read before."""
         self.counters.draft_seconds += seconds
         self.drafting_seconds = seconds
         depth = max((shape.depth for shape in shapes), default=0)
@@ -207,9 +211,13 @@ class Speculation:
         self, trees: Mapping[int, TokenTree], sampled: Mapping[int, bool], plain: int,
         needs: Mapping[int, Need], kv_tokens: int, spent: float, budget: int, asked: Mapping[int, Shape],
     ) -> dict[int, TokenTree]:  # fmt: skip
-        """The part of each request's tree that is worth verifying. `plain` rows are in the step without any;
-        `needs` are those of all requests that decode in it; `spent` seconds went into drafting. `asked` are
-        the shapes that were asked for."""
+        """Return the part of each request's tree that is worth verifying.
+
+        * `plain`: query tokens of the step without draft tokens.
+        * `needs`: those of all requests that decode in it.
+        * `spent`: seconds of drafting.
+        * `asked`: the shapes that were requested.
+        """
         counters = self.counters
         counters.drafts += len(trees)
         counters.drafted += sum(len(tree) - 1 for tree in trees.values())
@@ -217,7 +225,7 @@ class Speculation:
         self._drafted, self._asked = calibrated, dict(asked)
         judged = calibrated if self.policy.calibrated else trees
         probing = self._plain_steps or self._trial is self._draft_trials
-        if probing or not trees:  # a probe is verified whatever it costs
+        if probing or not trees:  # a probe is verified at any cost
             return dict(judged)
         drafted = Drafted(
             trees=list(judged.values()),
@@ -233,9 +241,9 @@ class Speculation:
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 
     def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
-        """Take in what the target chose for a request whose `tree` was verified, if only its root: `tokens`,
-        the last of them beyond the accepted path. Guesses that were drafted but not verified are judged by
-        them too: who looked at verified ones alone would think better of guesses than they are."""
+        """Record what the target sampled for a request whose `tree` was verified, even if only its root.
+        `tokens` are the accepted path and one more. Draft tokens that were not selected for verification are
+        judged by them too: statistics of verified ones alone would overestimate acceptance."""
         drafted = self._drafted.get(id)
         if drafted is not None:
             self.acceptance.learn(drafted, tokens, sampled)
@@ -256,8 +264,8 @@ class Speculation:
             counters.accepted_at[depth] += 1
 
     def stepped(self, rows: int, kv_tokens: int, seconds: float, tokens: int = 0) -> None:
-        """Take in that a step of so many rows took `seconds` in the executor and brought `tokens`; comes
-        before `verified`."""
+        """Record that a step of `rows` query tokens took `seconds` in the executor and yielded `tokens`. Call
+        it before `verified`."""
         if self._trial:
             self._trial.found(self.step_cost(rows, kv_tokens), seconds)
             self._trial = None
@@ -267,7 +275,7 @@ class Speculation:
         self._step_guesses = self._step_accepted = self._step_tested = 0
 
     def report(self) -> SpeculationReport:
-        """The counters now."""
+        """Return the counters as of now."""
         counts: dict[str, Any] = {
             name: list(count) if isinstance(count, list) else count
             for name, count in vars(self.counters).items()
@@ -275,14 +283,15 @@ class Speculation:
         return SpeculationReport(**counts)
 
     def alone(self) -> tuple[float, float, int]:
-        """For one request: seconds of drafting a guess, the chance that it is right, and how many are made
-        at most; nothing as long as nothing was drafted."""
+        """Return, for one request: seconds of drafting a token, the probability that it is accepted, and the
+        maximum depth; zeros as long as nothing was drafted."""
         if self.policy.kind == "off" or not self.counters.drafts:
             return 0.0, 0.0, 0
         return self.pass_cost(1, 0), self._covers()[0][0], MOST_DEPTH
 
     def means(self, kv_tokens: int, others: int) -> Means:
-        """What decoding takes and brings these days, in steps of `others` rows besides that read so much."""
+        """Return the present averages of decoding, for steps with `others` further query tokens that read
+        `kv_tokens`."""
         depth = SURE_LEVELS if self.policy.kind != "off" and self.counters.drafts else 0
         return Means(
             step=cache(lambda rows: self.step_cost(rows, kv_tokens)),
@@ -293,8 +302,9 @@ class Speculation:
         )
 
     def _covers(self) -> list[list[float]]:
-        """The chance, by number of guesses and level, that the next token is among a node's best 1, 2, …,
-        given that all above it were right: who is right for long is easy to guess for."""
+        """Return, by width and level, the probability that the next token is among a node's best 1, 2, …
+        candidates, given that all tokens above it were accepted. It may rise with the level: a text with long
+        accepted paths is easy to draft for."""
         if self._known_covers is None:
             above, levels = list(FIRST_HITS), []
             for hits, tried in zip(self._hits, self._tried, strict=True):
@@ -307,7 +317,8 @@ class Speculation:
         return self._known_covers
 
     def _learn_covers(self, tree: TokenTree, tokens: Sequence[int], asked: Shape) -> None:
-        """What was asked for, but not thought worth guessing, was not guessed right."""
+        """Record the levels that `tokens` reach. Nodes that were requested but not drafted count as not
+        accepted."""
         path = tree.follow(tokens)
         self._known_covers = None
         for level, parent in enumerate(path[: min(len(tokens), asked.depth, MOST_LEVELS)]):
@@ -319,13 +330,13 @@ class Speculation:
                     hits[rank] /= 2
                 tried[rank] += 1
             if right is not None:
-                rank = tree.parents[:right].count(parent)  # siblings that were thought likelier
+                rank = tree.parents[:right].count(parent)  # siblings with a higher score
                 if rank < len(WIDTHS):
                     hits[rank] += 1
 
 
 def _prospect(outlook: Outlook, shapes: Sequence[Shape]) -> tuple[float, float, int]:
-    """Of drafting and verifying these shapes: expected tokens, seconds, and query tokens of the step."""
+    """Return the expected tokens, the seconds and the query tokens of drafting and verifying these shapes."""
     tokens = sum(
         expected_by_level(outlook.covers[shape.width - 1], shape.depth) if shape.depth else 1.0
         for shape in shapes
@@ -335,12 +346,12 @@ def _prospect(outlook: Outlook, shapes: Sequence[Shape]) -> tuple[float, float, 
 
 
 def _count(histogram: list[int], number: int) -> None:
-    """One more that is `number`, which is counted in `histogram[number - 1]`."""
+    """Count `number` in `histogram[number - 1]`."""
     histogram += [0] * (number - len(histogram))
     histogram[number - 1] += 1
 
 
 def guessed_cost(rows: int, kv_tokens: int) -> float:
-    """Where there is no profile: relative costs of a machine that can compute some 64 rows in the time it
-    takes to read the weights. Steps correct it from the first one on."""
+    """Return a default cost without a profile: relative costs of a machine that computes about 64 query
+    tokens in the time it takes to read the weights. Steps correct it from the first one on."""
     return 0.01 * max(1.0, 0.9 + rows / 64) + 1e-7 * kv_tokens

@@ -1,15 +1,15 @@
-"""Goodput-optimal speculation: what latency targets ask for, then as many tokens a second as there can be.
+"""Goodput-optimal speculation: meet latency targets first, then maximise tokens a second.
 
-Before anything is drafted, the best shape is compared with plain decoding by what each is expected to bring.
-Once trees are there (and their cost is spent), requests with a target get the nodes that keep them on it, and
-then the likeliest nodes of all requests are taken together, as many as maximise expected tokens over time.
-What prompt chunks cost in the same step is paid in any case and left out, or guesses would seem cheap beside
-them. Measured cost curves are staircases, so every number of nodes is looked at, not only up to the first
-that does not pay.
+Before drafting, the best shape is compared with plain decoding by expected tokens a second. Once trees are
+there (and their cost is spent), requests with a target get the nodes that keep them on it. Then the likeliest
+nodes of all requests are taken together, as many as maximise expected tokens over time. What prompt chunks
+cost in the same step is paid in any case and left out, or draft tokens would seem cheap in comparison.
+Measured cost curves are staircases, so every number of nodes is considered, not only up to the first that
+does not pay.
 
 Every node makes the step longer, so the needs of all grow with it: a set of requests is on target when it is
-at the *running* step time. Where not all can be, those that take the fewest nodes go first, and who cannot be
-helped in this step gets what costs the others who are behind less than it brings.
+at the resulting step time. Where not all can be, those that take the fewest nodes go first. Requests that
+cannot be on target after this step get nodes as long as these cost the others that lag less than they yield.
 """
 
 from bisect import bisect_left
@@ -26,24 +26,24 @@ from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_le
 from streamserve.speculation.slo import Need
 
 SLOWEST = 0.9
-"""Requests without guesses, or without a target, keep this share of the speed they would have without
+"""Requests without draft tokens, or without a target, keep this share of the speed they would have without
 speculation."""
 
 STEPS = 8
-"""Steps over which a request that is behind its target is to catch up."""
+"""Catch-up horizon: steps over which a request that lags its target is to catch up."""
 LEEWAY = 1.0
-"""Tokens by which one that is on target may fall behind, where others get more by it."""
+"""Slack in tokens: a request that is on target may fall this far below it, where others gain more by it."""
 WIDTHS = (1, 2, 3, 4)
 STRETCH = 16
-"""Numbers of nodes that are looked at closer only if the best of them could be the best of all."""
+"""Width of the intervals of node counts; an interval is searched only if its bound could hold the optimum."""
 MOST_LEVELS = 16
 TARGET_LEVELS = 8
-"""The deepest tree for all, and for those that lag behind the others."""
+"""The deepest tree common to all requests (MOST_LEVELS), and of those that lag the others (TARGET_LEVELS)."""
 
 
 def shapes(outlook: Outlook) -> list[Shape]:
-    """A shape for each candidate: the best for all, and where it leaves targets unmet, deeper ones for those
-    they can help."""
+    """Return a shape for each candidate: the best common one, and where it leaves targets unmet, deeper ones
+    for the requests that they bring on target."""
     requests = outlook.candidates
     common = best_shape(
         len(requests), outlook.others, outlook.covers, outlook.step,
@@ -80,11 +80,11 @@ def best_shape(
     depth: int,
     nodes: int,
 ) -> Shape:
-    """The shape with the most expected tokens a second for `requests` that decode beside `others` rows that
-    cannot be guessed for; PLAIN if none beats plain decoding.
+    """Return the shape with the most expected tokens a second for `requests` decoding requests in a batch
+    with `others` query tokens that have no draft tokens; PLAIN if none beats plain decoding.
 
-    `covers[w - 1][l]` is the chance at level l that the next token is among a node's best w guesses; `draft`
-    is the cost of drafting a shape; `depth` and `nodes` are the largest allowed for a request.
+    `covers[w - 1][l]` is the probability at level l that the next token is among a node's best w candidates;
+    `draft` is the cost of drafting a shape; `depth` and `nodes` are the maxima for a request.
     """
     if not requests:
         return PLAIN
@@ -98,7 +98,7 @@ def best_shape(
                 break
             reached *= covers[width - 1][min(levels, len(covers[width - 1])) - 1]
             expected += reached
-            # What is deeper takes longer: the time of the last shape that was priced is a lower bound.
+            # Deeper shapes take longer: the time of the last shape evaluated is a lower bound.
             if known and requests * expected <= best_rate * known:
                 continue
             known = draft(shape) + step(requests * (1 + shape.nodes) + others) - paid
@@ -109,11 +109,11 @@ def best_shape(
 
 
 def select(drafted: Drafted) -> Kept:
-    """Which nodes of each tree to verify: those that targets need, and of the others as many as maximise
-    F(k) / (spent + T(k)), F the expected tokens of the k likeliest nodes.
+    """Return which nodes of each tree to verify: those that targets need, and of the others as many as
+    maximise F(k) / (spent + T(k)), F being the expected tokens of the k likeliest nodes.
 
-    The step never becomes longer than a request that is on target can stand, give or take `LEEWAY`, nor,
-    where some have neither target nor tree, than leaves them `SLOWEST` of their speed.
+    The step never becomes longer than a request on target tolerates, with a slack of `LEEWAY` tokens; where
+    requests have neither target nor tree, they keep `SLOWEST` of their speed.
     """
     if drafted.trees and all(need.tpot is None for need in (*drafted.needs, *drafted.bystanders)):
         return _select_untargeted(drafted)
@@ -128,10 +128,10 @@ def select(drafted: Drafted) -> Kept:
 
 
 def _select_untargeted(drafted: Drafted) -> Kept:
-    """`select` where nobody has a target: many nodes at once."""
+    """Do as `select` does, where no request has a target: vectorised over all nodes."""
     sizes = [len(tree) - 1 for tree in drafted.trees]
     chances = np.array([*chain.from_iterable(tree.accept[1:] for tree in drafted.trees)], np.float64)
-    # Of equals the first: a parent stands before its children, and is as likely at least.
+    # The first of equals: a parent precedes its children, and is at least as likely.
     order = np.argsort(-chances, kind="stable")[: max(drafted.budget, 0)]
     expected = len(sizes) + np.concatenate(([0.0], np.cumsum(chances[order])))
     plain = drafted.step(drafted.plain)
@@ -144,12 +144,14 @@ def _select_untargeted(drafted: Drafted) -> Kept:
 
 
 def _best_count(expected: NDArray[np.float64], drafted: Drafted, paid: float, limit: float) -> int:
-    """The k with the highest `expected[k]` a second; the step with k guesses takes at most `limit` in all."""
+    """Return the k with the highest `expected[k]` a second; the step with k draft tokens takes at most
+    `limit` in all."""
 
     def seconds(guesses: int) -> float:
         return drafted.spent + drafted.step(drafted.plain + guesses)
 
-    # Steps get longer: a stretch is no better than its last number in the time of its shorter end.
+    # Step time never falls: an interval's rate is at most that of its last count in the time of its shorter
+    # end.
     firsts = range(0, len(expected), STRETCH)
     lasts = [min(first + STRETCH, len(expected)) - 1 for first in firsts]
     bounds = [
@@ -169,8 +171,9 @@ def _best_count(expected: NDArray[np.float64], drafted: Drafted, paid: float, li
 
 
 class _Targets:
-    """The targets of one step. `ladders[i][m]` are the expected tokens of request i with its m likeliest
-    nodes; bystanders have a ladder of one rung. `met` are those that their nodes keep on target."""
+    """The targets of one step. `ladders[i][m]` is the cumulative acceptance: the expected tokens of request i
+    with its m likeliest nodes; requests without draft tokens have one entry. `met` are those that their nodes
+    keep on target."""
 
     def __init__(self, drafted: Drafted, ladders: Sequence[Sequence[float]]) -> None:
         self.drafted = drafted
@@ -182,11 +185,12 @@ class _Targets:
         self.limit = plain / SLOWEST if left_out else inf
 
     def seconds(self, guesses: int) -> float:
-        """The step's time with so many guesses, drafting included."""
+        """Return the step's time with so many draft tokens, drafting included."""
         return self.drafted.spent + self.drafted.step(self.drafted.plain + guesses)
 
     def meet(self) -> list[int]:
-        """Nodes for as many requests as can be on target behind this step, who takes the fewest first."""
+        """Return node counts that bring as many requests as possible on target after this step, those that
+        take the fewest nodes first."""
         counts = [0] * len(self.needs)
         start = self.seconds(0)
         asked = {
@@ -208,8 +212,8 @@ class _Targets:
         return counts
 
     def _settle(self, members: Sequence[int]) -> list[int] | None:
-        """The fewest nodes with which all members are on target at the time that these nodes take; None if
-        there are none. (Nodes are only ever added, so the first point that holds is the least.)"""
+        """Return the fewest nodes with which all members are on target at the time that these nodes take;
+        None if there are none. (Counts only grow, so the first fixed point is the least.)"""
         counts = [0] * len(self.needs)
         while True:
             total = sum(counts)
@@ -227,8 +231,8 @@ class _Targets:
                 return counts
 
     def help_others(self, counts: Sequence[int]) -> list[int]:
-        """For those that stay behind, who needs least first, nodes that bring one of them more tokens than
-        their time costs all of them: f(v) > dT sum(1 / tpot)."""
+        """Add nodes for the requests that stay below target, those that need least first, while they bring
+        one of them more tokens than their time costs all of them: f(v) > dT sum(1 / tpot)."""
         counts, total, met = list(counts), sum(counts), set(self.met)
         behind = [i for i, need in enumerate(self.needs) if need.tpot is not None and i not in met]
         price = sum(1 / (self.needs[i].tpot or inf) for i in behind)
@@ -245,8 +249,8 @@ class _Targets:
         return counts
 
     def ceiling(self, counts: Sequence[int]) -> float:
-        """How long the step may take so that whoever is on target stays there, or falls behind by no more
-        than the next steps make up for."""
+        """Return how long the step may take so that requests on target stay there, or fall below by no more
+        than the slack that the next steps make up for."""
         slacks = (self.needs[i].slack(self.ladders[i][counts[i]] + LEEWAY) for i in self.met)
         return min(self.limit, min(slacks, default=inf))
 
@@ -254,7 +258,7 @@ class _Targets:
 def _most_tokens(
     drafted: Drafted, chances: Sequence[Sequence[float]], counts: Sequence[int], targets: _Targets
 ) -> list[int]:
-    """As many further nodes, the likeliest of all first, as give the most expected tokens a second."""
+    """Add the likeliest further nodes of all trees, as many as maximise expected tokens a second."""
     counts = list(counts)
     used = sum(counts)
     rest = sorted(
@@ -283,8 +287,8 @@ def _most_tokens(
 
 
 def spread(need: Need) -> Need:
-    """The need of a request that is behind its target, if it is to catch up over `STEPS` steps: who asked for
-    all of it in one would mostly ask for what cannot be."""
+    """Return the need of a request that lags its target, with the lag distributed over `STEPS` steps: to
+    catch up in one step is mostly infeasible."""
     if need.tpot is None or need.tpot == inf:
         return need
     behind = need.decode_seconds - need.decoded * need.tpot
@@ -294,8 +298,8 @@ def spread(need: Need) -> Need:
 
 
 def with_floor(needs: Sequence[Need], plain: float) -> list[Need]:
-    """Beside requests with a target, those without one need `SLOWEST` of the speed of a plain step of `plain`
-    seconds; among themselves they need nothing."""
+    """Return the needs, where those without a target need `SLOWEST` of the speed of a plain step of `plain`
+    seconds if other requests have a target, and nothing otherwise."""
     if all(need.tpot is None for need in needs):
         return list(needs)
     floor = Need(tpot=plain / SLOWEST)
@@ -318,8 +322,8 @@ def _expected(outlook: Outlook, shape: Shape) -> float:
 def _prospect(
     outlook: Outlook, needs: Sequence[Need], chosen: Sequence[Shape]
 ) -> tuple[float, tuple[int, float]]:
-    """With these shapes: seconds of drafting and step; how many are on target behind it and, of what is
-    equal in that, tokens a second."""
+    """Return, for these shapes: seconds of drafting and step; how many requests are on target after it and,
+    as a tie-break, tokens a second."""
     rows = len(chosen) + outlook.others
     seconds = outlook.draft(chosen) + outlook.step(rows + sum(shape.nodes for shape in chosen))
     known = {shape: _expected(outlook, shape) for shape in set(chosen)}

@@ -1,10 +1,10 @@
-"""A cost curve that learns: what a profile said, corrected by what steps really took.
+"""A cost curve that learns online: a profile, corrected by measured step times.
 
-A correction is a factor on the profile's figure, by bins of query tokens. Bins are single numbers of tokens
-up to 128, since plain steps and speculating ones that are compared with them may differ by one token. A bin
-that was never seen, or not lately, takes the factor of the nearest bins that were. Whatever the profile says,
-a step with more tokens costs no less than one with fewer: where bins contradict each other, the lower figure
-stands, since disturbances only add time.
+A correction is a factor on the profile's value, by bins of query tokens. Up to 128, a bin is a single number
+of tokens, since plain steps and speculating ones that are compared with them may differ by one token. A bin
+without observations, or without recent ones, takes the factor of the nearest bins that have some. Whatever
+the profile says, a step with more tokens costs no less than one with fewer: where bins contradict each other,
+the lower value stands, since disturbances only add time.
 """
 
 import math
@@ -15,50 +15,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 0.1
-"""Least share of a new observation in a correction."""
+"""Least weight of a new observation in a correction."""
 
 LIMIT = 3.0
-"""A single observation counts as at most this factor above or below what was expected: machines hiccup."""
+"""A single observation counts as at most this factor above or below the expected value, to limit outliers."""
 
 FADE = 100.0
-"""Steps in which the weight of a bin that was seen once falls to 1/e; one seen n times keeps it n times
-longer. Else a single hiccup would keep a number of tokens from ever being tried again."""
+"""Steps in which the weight of a bin with one observation falls to 1/e; n observations last n times longer.
+Otherwise a single outlier would keep a number of tokens from ever being tried again."""
 
 FAMILIAR = 20.0
-"""Weight from which a bin's figure is taken as it is; those of the others follow within `STALE` steps."""
+"""Weight from which a bin's value is used at once; the other bins' factors follow within `STALE` steps."""
 
 NEIGHBOURS = 0.25
-"""Weight of what the next known bins say in the figure of a bin, beside its own observations."""
+"""Weight of the nearest known bins in the value of a bin, relative to its own observations."""
 
 REMEMBERED = 0.02
-"""Weight from which a bin's figure bounds hopes for larger ones."""
+"""Weight from which a bin's value is a lower bound for larger ones in `at_least`."""
 
 DOUBT_RATE = 0.01
-"""Share of a step in how much steps contradict the profile."""
+"""Weight of a step in the running average of the profile's error."""
 CONTRADICTED = 1.25
-"""Factor between what steps take and the profile says from which it is contradicted."""
+"""Factor between measured and profiled step times from which the profile is contradicted."""
 LONG = 300
-"""Steps that are seen before it is."""
+"""Steps observed before the profile can be contradicted."""
 
 KNOWN = 0.5
-"""Weight from which a bin's figure bounds those of others."""
+"""Weight from which a bin's value bounds those of others."""
 
 STALE = 16
-"""Steps after which the factors of all bins are worked out anew at the latest."""
+"""Steps after which the factors of all bins are recomputed at the latest."""
 
 KV_CHANGE = 1.5
 """Factor by which the KV of a step must differ before bins are compared at it anew."""
 KV_LEAST = 1024
 
 LEAST = 1e-12
-"""Seconds that anything takes."""
+"""Least time of anything, in seconds."""
 
 EXACT = 128
 LARGEST = 1024
 
 
 def _edges() -> list[int]:
-    """Query tokens at which a new bin begins: each number up to 128, then steps of a twelfth."""
+    """Return the numbers of query tokens at which a new bin begins: each number up to 128, then steps of a
+    twelfth."""
     edges = list(range(1, EXACT + 1))
     while edges[-1] < LARGEST:
         edges.append(max(edges[-1] + 1, round(edges[-1] * 13 / 12)))
@@ -71,7 +72,7 @@ _LOG_EDGES = np.log2(EDGES)
 
 
 class RefinedCost:
-    """Seconds of a step from its query tokens and the KV tokens it reads; `prior` is what a profile says."""
+    """Seconds of a step by query tokens and the KV tokens it reads; `prior` is the profile."""
 
     def __init__(self, prior: Callable[[int, int], float]) -> None:
         self._prior = prior
@@ -84,7 +85,7 @@ class RefinedCost:
         self._doubt = 0.0
         self._worked_out = 0
         self._kv = -1
-        self._rows = list(EDGES)  # of each bin the number of tokens that it was last seen with
+        self._rows = list(EDGES)  # for each bin, the query tokens of its latest step
         self._figures = np.ones(len(EDGES))
 
     def __call__(self, rows: int, kv_tokens: int) -> float:
@@ -92,21 +93,21 @@ class RefinedCost:
 
     @property
     def observed(self) -> bool:
-        """Whether any step was ever seen."""
+        """Whether any step was observed."""
         return self._steps > 0
 
     @property
     def contradicted(self) -> bool:
-        """Whether steps have for long taken another time than the profile says, by more than a quarter."""
+        """Whether step times have long differed from the profile, by more than a quarter."""
         return self._since >= LONG and self._doubt > math.log(CONTRADICTED)
 
     @property
     def disagreement(self) -> float:
-        """The factor, above 1, by which steps and the profile differed lately."""
+        """The factor, above 1, by which step times and the profile have differed lately."""
         return math.exp(self._doubt)
 
     def replace_prior(self, prior: Callable[[int, int], float]) -> None:
-        """Go on with another profile; what was learned of the seconds of steps stays."""
+        """Replace the profile; the learned step times are kept."""
         before, kv_tokens = self._prior, max(self._kv, 0)
         figures = [(max(before(n, kv_tokens), LEAST), max(prior(n, kv_tokens), LEAST)) for n in self._rows]
         self._log = [log + math.log(old / new) for log, (old, new) in zip(self._log, figures, strict=True)]
@@ -116,14 +117,14 @@ class RefinedCost:
             self._work_out(kv_tokens)
 
     def weight(self, rows: int) -> float:
-        """How many times steps with so many query tokens were seen lately."""
+        """Return the weight of the bin: how often steps with so many query tokens were observed lately."""
         place = _place(rows)
         count = self._count[place]
         return count and count * math.exp((self._seen[place] - self._steps) / (FADE * count))
 
     def at_least(self, rows: int, kv_tokens: int) -> float:
-        """What a step with so many query tokens takes if those that were hardly seen took a third of what is
-        thought: but no less than one with fewer tokens that was."""
+        """Return the cost of a step with so many query tokens if steps with few observations took a third of
+        the estimate, but no less than a step with fewer tokens that was observed."""
         thought = self(rows, kv_tokens)
         if self.weight(rows) >= KNOWN:
             return thought
@@ -133,12 +134,12 @@ class RefinedCost:
         return max(thought / LIMIT, bound)
 
     def observe(self, rows: int, kv_tokens: int, seconds: float) -> None:
-        """Take in that a step took `seconds`."""
+        """Record that a step took `seconds`."""
         place, expected = _place(rows), self._prior(rows, kv_tokens)
-        if seconds <= 0 or expected <= 0:  # the clock is too coarse for it
+        if seconds <= 0 or expected <= 0:  # the clock is too coarse to measure it
             return
         now = seconds / expected
-        if self._steps:  # with nothing known the first look is trusted as it is, later ones not blindly
+        if self._steps:  # the first observation is trusted as it is, later ones are limited
             known = self._factors[place]
             now = min(max(now, known / LIMIT), known * LIMIT)
         weight = 1.0 + self.weight(rows)
@@ -151,12 +152,12 @@ class RefinedCost:
             self._rows[place], self._figures[place] = rows, self._prior(rows, max(self._kv, 0))
         self._log[place], self._count[place], self._seen[place] = after, weight, self._steps
         if weight <= FAMILIAR or self._steps - self._worked_out >= STALE:
-            self._work_out(kv_tokens)  # 0.1 ms: not after every step of a small model
+            self._work_out(kv_tokens)  # takes 0.1 ms: not after every step of a small model
         else:
             self._factors[place] = math.exp(after)
 
     def _work_out(self, kv_tokens: int) -> None:
-        """The factors of all bins from what was seen of each."""
+        """Compute the factors of all bins from their observations."""
         self._worked_out = self._steps
         log, count, seen_at = np.array(self._log), np.array(self._count), np.array(self._seen)
         weights = count * np.exp((seen_at - self._steps) / (FADE * np.maximum(count, 1.0)))
@@ -164,7 +165,7 @@ class RefinedCost:
         places = np.flatnonzero(known)
         logs = log[places]
         near = np.interp(_LOG_EDGES, _LOG_EDGES[places], logs)
-        if len(places) > 1:  # of a known bin itself, what those next to it say
+        if len(places) > 1:  # for a known bin, interpolate between its neighbours
             beside = _LOG_EDGES[places]
             left, right = np.r_[1, : len(places) - 1], np.r_[1 : len(places), len(places) - 2]
             share = (beside - beside[left]) / np.where(left == right, 1.0, beside[right] - beside[left])
@@ -178,7 +179,7 @@ class RefinedCost:
         self._factors = (np.minimum(np.maximum(costs, least), most) / figures).tolist()
 
     def _prior_figures(self, kv_tokens: int) -> NDArray[np.float64]:
-        """What the profile says of each bin, at about so much KV."""
+        """Return the profile's value for each bin, at about so much KV."""
         high, low = max(kv_tokens, self._kv), min(kv_tokens, self._kv)
         if self._kv < 0 or (high > KV_CHANGE * low and high - low > KV_LEAST):
             self._kv = kv_tokens

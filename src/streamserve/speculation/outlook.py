@@ -1,4 +1,4 @@
-"""What a speculation policy may know of a step: before anything is drafted, and once the trees are there."""
+"""Inputs of a speculation policy: a step before drafting, and once the trees have arrived."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from streamserve.speculation.slo import NO_NEED, Need
 from streamserve.speculation.tree import TokenTree
 
 SURE_LEVELS = 4
-"""Guesses in a row that are counted on: as texts differ, a mean says too much of long chains."""
+"""Consecutive draft tokens that are counted on: texts differ, so a mean overestimates long chains."""
 
 
 class Candidate(NamedTuple):
-    """A decoding request that can be drafted for: how deep its tree may be, how many nodes there is room
-    for, what its latency target asks, and its priority (lower is more urgent)."""
+    """A decoding request that may have draft tokens: the maximum depth of its tree, the maximum number of
+    nodes, its latency need, and its priority (lower is more urgent)."""
 
     depth: int
     nodes: int
@@ -27,12 +27,16 @@ class Candidate(NamedTuple):
 class Outlook:
     """A step before drafting.
 
-    `others` rows of the step are not of `candidates`; `bystanders` are the needs of those among them that
-    decode. `step(rows)` and `draft(shapes)` are seconds; `covers[w - 1][l]` is the chance at level l that the
-    next token is among a node's best w guesses, given that all above it were right. `nodes` bounds each
-    request's guesses. `load` is the share of the engine's places taken; `acceptance` the share of the last
-    step's guesses that was accepted (None where there were none), `right` how many that were of those
-    `tested`: what stands behind a wrong guess was not. `throughput` is tokens a second, lately.
+    * `others`: query tokens of the step that are not of `candidates`; `bystanders` are the needs of the
+      decoding requests among them.
+    * `step(rows)` and `draft(shapes)`: seconds.
+    * `covers[w - 1][l]`: the probability at level l that the next token is among a node's best w candidates,
+      given that all above it were accepted.
+    * `nodes`: the most draft tokens of each request.
+    * `load`: the share of the engine's sequence slots taken.
+    * `acceptance`: the share of the last step's draft tokens that was accepted (None if there were none).
+    * `right`: how many were accepted of those `tested`: draft tokens after a rejected one were not tested.
+    * `throughput`: recent tokens a second.
     """
 
     candidates: Sequence[Candidate]
@@ -51,9 +55,9 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A step once the trees are there. `needs[i]` is that of the request of `trees[i]`, `bystanders` are
-    those of requests that decode without a tree. The step has `plain` rows without any guess, and may have
-    `budget` guesses; `spent` seconds went into drafting."""
+    """A step once the trees have arrived. `needs[i]` is that of the request of `trees[i]`, `bystanders` are
+    those of decoding requests without a tree. The step has `plain` query tokens without draft tokens, and may
+    have `budget` draft tokens; drafting took `spent` seconds."""
 
     trees: Sequence[TokenTree]
     needs: Sequence[Need]
@@ -65,15 +69,15 @@ class Drafted:
 
     @property
     def decoding(self) -> int:
-        """Requests that decode, with a tree or without."""
+        """Number of decoding requests, with a tree or without."""
         return len(self.trees) + len(self.bystanders)
 
 
 @dataclass(frozen=True)
 class Means:
-    """What decoding takes and brings: `step(rows)` are the seconds of a step, `draft(requests)` those of one
-    level of guesses for so many; a guess is right with probability `cover`, and up to `depth` are made in a
-    row (0: nobody guesses). Beside what decodes a step has `others` rows of prompts, on average."""
+    """Averages of decoding: `step(rows)` is the seconds of a step, `draft(requests)` those of one level of
+    draft tokens for so many requests. A draft token is accepted with probability `cover`, and chains have up
+    to `depth` (0: no speculation). A step also has `others` prompt tokens, on average."""
 
     step: Callable[[int], float]
     draft: Callable[[int], float]

@@ -1,4 +1,4 @@
-"""How much is guessed: the policies by name, what each asks drafters for and what it verifies of it."""
+"""The speculation policies by name: what each requests from drafters, and what it verifies."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from streamserve.speculation.shapes import PLAIN, SPECINFER, Shape
 from streamserve.speculation.specustream import Flow
 
 MOST_DEPTH = 20
-"""The deepest tree anybody asks for, and the widest."""
+"""The greatest depth and the greatest width of a tree that can be requested."""
 
 BUDGETED = ("adaserve", "adaserve-printed", "equal-greedy", "global-greedy")
 NAMES = (
@@ -17,24 +17,26 @@ NAMES = (
 )  # fmt: skip
 THRESHOLD_DEPTH = 4
 SMALL_BATCH, LARGE_BATCH = 8, 32
-"""`threshold` guesses up to the one, and from the other on not at all; between them for urgent requests."""
+"""`threshold` drafts in batches of up to SMALL_BATCH, and not at all from LARGE_BATCH on; between them only
+for urgent requests."""
 
 
 @dataclass(frozen=True)
 class SpeculationPolicy:
-    """A policy by name; `fixed` always asks for `shape`, the others find theirs."""
+    """A policy by name; `fixed` always requests `shape`, the others compute theirs."""
 
     kind: str
     shape: Shape = PLAIN
 
     @property
     def calibrated(self) -> bool:
-        """Whether guesses are judged by how often such ones were accepted, and not by the draft alone."""
+        """Whether draft tokens are judged by calibrated acceptance instead of the drafter's own scores."""
         return self.kind != "adaserve-printed"
 
 
 def parse_policy(text: str) -> SpeculationPolicy:
-    """One of NAMES, `fixed:DEPTH` or `fixed-tree:WIDTHxDEPTH`. Raises ValueError for anything else."""
+    """Return the policy for one of NAMES, `fixed:DEPTH` or `fixed-tree:WIDTHxDEPTH`. Raises ValueError for
+    anything else."""
     kind, _, rest = text.partition(":")
     if text in NAMES:
         return SpeculationPolicy(text, SPECINFER if text == "specinfer-tree" else PLAIN)
@@ -50,7 +52,8 @@ def parse_policy(text: str) -> SpeculationPolicy:
 
 
 def shapes(policy: SpeculationPolicy, outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
-    """What to draft for each candidate, and what SpecuStream remembers of it; the others pass that on."""
+    """Return what to draft for each candidate, and SpecuStream's new state; other policies return it
+    unchanged."""
     count = len(outlook.candidates)
     match policy.kind:
         case "off":
@@ -73,7 +76,7 @@ def shapes(policy: SpeculationPolicy, outlook: Outlook, flow: Flow) -> tuple[lis
 
 
 def select(policy: SpeculationPolicy, drafted: Drafted) -> list[list[int]]:
-    """Which nodes of each tree to verify, ascending and with the root."""
+    """Return which nodes of each tree to verify, ascending and with the root."""
     if policy.kind == "goodput":
         return goodput.select(drafted)
     if policy.kind not in BUDGETED:

@@ -1,17 +1,18 @@
-"""What a drafter is asked for: how deep and how wide a tree."""
+"""The shape of a draft tree: its depth and width."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 Seconds = Callable[[int], float]
-"""Seconds of a step with so many query rows."""
+"""Seconds of a step with so many query tokens."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Levels, and nodes a level (the root not counted). With an `expansion` every node of level l has
-    `expansion[l]` children instead, whatever their chances; `width` is then that of the widest level."""
+    """Number of levels, and of nodes a level (the root not counted). With an `expansion` every node of level
+    l has `expansion[l]` children instead, whatever their probabilities; `width` is then that of the widest
+    level."""
 
     depth: int
     width: int
@@ -19,7 +20,7 @@ class Shape:
 
     @property
     def nodes(self) -> int:
-        """Nodes in all."""
+        """Total number of nodes."""
         if self.expansion:
             return sum(prod(self.expansion[: level + 1]) for level in range(self.depth))
         return self.depth * self.width
@@ -28,11 +29,11 @@ class Shape:
 PLAIN = Shape(0, 0)
 
 SPECINFER = Shape(8, 3, (1, 1, 3, 1, 1, 1, 1, 1))
-"""SpecInfer's fixed tree, as AdaServe compares with it."""
+"""SpecInfer's fixed tree, a baseline of AdaServe."""
 
 
 def fit(shape: Shape, depth: int, nodes: int) -> Shape:
-    """The shape, cut to at most so many levels and nodes."""
+    """Return the shape, truncated to at most so many levels and nodes."""
     levels = min(shape.depth, depth)
     if shape.expansion:
         while Shape(levels, shape.width, shape.expansion).nodes > nodes:
@@ -46,14 +47,14 @@ def fit(shape: Shape, depth: int, nodes: int) -> Shape:
 
 
 def expected_tokens(cover: float, depth: int) -> float:
-    """Tokens that a step brings one request if each level has the next token with probability `cover`: the
-    accepted ones and the target's own, (1 - c^(d+1)) / (1 - c)."""
+    """Return the tokens that a step yields for one request if each level has the next token with probability
+    `cover`: the accepted ones and the target's own, (1 - c^(d+1)) / (1 - c)."""
     return depth + 1.0 if cover >= 1.0 else (1.0 - cover ** (depth + 1)) / (1.0 - cover)
 
 
 def expected_by_level(covers: Sequence[float], depth: int) -> float:
-    """The same where `covers[l]` is the probability at level l, given that all above it were right; the last
-    one holds for all deeper levels."""
+    """Return the same where `covers[l]` is the probability at level l, given that all above it were accepted;
+    the last one holds for all deeper levels."""
     expected = reached = 1.0
     for level in range(depth):
         reached *= covers[min(level, len(covers) - 1)]

@@ -1,12 +1,14 @@
-"""SpecuStream: the depth of a chain of guesses from how well the last ones did, the load and the throughput.
+"""SpecuStream: the depth of a chain of draft tokens from the recent acceptance, the load and the throughput.
 
-*printed* is its Algorithm 4: once a request, a flow vector f of h numbers that starts at zero. It stores
-gradients and uses them as rates, so a constant acceptance a settles at mean(f) = a/2, and the magnitude
-hardly sees volatility; the depth never goes below its base. *equations* takes its equations 10, 15 and 16 for
-the throughput, which then feeds itself. *mended* stores rates and adapts at every step. A rate is of guesses
-that were put to the test: of all guesses it would fall with the depth that it decides on; and of SAMPLE of
-them at least: of a few it swings by chance, which is no volatility. None of them knows what verification
-costs.
+* *printed* is Algorithm 4 as published: run once a request, with a flow vector f of h numbers that starts at
+  zero. It stores gradients and uses them as rates, so a constant acceptance a settles at mean(f) = a/2, and
+  the magnitude hardly reflects volatility; the depth never goes below its base.
+* *equations* takes equations 10, 15 and 16 for the throughput, which then feeds back into itself.
+* *mended* is corrected: it stores rates and adapts at every step. A rate is of tested draft tokens: of all
+  draft tokens it would fall with the depth that it decides on. It is of at least SAMPLE of them: a rate of a
+  few varies by chance, which is no volatility.
+
+None of them knows what verification costs.
 """
 
 from collections.abc import Mapping
@@ -22,14 +24,14 @@ TARGET = 400.0
 """Tokens a second that the throughput is compared with."""
 LARGEST_LOAD = 0.9
 SAMPLE = 32
-"""Tested guesses of which *mended* takes a rate, at least."""
+"""Least number of tested draft tokens for one rate of *mended*."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What is remembered between steps: the flow vector and where its next number goes; with *equations* the
-    recent throughput; with both printed ones each decoding request's depth and the cap that came with it;
-    with *mended* how many guesses were tested since the last rate, and right."""
+    """State between steps: the flow vector and the index of its next number; with *equations* the recent
+    throughput; with *printed* and *equations* each decoding request's depth and the cap that came with it;
+    with *mended* how many draft tokens were tested since the last rate, and accepted."""
 
     values: tuple[float, ...] = ()
     turn: int = 0
@@ -41,8 +43,8 @@ class Flow:
 
 
 def printed(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[Shape], Flow]:
-    """Algorithm 4: a request keeps the depth it got with its first step. A pass verifies guesses of at most
-    `micro_batch` sequences, those that rank first; the others decode plainly beside them."""
+    """Run Algorithm 4: a request keeps the depth of its first step. A pass verifies draft tokens of at most
+    `micro_batch` sequences, those of highest rank; the others decode plainly in the same batch."""
     known = {one.id: flow.depths[one.id] for one in outlook.candidates if one.id in flow.depths}
     for one in outlook.candidates:
         if one.id not in known:
@@ -59,7 +61,7 @@ def printed(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list
 def adapt(
     flow: Flow, acceptance: float, load: float, throughput: float, equations: bool = False
 ) -> tuple[Flow, int]:
-    """One run of Algorithm 4: the flow behind it, and the depth."""
+    """Run Algorithm 4 once: return the new flow, and the depth."""
     values = list(flow.values or (0.0,) * HISTORY)
     values[flow.turn] = acceptance - sum(values) / HISTORY
     magnitude = sum(map(abs, values)) / HISTORY
@@ -79,8 +81,8 @@ def adapt(
 
 
 def mended(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
-    """Rates in the flow vector, every step: from its mean m and its mean deviation v,
-    d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) room))."""
+    """Run the corrected algorithm, with a rate in the flow vector: from its mean m and its mean deviation v,
+    d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) (1 - min(load, 0.9))))."""
     flow = replace(flow, tested=flow.tested + outlook.tested, right=flow.right + outlook.right)
     if flow.tested >= SAMPLE:
         rate = flow.right / flow.tested
@@ -91,8 +93,8 @@ def mended(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
 
 
 def mended_depth(flow: Flow, load: float, throughput: float) -> int:
-    """The depth that the flow's rates, the load and the tokens a second come to; the base while there is
-    no rate."""
+    """Return the depth for the flow's rates, the load and the tokens a second. Without rates it is the base,
+    reduced by the load."""
     swing = 0.0
     if flow.values:
         mean = sum(flow.values) / HISTORY

@@ -1,4 +1,5 @@
-"""A tree of guessed tokens. A chain is a tree, and a request without guesses has a tree of one node.
+"""Token trees: draft tokens with their parents. A chain is a tree; a request without draft tokens has one
+node.
 
 tokens   7 ─┬─ 3 ─── 9        node     0  1  2  3
             └─ 4              tokens   7  3  4  9
@@ -20,10 +21,10 @@ NO_DRAWS: Mapping[int, NDArray[np.float32]] = {}
 class TokenTree:
     """Nodes in an order where a parent comes before its children; node 0 is the root, with parent -1.
 
-    `scores` are the draft's own, `accept` the calibrated probability that the whole path to a node is
-    accepted (1 for the root, never above the parent's). Where guesses were drawn at random, `draws[node]` is
-    the distribution [vocabulary] that the children of `node` were drawn from, independently, in their order.
-    Who has a tree from elsewhere calls `check`; there are too many in a step to do so for all.
+    `scores` are the drafter's own, `accept` the calibrated probability that the whole path to a node is
+    accepted (1 for the root, never above the parent's). Where draft tokens were sampled, `draws[node]` is the
+    distribution [vocabulary] that the children of `node` were drawn from, independently, in their order. Call
+    `check` on a tree from outside the process; a step has too many trees to check all.
     """
 
     tokens: tuple[int, ...]
@@ -33,7 +34,7 @@ class TokenTree:
     draws: Mapping[int, NDArray[np.float32]] = field(default_factory=lambda: NO_DRAWS, compare=False)
 
     def check(self) -> "TokenTree":
-        """The tree itself. Raises ValueError if the arrays do not form one."""
+        """Return the tree itself. Raises ValueError if the arrays do not form one."""
         size = len(self.tokens)
         if not size or not size == len(self.parents) == len(self.scores) == len(self.accept):
             raise ValueError("a token tree needs at least its root, and arrays of one length")
@@ -47,14 +48,14 @@ class TokenTree:
         return len(self.tokens)
 
     def depths(self) -> list[int]:
-        """Distance of each node from the root."""
+        """Return the distance of each node from the root."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
         return depths
 
     def path(self, node: int) -> list[int]:
-        """Node numbers from the root to `node`, both included."""
+        """Return the node numbers from the root to `node`, both included."""
         path = []
         while node >= 0:
             path.append(node)
@@ -62,24 +63,24 @@ class TokenTree:
         return path[::-1]
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that guesses `token`, if there is one."""
+        """Return the child of `node` with the draft token `token`, None if there is none."""
         for other in range(node + 1, len(self.tokens)):
             if self.parents[other] == node and self.tokens[other] == token:
                 return other
         return None
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that `tokens` lead through, the root first, as far as they were guessed."""
+        """Return the nodes that `tokens` lead through, the root first, as far as they were drafted."""
         path, left = [0], iter(tokens)
         token = next(left, None)
-        for node in range(1, len(self.tokens)):  # children stand behind their parents
+        for node in range(1, len(self.tokens)):  # children come after their parents
             if self.parents[node] == path[-1] and self.tokens[node] == token:
                 path.append(node)
                 token = next(left, None)
         return path
 
     def keep(self, nodes: Sequence[int]) -> "TokenTree":
-        """The subtree of `nodes`: ascending, with the root, and every node's parent among them."""
+        """Return the subtree of `nodes`: ascending, with the root, and every node's parent among them."""
         if len(nodes) == len(self.tokens):
             return self
         place = {node: i for i, node in enumerate(nodes)}
@@ -95,11 +96,11 @@ class TokenTree:
 
 @lru_cache(maxsize=1 << 10)
 def root(token: int) -> TokenTree:
-    """The tree that guesses nothing: the last committed token alone."""
+    """Return the tree without draft tokens: the last committed token alone."""
     return TokenTree((token,), (-1,), (0.0,), (1.0,))
 
 
 def chain(tokens: Sequence[int], accept: Sequence[float] | None = None) -> TokenTree:
-    """`tokens[0]` as the root and each further token the only child of the one before."""
+    """Return a chain: `tokens[0]` is the root, each further token the only child of the one before."""
     size = len(tokens)
     return TokenTree(tuple(tokens), tuple(range(-1, size - 1)), (0.0,) * size, tuple(accept or (1.0,) * size))

@@ -1,7 +1,7 @@
-"""When to try what is not done now: plain steps while speculation goes on, and speculation while it does not.
+"""Trials of the alternative: plain steps while speculation is in use, and speculation while it is not.
 
-What is done is measured with every step. What it is compared with goes by old figures or a profile's, which
-may be wrong: so it is tried at growing intervals, and at short ones again when it was not as expected.
+The mode in use is measured with every step. The alternative is judged by old measurements or a profile, which
+may be wrong. So it is tried at growing intervals, and at short ones again after an unexpected result.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 FIRST = 16
 """Steps before the first trial."""
 LONGEST = 512
-"""Most steps between two trials: one step in so many is what they cost at most in the long run."""
+"""Most steps between two trials: in the long run, trials take at most one step in so many."""
 SURPRISE = 1.25
 """Factor between expected and measured seconds from which a trial is repeated soon."""
 
 
 @dataclass
 class Trials:
-    """Trials of one alternative. `wait` steps go by before the next one, `passed` of them so far; `sequences`
-    decoded at the last one."""
+    """Trials of one alternative. The next one comes after `wait` steps, of which `passed` have passed;
+    `sequences` decoded at the last one."""
 
     first: int = FIRST
     wait: int = 0
@@ -28,8 +28,8 @@ class Trials:
         self.wait = self.first
 
     def due(self, sequences: int) -> bool:
-        """Count a step in which so many sequences decode; whether the alternative is to be tried in it. A
-        batch that is larger or smaller by more than half has not been tried."""
+        """Count a step in which so many sequences decode; returns whether to try the alternative in it. A
+        batch that is larger or smaller by more than half counts as not tried yet."""
         if max(self.sequences, sequences) > 1.5 * min(self.sequences, sequences):
             self.wait = min(self.wait, self.first)
         self.passed += 1
@@ -39,6 +39,6 @@ class Trials:
         return True
 
     def found(self, expected: float, seconds: float) -> None:
-        """Take in what a trial was expected to take, and took."""
+        """Record the expected and the measured seconds of a trial."""
         if max(expected, seconds) > SURPRISE * min(expected, seconds):
             self.wait = max(self.first, self.wait // 4)

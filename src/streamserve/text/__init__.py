@@ -1,1 +1,1 @@
-"""Between text and tokens: tokenizer, chat templates, detokenizer, stop strings, output deltas."""
+"""Conversion between text and tokens: tokenizer, chat templates, detokenizer, stop strings, output deltas."""

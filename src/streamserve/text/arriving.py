@@ -1,6 +1,6 @@
-"""A prompt that is still arriving, as text: chunks that are edited, and the template they and the query fill.
+"""The text of a prompt stream: chunks that are edited, and the template that they and the query fill.
 
-Plain data and plain functions. An edit is a list of operations that all apply, or none.
+Immutable data and pure functions. An edit is a list of operations, of which all apply or none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ MAX_OPERATIONS = 1024
 
 
 class StaleVersionError(RequestError):
-    """An edit was made for a version of the prompt that is not the current one, which is `version`."""
+    """An edit was made for a version of the prompt that is not the current one, `version`."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"the current version is {version}", field="version", status=409)
@@ -29,8 +29,8 @@ class StaleVersionError(RequestError):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One change. `insert` puts a chunk before the one named, `replace` and `remove` change it: by its
-    `index` among all, or by its id (`chunk`). At an index behind the last, `insert` appends."""
+    """One change. `insert` adds a chunk before the given one; `replace` and `remove` change the given one. It
+    is given by its `index`, or by its id (`chunk`). At the index after the last chunk, `insert` appends."""
 
     op: Literal["append", "insert", "replace", "remove"]
     text: str | None = None
@@ -40,7 +40,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of the context. It keeps its id when its text is replaced."""
+    """A piece of the context. Its id stays the same when its text is replaced."""
 
     id: str
     text: str
@@ -48,7 +48,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Context:
-    """The chunks so far. `version` counts the edits, `made` the chunks there have ever been."""
+    """The current chunks. `version` counts the edits, `made` all chunks ever added."""
 
     chunks: tuple[Chunk, ...] = ()
     version: int = 0
@@ -59,14 +59,14 @@ class Context:
         return "".join(chunk.text for chunk in self.chunks)
 
     def check(self, version: int) -> None:
-        """Raises StaleVersionError if `version` is not the current one."""
+        """Raise StaleVersionError if `version` is not the current one."""
         if version != self.version:
             raise StaleVersionError(self.version)
 
     def edited(self, operations: Sequence[Operation]) -> tuple["Context", list[str]]:
-        """The next version, and the id of the chunk that each operation made, changed or removed.
+        """Return the next version, and the id of the chunk that each operation added, changed or removed.
 
-        Raises RequestError naming the first operation that cannot be done.
+        Raises RequestError naming the first operation that cannot be applied.
         """
         if not 0 < len(operations) <= MAX_OPERATIONS:
             raise RequestError(
@@ -89,7 +89,7 @@ class Context:
 
 
 class _ChunkList:
-    """Chunks under change, found by their ids: a scan of the numbers in the ids, 5 µs for 16,384 of them."""
+    """Chunks being edited, found by id: a scan of the numbers in the ids, 5 µs for 16,384 of them."""
 
     def __init__(self, chunks: Sequence[Chunk], more: int) -> None:
         self._chunks = list(chunks)
@@ -97,7 +97,7 @@ class _ChunkList:
 
     @cached_property
     def _numbers(self) -> NDArray[np.int64]:
-        """The number in each chunk's id, and places for those to come."""
+        """The number in each chunk's id, with space for those to be added."""
         numbers = np.zeros(len(self._chunks) + self._more, np.int64)
         numbers[: len(self._chunks)] = [int(chunk.id.removeprefix(_ID)) for chunk in self._chunks]
         return numbers
@@ -109,7 +109,7 @@ class _ChunkList:
         return iter(self._chunks)
 
     def find(self, name: str) -> int | None:
-        """The place of the chunk called `name`."""
+        """Return the index of the chunk with id `name`."""
         digits = name.removeprefix(_ID)
         if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
             return None
@@ -117,7 +117,7 @@ class _ChunkList:
         return int(places[0]) if len(places) and self._chunks[places[0]].id == name else None
 
     def insert(self, place: int, number: int, text: str) -> str:
-        """Put a new chunk before the one at `place`; returns its id."""
+        """Insert a new chunk before index `place`; return its id."""
         numbers = self._numbers
         numbers[place + 1 : len(self) + 1] = numbers[place : len(self)]
         numbers[place] = number
@@ -125,19 +125,19 @@ class _ChunkList:
         return self._chunks[place].id
 
     def replace(self, place: int, text: str) -> str:
-        """Change the text of a chunk; returns its id."""
+        """Replace the text of a chunk; return its id."""
         self._chunks[place] = replace(self._chunks[place], text=text)
         return self._chunks[place].id
 
     def remove(self, place: int) -> str:
-        """Drop a chunk; returns its id."""
+        """Remove a chunk; return its id."""
         numbers = self._numbers
         numbers[place : len(self) - 1] = numbers[place + 1 : len(self)]
         return self._chunks.pop(place).id
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether `text` holds no lone surrogate."""
+    """Return whether `text` has no lone surrogate."""
     if text.isascii():
         return True
     try:
@@ -148,8 +148,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def _apply(operation: Operation, chunks: _ChunkList, number: int) -> str:
-    """Change `chunks`; a new chunk gets `number`. Returns the id of the chunk. Raises ValueError saying what
-    is wrong."""
+    """Apply an operation to `chunks`; a new chunk gets `number`.
+
+    Returns the id of the chunk. Raises ValueError with the reason if it cannot be applied.
+    """
     if (operation.text is None) != (operation.op == "remove"):
         raise ValueError("(remove) takes no text" if operation.op == "remove" else "needs a text")
     text = operation.text or ""
@@ -164,7 +166,7 @@ def _apply(operation: Operation, chunks: _ChunkList, number: int) -> str:
 
 
 def _place(operation: Operation, chunks: _ChunkList) -> int:
-    """The index an operation is about. Raises ValueError if there is none."""
+    """Return the chunk index of an operation. Raises ValueError if there is none."""
     index, name = operation.index, operation.chunk
     if operation.op == "append":
         if index is not None or name is not None:
@@ -186,14 +188,16 @@ def _place(operation: Operation, chunks: _ChunkList) -> int:
 
 @dataclass(frozen=True)
 class Template:
-    """A text in which `{context}` and `{query}` stand for what they say: each once, the query perhaps not
-    at all. What is filled in is not looked through again."""
+    """A text with the placeholders `{context}`, exactly once, and `{query}`, at most once.
+
+    Substituted values are not searched for placeholders.
+    """
 
     parts: tuple[str, ...]
 
     @classmethod
     def parse(cls, source: str, field: str = "template") -> "Template":
-        """Raises RequestError about `field` if a placeholder is missing or there twice."""
+        """Parse a template. Raises RequestError about `field` if a placeholder is missing or repeated."""
         if source.count(CONTEXT) != 1 or source.count(QUERY) > 1:
             raise RequestError(
                 f"{field} must hold {CONTEXT} once, and {QUERY} at most once",
@@ -211,6 +215,6 @@ class Template:
         return QUERY in self.parts
 
     def render(self, context: str, query: str) -> str:
-        """The text with both filled in."""
+        """Return the text with both placeholders filled."""
         values = {CONTEXT: context, QUERY: query}
         return "".join(values.get(part, part) for part in self.parts)

@@ -1,4 +1,4 @@
-"""Chat messages to a prompt by the checkpoint's own jinja template, as apply_chat_template renders it."""
+"""Render chat messages to a prompt with the checkpoint's jinja template, as apply_chat_template does."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "co
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what an assistant said, for training; to a prompt it changes nothing."""
+    """`{% generation %}` marks the assistant's text, for training; it does not affect the prompt."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own class attribute)
 
@@ -29,7 +29,7 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens it may write.
+    """A compiled chat template and the special tokens it may use.
 
     Raises CheckpointError if `source` is not a jinja template.
     """
@@ -56,11 +56,11 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages` and `tools`; `variables` are the template's further inputs.
+        """Return the prompt for `messages` and `tools`; `variables` are the template's further inputs.
 
         `add_generation_prompt` opens the reply; `continue_final_message` leaves the last message open
-        instead. A message's content is a string or a list of text parts, which are joined by newlines.
-        Raises RequestError for messages this template, or any, cannot render.
+        instead. A message's content is a string or a list of text parts, which are joined by newlines. Raises
+        RequestError for messages that this template, or any, cannot render.
         """
         _check_request(messages, add_generation_prompt, continue_final_message, variables or {})
         chat = [_plain_message(message, index) for index, message in enumerate(messages)]
@@ -78,12 +78,15 @@ class ChatTemplate:
 
 
 def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """The compiled template, if the checkpoint has one. Raises CheckpointError if it doesn't compile."""
+    """Return the compiled template, if the checkpoint has one.
+
+    Raises CheckpointError if it does not compile.
+    """
     return None if source is None else ChatTemplate(source, special_tokens)
 
 
 def require(template: ChatTemplate | None) -> ChatTemplate:
-    """The template, or RequestError with what to do for a checkpoint that has none."""
+    """Return the template. Raises RequestError with a remedy if the checkpoint has none."""
     if template is None:
         raise RequestError(
             "this model has no chat template: use /v1/completions, or put a chat_template.jinja "
@@ -110,7 +113,7 @@ def _check_request(
 
 
 def _plain_message(message: Message, index: int) -> dict[str, Any]:
-    """What the template sees: fields that are set, and content as one string."""
+    """Return a message as the template sees it: fields that are not None, and content as one string."""
     plain = {name: value for name, value in message.items() if value is not None}
     content = plain.get("content")
     if isinstance(content, list | tuple):
@@ -132,7 +135,7 @@ def _part_text(part: Any, index: int) -> str:
 
 
 def _open_final_message(chat: list[dict[str, Any]]) -> str:
-    """Mark where the last message's content ends; return that content."""
+    """Append a mark to the last message's content; return the content without it."""
     final = chat[-1].get("content")
     if final is None:
         raise RequestError("continue_final_message: the last message has no content", field="messages")
@@ -141,7 +144,11 @@ def _open_final_message(chat: list[dict[str, Any]]) -> str:
 
 
 def _cut_at_mark(prompt: str, final: str) -> str:
-    """The prompt up to the mark. Templates that trim contents lose the mark's space, and ours with it."""
+    """Return the prompt up to the mark.
+
+    Templates that strip contents remove the mark's trailing space; then trailing whitespace before it is
+    removed too.
+    """
     place = prompt.rfind(_CONTINUE.strip())
     if place < 0 or final.strip() not in prompt:
         raise RequestError("the chat template drops the message to continue", field="continue_final_message")
@@ -160,7 +167,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which no prompt wants."""
+    """Encode as JSON, without the HTML escapes of jinja's filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

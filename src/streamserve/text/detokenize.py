@@ -1,4 +1,4 @@
-"""Token ids to text as they come: what is handed out is final, and together it is the decoded whole."""
+"""Incremental detokenization: every piece of text is final, and together they equal the decoded whole."""
 
 import codecs
 from typing import Protocol
@@ -6,31 +6,31 @@ from typing import Protocol
 from streamserve.text.tokenizer import Tokenizer
 
 _MAX_OPEN = 4
-"""A character has at most 4 bytes, so more tokens than that don't complete one."""
+"""A character has at most 4 bytes, so no more tokens are needed to complete one."""
 
 
 class Detokenizer(Protocol):
-    """Turns one choice's tokens into text. Constant work per token, however long the text."""
+    """Converts one choice's tokens to text. Work per token is constant, however long the text."""
 
     def feed(self, token: int) -> str:
-        """The text that is certain now and wasn't before."""
+        """Return the text that this token makes final."""
 
     def flush(self) -> str:
-        """What is left at the end, unfinished characters written as U+FFFD."""
+        """Return the remaining text at the end, with incomplete characters as U+FFFD."""
 
 
 def detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer:
-    """The right kind for `tokenizer`. Fed `ids` and flushed, it gives `tokenizer.decode(ids)`.
+    """Return the detokenizer for `tokenizer`: all `ids` fed and flushed give `tokenizer.decode(ids)`.
 
-    The one exception: a decoder that chains byte-level reading with further steps may read bytes that are
-    no UTF-8 differently in pieces than as a whole.
+    The one exception: a decoder that chains byte-level decoding with further steps may decode invalid UTF-8
+    differently in pieces than as a whole.
     """
     kind = _ByteLevel if tokenizer.byte_level else _Windowed
     return kind(tokenizer, skip_special_tokens)
 
 
 class _ByteLevel:
-    """Tokens are bytes of UTF-8, so the text is their incremental reading."""
+    """For byte-level tokens: the text is their incremental UTF-8 decoding."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -49,10 +49,10 @@ class _ByteLevel:
 
 
 class _Windowed:
-    """Decodes a short window: tokens whose text is out, for context, and those after them.
+    """Decodes a short window: tokens whose text has been returned, for context, and those after them.
 
-    The first tokens of a decoded piece lose their leading space, so a token is only ever read after
-    another one. Byte pieces stay open until the run of them ends: one wrong byte spoils its whole run.
+    The first tokens of a decoded piece lose their leading space, so a token is only ever decoded after
+    another one. Byte tokens stay pending until their run ends: one invalid byte affects its whole run.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about its tokenizer: special tokens, chat template, tokenizer class."""
+"""Tokenizer settings of a Hugging Face folder: special tokens, chat template, tokenizer class."""
 
 import json
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ _LLAMA_DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """The settings beside `tokenizer.json`. `special_tokens` maps names ("eos_token", …) to their text.
+    """The settings other than `tokenizer.json`; `special_tokens` maps names ("eos_token", …) to texts.
 
-    `llama_class` says that transformers reads the folder with its own `LlamaTokenizer`; `legacy` and
+    `llama_class` means that transformers loads the folder with its `LlamaTokenizer`; `legacy` and
     `add_prefix_space` are that class's settings.
     """
 
@@ -33,7 +33,10 @@ class TokenizerFolder:
 
 
 def read_folder(path: Path) -> TokenizerFolder:
-    """Read what stands in `path`. Raises CheckpointError if it is no folder or a file in it isn't JSON."""
+    """Read the settings in `path`.
+
+    Raises CheckpointError if it is not a folder or a file in it is not JSON.
+    """
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder")
     if not any(path.iterdir()):
@@ -67,7 +70,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(path: Path, settings: dict[str, Any], defaults: dict[str, str]) -> dict[str, str]:
-    """Named special tokens; older folders keep them in a file of their own."""
+    """Return the named special tokens; older folders have them in a separate file."""
     older = {} if "added_tokens_decoder" in settings else _read_json(path / "special_tokens_map.json")
     named = {}
     for name in _NAMED_TOKENS:
@@ -79,7 +82,7 @@ def _special_tokens(path: Path, settings: dict[str, Any], defaults: dict[str, st
 
 
 def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
-    """The default template: `chat_template.jinja`, else the one in `tokenizer_config.json`."""
+    """Return the default template: `chat_template.jinja`, else the one in `tokenizer_config.json`."""
     file = path / "chat_template.jinja"
     if file.exists():
         try:

@@ -1,4 +1,4 @@
-"""Grammars at the door: a tokenizer's vocabulary as llguidance needs it, and a trial compilation in time."""
+"""Grammars in the API server: the vocabulary for llguidance, and a trial compilation with a time limit."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES, MAX_GROUPS, Grammar,
 from streamserve.text.tokenizer import Tokenizer
 
 KEPT = 256
-"""Grammars whose compilation is remembered to have worked."""
+"""Maximum number of grammars in the cache of successful compilations."""
 
 _MAX_CONVERSION = 4 << 20
 
@@ -25,17 +25,20 @@ _LARK = re.compile(r"(?m)^[ \t]*(?:%llguidance\b|start[ \t]*:)")
 _BLANKS = re.compile(
     r'(\\.|"(?:\\.?|[^"\\])*(?:"|\Z)|\[(?:\\.?|[^\]\\])*(?:\]|\Z))|(?:#[^\r\n]*|[ \t\r\n])+', re.DOTALL
 )
-"""Strings and classes of characters, which are kept; and runs of blanks, comments and line breaks."""
+"""Strings and character classes, which are retained; and runs of whitespace, comments and line breaks."""
 
 _TRIVIAL = Grammar(kind="regex", text="a")
 
 Compile = Callable[[Grammar], str]
-"""What is wrong with a grammar; empty if nothing is."""
+"""Returns the error of a grammar; empty if it compiles."""
 
 
 class _Tokens:
-    """A tokenizer in the shape that LLTokenizer takes. It is asked for the tokens of what a grammar leaves no
-    choice about, in the middle of a text: they must stand for just these bytes, and never be special."""
+    """A tokenizer with the interface that LLTokenizer expects.
+
+    It tokenizes the text that a grammar forces, in the middle of the output: the tokens must stand for
+    exactly these bytes, and never be special.
+    """
 
     is_tokenizer_wrapper = True
 
@@ -60,12 +63,12 @@ class _Tokens:
         return self._longest_first(written)
 
     def _longest_first(self, written: bytes) -> list[int]:
-        """Where the tokenizer adds blanks to a text, or sees a special token in it."""
+        """Tokenize greedily, where the tokenizer adds spaces to a text or matches a special token in it."""
         ids, place = [], 0
         while place < len(written):
             sizes = range(min(self._longest, len(written) - place), 0, -1)
             size = next((size for size in sizes if written[place : place + size] in self._by_bytes), 0)
-            if not size:  # a byte that has no token: the grammar ends here
+            if not size:  # a byte without a token: the forced text ends here
                 break
             ids.append(self._by_bytes[written[place : place + size]])
             place += size
@@ -73,18 +76,20 @@ class _Tokens:
 
 
 def vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """The bytes of all tokens of a model with a table of `size`, which may be larger than the tokenizer's.
-    Any of `eos_token_ids`, of which there must be one, ends a text."""
+    """Return the token bytes of a model with a vocabulary of `size`, which may exceed the tokenizer's.
+
+    Any of `eos_token_ids` ends a text; at least one is required.
+    """
     tokens = _Tokens(tokenizer, size, eos_token_ids)
     return LLTokenizer(tokens, n_vocab=size, eos_token=list(eos_token_ids))  # type: ignore[arg-type]
 
 
 def as_lark(text: str) -> str:
-    """A grammar in Lark or llama.cpp's GBNF (`root ::= …`), as Lark. Raises ValueError if it is neither, or
-    too large to be converted.
+    """Convert a grammar in Lark or llama.cpp's GBNF (`root ::= …`) to Lark.
 
-    The library's conversion is quadratic in blank lines and comments, which are dropped before, and takes up
-    to a pass over the text for each rule, so their product has a limit: about a second.
+    The library's conversion is quadratic in blank lines and comments, which are removed first, and takes up
+    to a pass over the text for each rule, so the product of rules and characters has a limit: about a second.
+    Raises ValueError if the grammar is neither, or too large to convert.
     """
     if len(text) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"has {len(text)} characters; at most {MAX_GRAMMAR_BYTES} bytes are taken")
@@ -109,14 +114,14 @@ def as_lark(text: str) -> str:
 
 
 def _one_blank(found: re.Match[str]) -> str:
-    """A run of blanks and comments as one line break, or one space if it is within a line."""
+    """Return a run of whitespace and comments as one line break, or as one space if it is within a line."""
     return found[1] or ("\n" if any(sign in found[0] for sign in "#\r\n") else " ")
 
 
 class GrammarCheck:
-    """Compiles grammars once, before a request is let in, so that what is wrong with one is said in time.
+    """Compiles each grammar once before its request is admitted, so that errors are reported early.
 
-    One after the other in a thread: a grammar that takes long delays others, and nobody else.
+    Grammars are compiled one at a time in a thread: a slow one delays only other grammars.
     """
 
     def __init__(self, compile: Compile, max_bytes: int, seconds: float) -> None:
@@ -146,7 +151,7 @@ class GrammarCheck:
             self._good.popitem(last=False)
 
     async def _compiled(self, grammar: Grammar, field: str) -> str:
-        if not self._warm:  # the vocabulary is made with the first grammar: that is not this one's fault
+        if not self._warm:  # the vocabulary is built with the first grammar: exclude it from the time limit
             await asyncio.wrap_future(self._thread.submit(self._compile, _TRIVIAL))
             self._warm = True
         compiling = self._thread.submit(self._checked, grammar)
@@ -161,7 +166,7 @@ class GrammarCheck:
             ) from None
 
     def _checked(self, grammar: Grammar) -> str:
-        """What is wrong with a grammar; empty if nothing is."""
+        """Return the error of a grammar; empty if it compiles."""
         try:
             check_grammar(grammar, self._max_bytes)
         except ValueError as error:
@@ -170,13 +175,13 @@ class GrammarCheck:
         return f"cannot be compiled: {problem}" if problem else ""
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """Shut down the thread."""
         if "_thread" in self.__dict__:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def compiler(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> Compile:
-    """Compiles as a worker of this model will."""
+    """Return a function that compiles grammars as a worker of this model does."""
     tokens: list[LLTokenizer] = []
 
     def compile(grammar: Grammar) -> str:

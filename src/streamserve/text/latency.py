@@ -1,4 +1,4 @@
-"""What a request's reader waited for: the time to its first token, and the mean time for those after it."""
+"""Latencies of a request: time to first token (TTFT) and mean time per output token after it (TPOT)."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,10 @@ from streamserve.protocol.sampling import Slo
 
 @dataclass(frozen=True, slots=True)
 class SloOutcome:
-    """Whether a request met its latency targets, and what was measured, in milliseconds: of several choices
-    the slowest. None where there was nothing to measure: no token, or no second one."""
+    """Whether a request met its latency targets, and the slowest choice's latencies in milliseconds.
+
+    A value is None if there was nothing to measure: no token, or no second one.
+    """
 
     met: bool
     ttft_ms: float | None
@@ -16,19 +18,19 @@ class SloOutcome:
 
 
 class Stopwatch:
-    """Times one request's tokens. All times are seconds on one clock."""
+    """Measures the latencies of one request's tokens. All times are seconds on one clock."""
 
     def __init__(self, started: float) -> None:
         self._started = started
         self._tokens: dict[int, tuple[float, float, int]] = {}
 
     def token(self, choice: int, now: float) -> None:
-        """A choice got its next token."""
+        """Record the time of a choice's next token."""
         first, _, count = self._tokens.get(choice, (now, now, 0))
         self._tokens[choice] = (first, now, count + 1)
 
     def outcome(self, slo: Slo) -> SloOutcome | None:
-        """How the request fared, if it had a target. TPOT is (t_last - t_first) / (tokens - 1)."""
+        """Return the outcome, if the request had a target. TPOT is (t_last - t_first) / (tokens - 1)."""
         if slo.ttft_ms is None and slo.tpot_ms is None:
             return None
         times = self._tokens.values()
@@ -41,7 +43,7 @@ class Stopwatch:
 
 
 def combined(outcomes: list[SloOutcome]) -> SloOutcome | None:
-    """The outcome of a request of several prompts: all of them count, the slowest is told."""
+    """Combine the outcomes of a request's prompts: met if all are met, with the slowest latencies."""
     if not outcomes:
         return None
     ttfts = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]

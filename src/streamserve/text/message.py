@@ -1,4 +1,4 @@
-"""A chat reply as it comes: what the model thinks, what it says, and which tools it calls."""
+"""Parse a chat reply incrementally into reasoning, content and tool calls."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from streamserve.text.tools.reader import CallDelta, CallReader
 
 @dataclass
 class Part:
-    """What a piece of text brought."""
+    """The output of one parsed piece of text."""
 
     reasoning: str = ""
     content: str = ""
@@ -19,7 +19,10 @@ class Part:
 
 
 class MessageReader:
-    """Reads one message: first the thought, then in what follows it the calls. Without both, all is said."""
+    """Parses one message: the reasoning first, then the tool calls in what follows.
+
+    Without parsers, all text is content.
+    """
 
     def __init__(self, thoughts: ThoughtReader | None = None, calls: CallReader | None = None) -> None:
         self._thoughts = thoughts
@@ -31,7 +34,7 @@ class MessageReader:
         return self._calls is not None and self._calls.calls > 0
 
     def read(self, text: str, final: bool) -> Part:
-        """Read on; `final` is the last piece, with what was held back before."""
+        """Parse the next piece; if it is the `final` one, also return what was held back."""
         reasoning, said = "", text
         if self._thoughts is not None:
             thought = self._thoughts.feed(text)

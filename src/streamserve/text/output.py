@@ -1,4 +1,4 @@
-"""One choice's tokens to what its reader gets: text, log-probabilities, and why it ended."""
+"""Convert one choice's tokens to what the client receives: text, log-probabilities and finish reason."""
 
 from dataclasses import dataclass
 
@@ -21,8 +21,10 @@ class TopToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, its log-probability and the most likely ones in its place. `offset` is how many characters
-    of the choice's text come before it."""
+    """A token, its log-probability and the most likely alternatives.
+
+    `offset` is the number of characters of the choice's text before it.
+    """
 
     token: int
     bytes: bytes
@@ -33,8 +35,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new in a choice. `text` may trail behind `tokens`: unfinished characters and possible stop
-    strings are held back. `stop` is the stop string or stop token id that ended the choice, if one did."""
+    """The new output of a choice.
+
+    `text` may lag `tokens`: incomplete characters and possible stop strings are held back. `stop` is the stop
+    string or stop token id that ended the choice, if one did.
+    """
 
     choice: int
     text: str = ""
@@ -46,7 +51,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request took: the last item of its stream."""
+    """Token counts of a request: the last item of its output."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -58,7 +63,7 @@ class Usage:
 
 
 class ChoiceText:
-    """Turns the engine's tokens of one choice into deltas. `emitted` is the index of the next token."""
+    """Converts the engine's tokens of one choice to deltas. `emitted` is the index of the next token."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, choice: int = 0) -> None:
         self.choice = choice
@@ -71,9 +76,9 @@ class ChoiceText:
         self._length = 0
 
     def feed(self, event: Token) -> Delta | None:
-        """The delta of the next token; None for a repeated one, or one after the end.
+        """Return the delta of the next token; None for a repeated token, or one after the end.
 
-        A delta that finishes by a stop string ends the choice although the engine goes on: the caller
+        A delta that finishes by a stop string ends the choice although the engine continues: the caller
         cancels it there. Raises RuntimeError if tokens are missing before this one.
         """
         if self.finished or event.index < self.emitted:
@@ -98,7 +103,7 @@ class ChoiceText:
         return Delta(self.choice, scan.text, (event.token,), logprobs, finish, stop)
 
     def finish(self, reason: FinishReason) -> Delta | None:
-        """The last delta of a choice that ends without a further token; None if it has ended already."""
+        """Return the last delta of a choice that ends without a token; None if it has ended already."""
         if self.finished:
             return None
         self.finished = True
@@ -106,12 +111,12 @@ class ChoiceText:
         return Delta(self.choice, scan.text, finish=reason if scan.stop is None else "stop", stop=scan.stop)
 
     def _read(self, text: str) -> Scan:
-        """Look for stop strings in `text`, once there are `min_tokens` tokens before it."""
+        """Search `text` for stop strings, once there are `min_tokens` tokens before it."""
         self._length += len(text)
         return Scan(text) if self.emitted <= self._params.min_tokens else self._stops.feed(text)
 
     def _end(self, scan: Scan) -> Scan:
-        """`scan` and all that was held back behind it."""
+        """Return `scan` with all held-back text appended."""
         rest = self._read(self._detokenizer.flush())
         if rest.stop is not None:
             return Scan(scan.text + rest.text, rest.stop)

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: `<think>…</think>`, apart from the answer, as it comes."""
+"""Separate a model's reasoning, `<think>…</think>`, from its answer, incrementally."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,20 @@ NAMES = ("auto", "none", "deepseek_r1", "qwen3")
 
 @dataclass(frozen=True)
 class Thinking:
-    """How a model thinks. `always`: it begins at once, whether or not the prompt opened the thought
-    (DeepSeek R1); otherwise a thought has its opening, in the prompt or in the reply (Qwen 3)."""
+    """A model's reasoning format.
+
+    `always`: the reply begins with reasoning, whether or not the prompt opened it (DeepSeek R1); otherwise
+    reasoning has its opening tag, in the prompt or in the reply (Qwen 3).
+    """
 
     always: bool
 
 
 def find_thinking(name: str, template: str | None) -> Thinking | None:
-    """What `name` says; with "auto" what the template shows. None: the model's text is all answer."""
+    """Return the reasoning format `name`; for "auto" the one that the template uses.
+
+    None: all text is answer.
+    """
     if name == "none" or (name == "auto" and CLOSING not in (template or "")):
         return None
     return Thinking(always=name == "deepseek_r1")
@@ -25,15 +31,18 @@ def find_thinking(name: str, template: str | None) -> Thinking | None:
 
 @dataclass(frozen=True)
 class Thought:
-    """What a piece of text brought."""
+    """The output of one parsed piece of text."""
 
     reasoning: str = ""
     content: str = ""
 
 
 class ThoughtReader:
-    """Reads one message behind `prompt`. Blanks around the thought belong to neither part. The result does
-    not depend on how the text is cut into pieces."""
+    """Parses one message after `prompt`.
+
+    Whitespace around the reasoning belongs to neither part. The result does not depend on how the text is
+    split into pieces.
+    """
 
     def __init__(self, thinking: Thinking, prompt: str) -> None:
         end = prompt.rstrip()
@@ -47,20 +56,20 @@ class ThoughtReader:
 
     @property
     def open(self) -> bool:
-        """Whether the model is thinking, before anything is read."""
+        """Whether the model is reasoning, before anything is parsed."""
         return self._in_thought
 
     @property
     def undecided(self) -> bool:
-        """Whether the model may begin to think or to answer, before anything is read."""
+        """Whether the model may begin with reasoning or with the answer, before anything is parsed."""
         return self._undecided
 
     def feed(self, text: str) -> Thought:
-        """Read on."""
+        """Parse the next piece."""
         return self._read(text, final=False)
 
     def finish(self) -> Thought:
-        """What was held back, at the end of the text."""
+        """Return what was held back, at the end of the text."""
         return self._read("", final=True)
 
     def _read(self, text: str, final: bool) -> Thought:
@@ -71,25 +80,25 @@ class ThoughtReader:
         if self._in_thought:
             return Thought(reasoning)
         content, self._held = self._held, ""
-        if not self._started:  # blanks behind the thought
+        if not self._started:  # whitespace after the reasoning
             content = content.lstrip()
             self._started = bool(content)
         return Thought(reasoning, content)
 
     def _decide(self, final: bool) -> bool:
-        """Whether the text begins with an opening. Returns False if that isn't clear yet."""
+        """Determine whether the text begins with an opening tag. Returns False while that is not decided."""
         begin = self._held.lstrip()
         if begin.startswith(OPENING):
             self._held, self._in_thought = begin.removeprefix(OPENING), True
         elif OPENING.startswith(begin) and not final:
             return False
         elif self._undecided:
-            self._started = True  # all is answer, its first blanks included
+            self._started = True  # all is answer, including leading whitespace
         self._undecided = self._may_open = False
         return True
 
     def _read_thought(self, final: bool) -> str:
-        """The next piece of the thought, without the blanks at its beginning and end."""
+        """Return the next piece of the reasoning, without whitespace at its beginning and end."""
         place = self._held.find(CLOSING)
         if place >= 0:
             piece, self._held = self._held[:place].rstrip(), self._held[place + len(CLOSING) :]

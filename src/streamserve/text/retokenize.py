@@ -1,9 +1,9 @@
-"""A text that changes, tokenized anew only from the last boundary that is proven unchanged.
+"""Incremental tokenization: retokenize a changed text only from the last boundary proven to be unaffected.
 
-BPE is not concatenative: the tokens of two texts are not those of both together. But a boundary between a
-character and the space behind it is one that, with the pipelines named here, no token, merge or regular
-expression ever crosses, whatever follows. So a text is cut there into pieces, and only the pieces that
-changed are tokenized. Tokenizers that this is not proven for tokenize the whole text each time.
+BPE is not concatenative: the tokens of two texts are not those of their concatenation. But with the pipelines
+listed here, no token, merge or regular expression match ever crosses a boundary between a character and a
+following space, whatever comes after. So the text is split into pieces there, and only changed pieces are
+tokenized. With tokenizers for which this is not proven, the whole text is tokenized each time.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from typing import Any
 from streamserve.text.tokenizer import Tokenizer
 
 PIECE = 1024
-"""Characters after which the next boundary ends a piece."""
+"""Minimum length of a piece in characters: it ends at the next boundary."""
 
 APART = 8192
-"""Characters that take about a millisecond to tokenize; longer texts belong into a thread."""
+"""Characters that take about a millisecond to tokenize; longer texts are tokenized in a thread."""
 
 SPLITS = frozenset(
     {
@@ -34,17 +34,17 @@ SPLITS = frozenset(
         r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )
-"""Regular expressions that cut texts into words. In each, every alternative matches spaces only before
-other characters, so no match crosses a boundary; and none looks behind, or ahead further than a run of
+"""Regular expressions that split texts into words. In each, every alternative matches spaces only before
+other characters, so no match crosses a boundary; and none looks back, or ahead further than a run of
 whitespace and the character after it, so what follows a boundary changes nothing before it."""
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether tokens(a + b) = tokens(a) + tokens(b), without special tokens around them, wherever b begins
+    """Return whether tokens(a + b) = tokens(a) + tokens(b), without special tokens added, wherever b begins
     with a space and a ends with something else.
 
-    The parts of the pipeline, in order: added tokens are found in the raw text, normalizers and
-    pre-tokenizers work on what is between, and BPE merges within the words that come out.
+    The pipeline, in order: added tokens are matched in the raw text, normalizers and pre-tokenizers process
+    the text between them, and BPE merges within the resulting words.
     """
     pipeline = tokenizer.description()
     model = pipeline["model"]
@@ -70,29 +70,35 @@ def _parts(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _spacing(character: str) -> bool:
-    """Whether it is whitespace, or what some vocabularies write for a space."""
+    """Return whether a character is whitespace, or what some vocabularies write for a space."""
     return character.isspace() or character == "▁"
 
 
 def _crosses(text: str) -> bool:
-    """Whether a boundary lies inside of `text`."""
+    """Return whether `text` contains a boundary."""
     return any(second in " ▁" and not _spacing(first) for first, second in pairwise(text))
 
 
 def _reaches_over(token: dict[str, Any]) -> bool:
-    """Whether an added token may swallow the space behind it, depends on it, or holds a boundary."""
+    """Return whether an added token may consume the space after it, depends on it, or contains a boundary."""
     return bool(token["rstrip"] or token["single_word"] or _crosses(token["content"]))
 
 
 def _local_normalizer(part: dict[str, Any]) -> bool:
-    """A space never composes with what is before it, so composition happens on either side of it."""
+    """Return whether a normalizer has no effect across a boundary.
+
+    A space never composes with what is before it.
+    """
     if part["type"] == "Replace":
         return bool(part["pattern"] == {"String": " "} and part["content"] == "▁")
     return bool(part["type"] in ("NFC", "NFD"))
 
 
 def _local_pre_tokenizer(part: dict[str, Any]) -> bool:
-    """A prefix space is only given to what does not begin with one, so never behind a boundary."""
+    """Return whether a pre-tokenizer has no effect across a boundary.
+
+    A prefix space is only added to text that does not begin with one, so never after a boundary.
+    """
     if part["type"] == "ByteLevel":
         return True
     if part["type"] == "Split":
@@ -103,7 +109,7 @@ def _local_pre_tokenizer(part: dict[str, Any]) -> bool:
 
 
 def _is_split(part: dict[str, Any]) -> bool:
-    """Whether it makes words of a text, none of which holds a boundary."""
+    """Return whether a pre-tokenizer splits a text into words that contain no boundary."""
     if part["type"] == "ByteLevel":
         return bool(part["use_regex"])
     pattern = part.get("pattern", {}).get("Regex")
@@ -111,8 +117,11 @@ def _is_split(part: dict[str, Any]) -> bool:
 
 
 def _no_merge_crosses(model: dict[str, Any]) -> bool:
-    """Where the whole text is one word to BPE: whether no token of the vocabulary holds a boundary, so that
-    none can be merged across one. The space must have a token, or unknown characters might be fused."""
+    """Return whether no token of the vocabulary contains a boundary, so that BPE cannot merge across one.
+
+    Used where BPE sees the whole text as one word. The space must have a token, or unknown characters might
+    be fused.
+    """
     odd = ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
     return (
         not any(model.get(name) for name in odd)
@@ -123,7 +132,7 @@ def _no_merge_crosses(model: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """A text's token ids, and its pieces as their ends: characters, and tokens up to there."""
+    """A text's token ids, and the end of each of its pieces, in characters and in tokens."""
 
     text: str
     ids: list[int]
@@ -134,16 +143,21 @@ NOTHING = Tokenized("", [], [])
 
 
 class Retokenizer:
-    """Tokenizes one version of a text after the other. Not what stands around it: no special tokens are
-    added, but those written out in the text are recognized, as Tokenizer.encode does."""
+    """Tokenizes successive versions of a text.
+
+    No special tokens are added, but those written in the text are recognized, as in Tokenizer.encode.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._cuts = cuts_at_spaces(tokenizer)
 
     def encode(self, text: str, before: Tokenized = NOTHING) -> Tokenized:
-        """The tokens of `text`, exactly as of the whole text at once, with the help of an earlier version's.
-        Raises ValueError for text that isn't Unicode."""
+        """Return the tokens of `text`, identical to tokenizing it as a whole, reusing those of an earlier
+        version.
+
+        Raises ValueError for text that is not Unicode.
+        """
         if not self._cuts:
             return Tokenized(text, self._encode([text])[0], [])
         same = common_prefix(before.text, text)
@@ -159,14 +173,14 @@ class Retokenizer:
         return Tokenized(text, ids, kept[:-1] + list(ends))
 
     def _encode(self, pieces: list[str]) -> list[list[int]]:
-        """Many characters are encoded so that other threads run meanwhile, which takes longer for few."""
+        """Tokenize pieces; long ones with the GIL released, which is slower for short ones."""
         if sum(map(len, pieces)) > APART:
             return self._tokenizer.encode_apart(pieces, add_special_tokens=False)
         return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
 
 
 def _pieces(text: str, start: int) -> list[str]:
-    """The text from `start` on, cut at boundaries."""
+    """Return the text from `start` on, split at boundaries."""
     pieces = []
     while start < len(text):
         end = _boundary(text, start + PIECE)
@@ -176,7 +190,7 @@ def _pieces(text: str, start: int) -> list[str]:
 
 
 def _boundary(text: str, start: int) -> int:
-    """The first space at or after `start` that follows something else, or else the end of the text."""
+    """Return the first space at or after `start` that follows something else, or else the end of the text."""
     while (space := text.find(" ", start)) > 0:
         if not _spacing(text[space - 1]):
             return space
@@ -185,12 +199,14 @@ def _boundary(text: str, start: int) -> int:
 
 
 def common_prefix(one: str | list[int], two: str | list[int]) -> int:
-    """The length of what two texts, or two lists of tokens, begin with alike. Slices are compared, which is
-    a hundred times faster than their members."""
+    """Return the length of the common prefix of two texts, or two lists of tokens.
+
+    A binary search over slices, which is a hundred times faster than comparing elements.
+    """
     low, high = 0, min(len(one), len(two))
     if one[:high] == two[:high]:
         return high
-    while high - low > 1:  # what is before `low` is alike, and something before `high` is not
+    while high - low > 1:  # equal before `low`; a difference before `high`
         middle = (low + high) // 2
         if one[low:middle] == two[low:middle]:
             low = middle

@@ -1,21 +1,21 @@
-"""Stop strings, found exactly wherever tokens happen to be cut."""
+"""Search for stop strings across token boundaries."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a piece of text brought: `text` may be sent now, `stop` is the stop string that ended it."""
+    """The result of one piece of text: `text` may be sent now, `stop` is the stop string that ended it."""
 
     text: str
     stop: str | None = None
 
 
 class StopFinder:
-    """Reads a text character by character and holds back what may be the beginning of a stop string.
+    """Scans a text character by character and holds back what may be the beginning of a stop string.
 
-    The stop string that is complete first wins; of two complete at once, the longer. So the result does
-    not depend on how the text is cut into pieces.
+    The stop string that is complete first wins; of two complete at once, the longer. So the result does not
+    depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: tuple[str, ...], include_stop: bool = False) -> None:
@@ -24,7 +24,10 @@ class StopFinder:
         self._held = ""
 
     def feed(self, text: str) -> Scan:
-        """Read on. After a scan that has a `stop`, the text has ended and `feed` isn't called again."""
+        """Scan the next piece.
+
+        After a scan that has a `stop`, the text has ended and `feed` is not called again.
+        """
         if not self._patterns:
             return Scan(text)
         seen = self._held + text
@@ -37,7 +40,7 @@ class StopFinder:
         return Scan(seen[: len(seen) - keep])
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return what was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
@@ -47,7 +50,7 @@ class StopFinder:
 
 
 class _Pattern:
-    """One stop string and how much of its beginning the text ends with (Knuth, Morris and Pratt)."""
+    """One stop string, and the length of its prefix that the text ends with (Knuth-Morris-Pratt)."""
 
     __slots__ = ("_fallback", "matched", "text")
 
@@ -59,7 +62,7 @@ class _Pattern:
             self._fallback[length] = self._step(self._fallback[length - 1], text[length - 1])
 
     def read(self, character: str) -> bool:
-        """Take one more character; whether the stop string is complete now."""
+        """Advance by one character; return whether the stop string is complete now."""
         self.matched = self._step(self.matched, character)
         return self.matched == len(self.text)
 

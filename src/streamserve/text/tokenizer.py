@@ -1,4 +1,4 @@
-"""Text to token ids and back, for a checkpoint folder, in agreement with transformers' AutoTokenizer."""
+"""Tokenizer of a checkpoint folder: text to ids and back, consistent with transformers' AutoTokenizer."""
 
 import json
 import re
@@ -16,17 +16,17 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character; this is the way back."""
+    """Return the inverse of byte-level BPE's mapping from each byte to a printable character."""
     printable = [byte for first, last in ("!~", "¡¬", "®ÿ") for byte in range(ord(first), ord(last) + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer. What `encode` adds around the text is what `tokenizer.json` says.
+    """A checkpoint's tokenizer. `encode` adds the special tokens that `tokenizer.json` defines.
 
     `special_tokens` maps names ("bos_token", "eos_token", …) to texts, `chat_template` is jinja source.
-    Safe to use from several threads.
+    Thread-safe.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Tokenizer:
             return cls._of(folder)
         except CheckpointError:
             raise
-        except Exception as error:  # of names that are no Unicode, or parts that do not fit each other
+        except Exception as error:  # token names that are not Unicode, or inconsistent parts
             raise CheckpointError(f"{path}: its tokenizer cannot be used: {error}") from error
 
     @classmethod
@@ -76,7 +76,7 @@ class Tokenizer:
         return tokenizer
 
     def _name_special_tokens(self) -> None:
-        """What the folder names as special is special, also where `tokenizer.json` forgot to say so."""
+        """Mark the folder's named special tokens as special, where `tokenizer.json` does not."""
         marked = {str(entry) for entry in self._backend.get_added_tokens_decoder().values() if entry.special}
         missing = [text for text in self.special_tokens.values() if text not in marked]
         if missing:
@@ -86,7 +86,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included. The model's own table may be larger (padding)."""
+        """The number of tokens, including added ones. The model's vocabulary may be larger (padding)."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
@@ -107,67 +107,67 @@ class Tokenizer:
         return None if text is None else self._backend.token_to_id(text)
 
     def description(self) -> dict[str, Any]:
-        """What happens to a text on its way to tokens, as `tokenizer.json` says it; vocabulary and all."""
+        """Return the tokenization pipeline in the format of `tokenizer.json`, including the vocabulary."""
         described: dict[str, Any] = json.loads(self._backend.to_str())
         return described
 
     @cached_property
     def surroundings(self) -> tuple[list[int], list[int]]:
-        """The special tokens that `encode` puts before and behind every text."""
+        """The special tokens that `encode` adds before and after every text."""
         plain, whole = self.encode("a", add_special_tokens=False), self.encode("a")
         before = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return whole[:before], whole[before + len(plain) :]
 
     @property
     def byte_level(self) -> bool:
-        """Whether a text is simply the UTF-8 reading of its tokens' bytes one after the other."""
+        """Whether a text is exactly the UTF-8 decoding of its tokens' concatenated bytes."""
         return {part["type"] for part in self._decoder_parts} - {"Fuse"} == {"ByteLevel"}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognized.
+        """Return the token ids of `text`; special tokens written in it are recognized.
 
-        Raises ValueError for text that isn't Unicode (lone surrogates).
+        Raises ValueError for text that is not Unicode (lone surrogates).
         """
         text.encode()  # raises UnicodeEncodeError, a ValueError, where the library raises TypeError
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_apart(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` of each text, for threads: others run meanwhile, which `encode` does not let them."""
+        """Return `encode` of each text, releasing the GIL meanwhile; for use in threads."""
         for text in texts:
             text.encode()
         encoded = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encoded]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. Ids outside of the vocabulary have none."""
+        """Return the text of `ids`. Ids outside of the vocabulary have no text."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token: int) -> bool:
         return token in self._special_ids
 
     def special_id(self, text: str) -> int | None:
-        """The special token that `text` is, if it is one."""
+        """Return the id of the special token that `text` is, if it is one."""
         ids = self.encode(text, add_special_tokens=False)
         return ids[0] if len(ids) == 1 and self.is_special(ids[0]) else None
 
     def is_byte_piece(self, token: int) -> bool:
-        """Whether `token` is one byte of a character that has no token of its own (byte fallback)."""
+        """Return whether `token` is one byte of a character without a token (byte fallback)."""
         return self._falls_back_to_bytes and _BYTE_PIECE.fullmatch(self.piece(token)) is not None
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes `token` stands for in the middle of a text; they need not be whole characters."""
+        """Return the bytes of `token` in the middle of a text; they need not be whole characters."""
         found = self._bytes.get(token)
         if found is None:
             found = self._bytes[token] = self._bytes_of_piece(self.piece(token))
         return found
 
     def token_text(self, token: int) -> str:
-        r"""`token_bytes` as text; bytes that are no whole character are written as ``\xf0``."""
+        r"""Return `token_bytes` as text; bytes that are not a whole character are written as ``\xf0``."""
         return self.token_bytes(token).decode("utf-8", errors="backslashreplace")
 
     def piece(self, token: int) -> str:
-        """`token` as the vocabulary writes it; empty if there is none."""
+        """Return `token` as the vocabulary writes it; empty if there is none."""
         return self._backend.id_to_token(token) or ""
 
     def _bytes_of_piece(self, piece: str) -> bytes:
@@ -185,7 +185,7 @@ class Tokenizer:
 
     @cached_property
     def _space(self) -> str | None:
-        """The character that stands for a space in this vocabulary, if there is one."""
+        """The character that represents a space in this vocabulary, if there is one."""
         for part in self._decoder_parts:
             if part["type"] == "Metaspace":
                 return str(part["replacement"])
@@ -196,7 +196,7 @@ class Tokenizer:
 
 
 def _decoder_parts(decoder: Any) -> list[dict[str, Any]]:
-    """A decoder as its own JSON describes it, sequences unfolded."""
+    """Return the parts of a decoder from its JSON description, with sequences flattened."""
     if decoder is None:
         return []
     description = json.loads(decoder.__getstate__())
@@ -205,7 +205,7 @@ def _decoder_parts(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _rebuild_as_llama(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
-    """Read spaces as transformers' LlamaTokenizer does, which keeps only the file's vocabulary and merges."""
+    """Handle spaces as transformers' LlamaTokenizer, which uses only the file's vocabulary and merges."""
     scheme = "never" if not folder.add_prefix_space else "always" if folder.legacy else "first"
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
@@ -217,7 +217,7 @@ def _rebuild_as_llama(backend: tokenizers.Tokenizer, folder: TokenizerFolder) ->
 
 
 def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
-    """Let transformers convert an older tokenizer format. Raises CheckpointError where it can't."""
+    """Convert an older tokenizer format with transformers. Raises CheckpointError if that fails."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""Moving KV blocks from worker to worker: engine.transfer.Transport on real memory."""
+"""Move KV blocks between workers: engine.transfer.Transport on real memory."""

@@ -1,11 +1,11 @@
-"""KV between workers through NIXL, NVIDIA's transfer library: over UCX between processes of one host.
+"""KV transfer through NIXL, NVIDIA's transfer library: over UCX between processes of one host.
 
-    decode worker   NixlMemory: its KV pool, registered; a thread answers what UCX asks (wire-up, tcp)
+    decode worker   NixlMemory: its KV pool, registered; a thread answers UCX (wire-up, tcp)
                       ▲ WRITE of whole blocks, by index into descriptors that are prepared once per peer
-    prefill worker  NixlTransport: a thread of its own beside the steps starts writes and looks after them
+    prefill worker  NixlTransport: a separate thread starts writes and polls them while steps run
 
-A write cannot be called back: one that was released in flight still lands. So a push has ended only when NIXL
-says so or its receiver is dead, however long that takes.
+A write cannot be cancelled: one that was released in flight is still carried out. So a push has ended only
+when NIXL reports it or its receiver is dead, however long that takes.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ from streamserve.transfer.shared_memory import SharedMemory
 logger = logging.getLogger(__name__)
 
 VARIABLES = {"UCX_TLS": "shm,tcp,self", "UCX_NET_DEVICES": "lo"}
-"""How UCX goes about on one host, unless the environment says otherwise."""
+"""UCX settings for one host, unless the environment sets others."""
 POLL_SECONDS = 0.001
 SUSPECT_SECONDS = 1.0
-"""When a push has taken so long, it is asked whether its receiver lives: NIXL does not always notice."""
+"""Age from which a push's receiver is checked for being alive: NIXL does not always notice its death."""
 CLOSE_SECONDS = 1.0
 
 
 def _agent() -> Any:
-    """A NIXL agent with a name that nobody else has. Raises TransferError if NIXL cannot be used here.
+    """Return a NIXL agent with a unique name. Raises TransferError if NIXL cannot be used here.
 
-    Without its progress thread, which takes a whole core: whoever has an agent polls it.
+    The agent has no progress thread, which would take a whole core: its user must poll it.
     """
     package = nixl_package()
     if package is None:
@@ -57,7 +57,7 @@ def _agent() -> Any:
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to standard output
         config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         agent = nixl.nixl_agent(f"streamserve-{secrets.token_hex(8)}", config)
-    except Exception as error:  # its errors have no base of their own
+    except Exception as error:  # its errors have no common base class
         raise TransferError(f"NIXL does not start: {error}") from error
     if "UCX" not in agent.backends:
         raise TransferError("this NIXL is without its UCX plugin")
@@ -65,8 +65,8 @@ def _agent() -> Any:
 
 
 def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np.uint64]:
-    """NIXL's descriptors (address, bytes, device) of rows of `num_blocks` blocks of these widths, which lie
-    one behind the other: [row, block], flat."""
+    """Return NIXL's descriptors (address, bytes, device) of contiguous rows of `num_blocks` blocks with these
+    `widths` in bytes: [row, block], flat."""
     each = np.repeat(np.array(widths, np.uint64), num_blocks)
     descriptors = np.zeros((len(each), 3), np.uint64)
     descriptors[:, 0] = base + np.concatenate(([0], np.cumsum(each)[:-1]))
@@ -75,8 +75,8 @@ def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np
 
 
 class NixlMemory:
-    """Memory that other processes can write through NIXL; `size` bytes once allocated. It is a file's too,
-    so that others can see whether this process lives."""
+    """Memory that other processes can write through NIXL; `size` bytes once allocated. It is also backed by a
+    file descriptor, so that others can see whether this process lives."""
 
     def __init__(self) -> None:
         self._shared = SharedMemory()
@@ -90,7 +90,8 @@ class NixlMemory:
         return self._shared.size
 
     def allocate(self, size: int) -> Tensor:
-        """The memory as bytes, once. Raises TransferError if NIXL cannot be used here."""
+        """Allocate the memory, once, and return it as bytes. Raises TransferError if NIXL cannot be used
+        here."""
         self._agent = _agent()
         memory = self._shared.allocate(size)
         self._agent.register_memory(memory)
@@ -99,12 +100,12 @@ class NixlMemory:
         return memory
 
     def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
-        """What others need to write a pool of `num_blocks` in it."""
+        """Return what other workers need to write a pool of `num_blocks` in this memory."""
         address = self._shared.address(num_blocks, fingerprint)
         return replace(address, base=self._base, agent=self._agent.get_agent_metadata())
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering other workers."""
         self._closed.set()
         if self._thread.ident:
             self._thread.join()
@@ -124,9 +125,9 @@ class _Peer:
 
 @dataclass
 class _Push:
-    """Blocks on their way: `rows` of the pools have been started, `writes` (NIXL's handles, and since when)
-    are under way; those that have ended took `seconds`. `since`: the step that fills the blocks, if they are
-    not there yet. With a paced wire it is not over before `earliest`."""
+    """A push of blocks. Writes have been started for the first `rows` rows of the pools; `writes` (NIXL's
+    handles and start times) are in flight; completed ones took `seconds`. `since`: the step that fills the
+    blocks, if they are not complete yet. With a rate limit the push does not end before `earliest`."""
 
     job: int
     to: CacheAddress
@@ -143,8 +144,8 @@ class _Push:
 
 
 class NixlTransport:
-    """Writes blocks of `pools` into the pools at other addresses. With `bytes_per_second` the wire is as slow
-    as that: for measuring on one machine what two would do."""
+    """Writes blocks of `pools` into the pools at other addresses. `bytes_per_second` limits the rate, to
+    simulate a network between two machines on one."""
 
     def __init__(self, pools: Pools, fingerprint: str, bytes_per_second: float | None = None) -> None:
         """Raises TransferError if NIXL cannot be used here."""
@@ -194,12 +195,12 @@ class NixlTransport:
         return [self._landed.popleft() for _ in range(len(self._landed))]
 
     def close(self) -> None:
-        """Wait a while for what is under way."""
+        """Wait up to CLOSE_SECONDS for pushes in progress."""
         self._closed.set()
         self._thread.join()
 
     def _work(self) -> None:
-        """Start what is asked for and see to what is under way, until closed."""
+        """Start requested pushes and poll those in flight, until closed."""
         leave = float("inf")
         while time.monotonic() < leave:
             if self._closed.is_set():
@@ -215,7 +216,7 @@ class NixlTransport:
                 self._flying = [push for push in self._flying if not self._over(push)]
 
     def _start(self, push: _Push) -> None:
-        """Start writing the rows that have come to be there."""
+        """Start writing the rows that have become ready."""
         ready = self._pools.ready(push.since)
         if push.error or ready == push.rows:
             return
@@ -236,14 +237,14 @@ class NixlTransport:
                 _in_rows(push.targets, push.rows, ready, push.to.num_blocks),
             )
             self._agent.transfer(handle)
-        except Exception as error:  # NIXL's have no base of their own; nothing more was started
+        except Exception as error:  # NIXL's errors have no common base; nothing more was started
             push.error = str(error)
             return
         push.writes.append((handle, now))
         push.rows, push.sent, push.earliest = ready, push.sent + sent, self._wire_free
 
     def _over(self, push: _Push) -> bool:
-        """Whether a push has ended; if so, that is told."""
+        """Return whether a push has ended; if so, add it to the landed ones."""
         now = time.monotonic()
         if now < push.earliest and not push.error:
             return False
@@ -256,7 +257,7 @@ class NixlTransport:
         return True
 
     def _goes_on(self, push: _Push, handle: Any, now: float) -> bool:
-        """Whether a write may still be under way. One that went wrong is an error of its push."""
+        """Return whether a write may still be in flight. A failed write sets its push's error."""
         try:
             state, error = self._agent.check_xfer_state(handle), "NIXL could not write"
         except Exception as failure:  # the receiver has gone
@@ -272,41 +273,41 @@ class NixlTransport:
         return False
 
     def _check_range(self, blocks: npt.NDArray[np.int32], count: int) -> None:
-        """An index beyond its row would be another block of the next one."""
+        """Raise TransferError for an index beyond its row, which would address a block of the next row."""
         if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < count:
             raise TransferError(f"there are {count} blocks, and not all of {blocks.tolist()}")
 
     def _meet(self, to: CacheAddress) -> _Peer:
-        """Take up a pool's agent and prepare its blocks."""
+        """Add a pool's agent and prepare descriptors of its blocks."""
         _find(to)
         try:
             name = self._agent.add_remote_agent(to.agent)
             name = name.decode() if isinstance(name, bytes) else name
             blocks = _blocks(to.base, self._widths, to.num_blocks)
             return _Peer(name, self._agent.prep_xfer_dlist(name, blocks, "DRAM"))
-        except Exception as error:  # forged metadata, or memory that is not in it
+        except Exception as error:  # forged metadata, or memory that it does not cover
             raise TransferError(f"the cache at {to.path} cannot be written: {error}") from error
 
     def _forget_the_dead(self) -> None:
-        """Let go of workers that have ended."""
+        """Release the descriptors of workers that have ended."""
         busy = {push.to for push in self._flying}
         for address in [a for a in self._peers if a not in busy and not _alive(a)]:
             peer = self._peers.pop(address)
             peer.blocks.release()
             try:
                 self._agent.remove_remote_agent(peer.name)
-            except Exception as error:  # it has noticed by itself
+            except Exception as error:  # NIXL has already removed it
                 logger.debug("forgot %s: %s", peer.name, error)
 
 
 def _in_rows(blocks: npt.NDArray[np.int32], first: int, last: int, num_blocks: int) -> npt.NDArray[np.int32]:
-    """These blocks of the rows `first` to `last`, as numbers of descriptors."""
+    """Return the descriptor indices of these blocks in rows `first` to `last` (exclusive)."""
     rows = np.arange(first, last, dtype=np.int32)[:, None]
     return (rows * num_blocks + blocks).ravel().astype(np.int32)
 
 
 def _find(to: CacheAddress) -> None:
-    """Raises TransferError unless the memory at this address is still the one that it was."""
+    """Raise TransferError unless the memory at this address is still the same."""
     try:
         found = os.stat(to.path)
     except OSError as error:

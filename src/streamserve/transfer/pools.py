@@ -1,9 +1,10 @@
-"""A worker's KV as its transport sees it: the rows of all planes, a row being one layer of one plane.
+"""A worker's KV as its transport sees it: the rows of all KV cache groups; a row is one layer of one group.
 
     memory   [draft model's layers][target's layers], each [block][bytes]: the same order in every worker
 
-Rows that a step is about to write are there one by one, in this order: a draft model reads a prompt before
-the target does."""
+Rows that the next step writes become ready one by one, in this order: a draft model reads a prompt before the
+target does.
+"""
 
 from collections.abc import Sequence
 
@@ -15,12 +16,12 @@ Written = npt.NDArray[np.int64]
 """One number: how many layers the target has written in all its steps so far."""
 
 LAYER_SECONDS = 0.0003
-"""How often who waits for a layer looks whether it is there."""
+"""Polling interval while waiting for a layer."""
 
 
 class Pools:
-    """The pools [layer, block, bytes] of all planes, the target's last, in whose steps `written` grows by one
-    with each layer."""
+    """The pools [layer, block, bytes] of all KV cache groups, the target's last. In the target's steps
+    `written` grows by one with each layer."""
 
     def __init__(self, pools: Sequence[Tensor], written: Written | None = None) -> None:
         self.pools = pools
@@ -38,19 +39,19 @@ class Pools:
         return sum(row.shape[1] for row in self.rows)
 
     def before_step(self) -> int:
-        """What `ready` is to be asked with for rows that the next step writes."""
+        """Return the `since` argument of `ready` for rows that the next step writes."""
         return int(self._written[0])
 
     def ready(self, since: int | None) -> int:
-        """How many rows, from the first on, the step that began at `since` has written; all of them if the
-        blocks were there before."""
+        """Return how many rows, from the first on, the step that began at `since` has written; all of them if
+        `since` is None, as the blocks were complete before."""
         if since is None:
             return len(self.rows)
         done = min(max(int(self._written[0]) - since, 0), self._layers)
         return len(self.rows) - self._layers + done
 
     def of(self, memory: Tensor, num_blocks: int) -> list[Tensor]:
-        """The rows of another worker's memory, which has so many blocks."""
+        """Return the rows of another worker's memory, which has `num_blocks` blocks."""
         rows, at = [], 0
         for own in self.rows:
             size = num_blocks * own.shape[1]

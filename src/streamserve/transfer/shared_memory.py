@@ -1,8 +1,9 @@
-"""KV between processes of one host: the receiving pool is shared memory, and who sends writes right into it.
+"""KV transfer between processes of one host: the receiving pool is shared memory, which senders write
+directly.
 
     decode worker   memfd ── mmap ── its KV pool [layer][block][bytes]
                       ▲ opened as /proc/PID/fd/N, checked by its inode
-    prefill worker  mmap ◀── copies of whole blocks, layer by layer, by a thread of its own beside the steps
+    prefill worker  mmap ◀── copies of whole blocks, layer by layer, by a separate thread while steps run
 
 The memory has no name in a file system: when its last user ends, however it ends, nothing is left.
 """
@@ -31,25 +32,26 @@ class SharedMemory:
         self._handle = -1
 
     def allocate(self, size: int) -> Tensor:
-        """The memory as bytes, once; pages are taken as they are first written."""
+        """Allocate the memory, once, and return it as bytes; pages are committed as they are first
+        written."""
         self.size = size
         self._handle = os.memfd_create("streamserve-kv", os.MFD_CLOEXEC)
         os.ftruncate(self._handle, size)
         return torch.frombuffer(mmap.mmap(self._handle, size), dtype=torch.uint8)
 
     def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
-        """What others need to write a pool of `num_blocks` in it."""
+        """Return what other workers need to write a pool of `num_blocks` in this memory."""
         path = f"/proc/{os.getpid()}/fd/{self._handle}"
         inode = os.fstat(self._handle).st_ino
         return CacheAddress(path, self.size, num_blocks, fingerprint, inode)
 
     def close(self) -> None:
-        """Nothing to stop: who has the address writes by itself."""
+        """Do nothing: senders write to the memory without this process."""
 
 
 class SharedMemoryTransport:
-    """Writes blocks of `pools` into the pools at other addresses, in the order they were pushed. With
-    `bytes_per_second` the wire is as slow as that: for measuring on one machine what two would do."""
+    """Writes blocks of `pools` into the pools at other addresses, in the order of the pushes.
+    `bytes_per_second` limits the rate, to simulate a network between two machines on one."""
 
     def __init__(self, pools: Pools, fingerprint: str, bytes_per_second: float | None = None) -> None:
         self._pools = pools
@@ -74,7 +76,7 @@ class SharedMemoryTransport:
     def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
         job = next(self._jobs)
         target = self._opened.get(to)
-        if target is None:  # let go of since it was checked
+        if target is None:  # dropped since it was checked
             self._landed.append(Landed(job, 0, f"the worker at {to.path} is gone"))
         else:
             since = self._pools.before_step() if coming else None
@@ -85,13 +87,13 @@ class SharedMemoryTransport:
         return [self._landed.popleft() for _ in range(len(self._landed))]
 
     def close(self) -> None:
-        """Wait for what is under way, but for no step, and let go of all memory."""
+        """Wait for copies in progress, but not for steps, and release all memory."""
         self._closed = True
         self._thread.shutdown()
         self._opened.clear()
 
     def _copy(self, job: int, target: list[Tensor], copies: list[tuple[int, int]], since: int | None) -> None:
-        """Copy the rows that are there, until all are."""
+        """Copy rows as they become ready, until all are copied."""
         sources, destinations = torch.tensor(copies).T
         done = sent = 0
         seconds = 0.0
@@ -137,7 +139,7 @@ class SharedMemoryTransport:
         return self._pools.of(torch.frombuffer(shared, dtype=torch.uint8), to.num_blocks)
 
     def _forget_the_dead(self) -> None:
-        """Let go of the memory of workers that have ended."""
+        """Release the memory of workers that have ended."""
         for address in list(self._opened):
             if not os.path.exists(address.path):
                 del self._opened[address]

@@ -1,4 +1,4 @@
-"""Entry of a worker process: read the configuration, keep an eye on the parent, run the role."""
+"""Entry point of a worker process: read the configuration, watch the parent, run the role."""
 
 import faulthandler
 import os
@@ -18,13 +18,14 @@ from streamserve.protocol.runtime_folder import folder_of, remove_if_dead
 
 MAX_CONFIG_BYTES = 1 << 20
 PARENT_SECONDS = 1.0
-"""How often to look whether the parent still lives, where its end of the pipe does not tell."""
+"""Interval of checks whether the parent still runs, where its end of the pipe does not tell."""
 FOLDER_SECONDS = 2.0
 """How long to wait for the lock of a parent that may be dying."""
 
 
 def read_config(stream: BinaryIO) -> WorkerConfig:
-    """The configuration: four bytes of length (little endian), then msgpack. Raises ValueError if broken."""
+    """Return the configuration: four bytes of length (little endian), then msgpack. Raises ValueError if it
+    is malformed."""
     size = int.from_bytes(stream.read(4), "little")
     if not 0 < size <= MAX_CONFIG_BYTES:
         raise ValueError(f"standard input must hold a worker configuration, found a length of {size}")
@@ -32,11 +33,11 @@ def read_config(stream: BinaryIO) -> WorkerConfig:
 
 
 def leave_with_parent(descriptor: int, parent: int, folder: Path | None) -> None:
-    """End this process when `parent` has ended, however it did, or closes its end of the pipe. A fork of the
-    parent may keep the pipe open. What a dead parent left in `folder` goes too."""
+    """End this process when `parent` has ended in any way, or closes its end of the pipe. A fork of the
+    parent may keep the pipe open. Also removes what a dead parent left in `folder`."""
     while os.getppid() == parent:
         ready, _, _ = select.select([descriptor], [], [], PARENT_SECONDS)
-        # Not a buffered read, whose lock would be in the way of an orderly exit.
+        # An unbuffered read: the lock of a buffered one would block an orderly exit.
         if ready and not os.read(descriptor, 4096):
             break
     # A dying process closes its files one after another: its lock may be held a moment longer than the pipe.
@@ -47,7 +48,7 @@ def leave_with_parent(descriptor: int, parent: int, folder: Path | None) -> None
 
 
 def main() -> int:
-    """Run the worker that standard input describes; returns the exit status."""
+    """Run the worker that standard input describes; return the exit status."""
     parent = os.getppid()
     config = read_config(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,5 @@
-"""Crash reports: what a worker was at when something in it raised. Neither text nor token ids are in them."""
+"""Crash reports: the state of a worker when an exception ended it. They contain neither text nor token
+ids."""
 
 import json
 import logging
@@ -18,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 512
 MAX_MESSAGE = 500
-"""Characters of an exception's own message."""
+"""Maximum length of the exception's message, in characters."""
 
 
 def write_report(
     folder: Path, worker: str, error: BaseException, phase: str, plan: StepPlan | None, engine: Engine
 ) -> str:
-    """Write a report and return its name; empty, and a line in the log, where that is not possible."""
+    """Write a report and return its name; if that fails, log it and return an empty name."""
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{worker.replace('/', '-')}-{os.getpid()}.json"
     try:
         text = json.dumps(_report(worker, error, phase, plan, engine), indent=1)[:MAX_REPORT_BYTES]

@@ -1,4 +1,4 @@
-"""Where a draft service's targets come in: a ROUTER socket, with keys where there are any."""
+"""The listener of a draft service: a ROUTER socket for its targets, with CURVE keys if configured."""
 
 import contextlib
 import logging
@@ -19,11 +19,12 @@ logger = logging.getLogger(__name__)
 CLOSED_BEYOND = 2 * MAX_MESSAGE_BYTES
 """Bytes of a message beyond which the connection is closed instead of answered."""
 MOST_AT_ONCE = 256
-"""Messages, and ended connections, that one call hands out."""
+"""Messages, or ended connections, that one call returns at most."""
 QUEUED_IN, QUEUED_OUT = 8, 64
-"""Messages of one connection that wait here: then TCP holds its client back, and answers are dropped."""
+"""Queued messages of one connection. Beyond it, TCP flow control holds its client back, and answers are
+dropped."""
 HANDSHAKE_MILLISECONDS = 5000
-"""After which a connection that has not finished its handshake is closed."""
+"""Milliseconds after which a connection that has not finished its handshake is closed."""
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed in its handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection does not speak the protocol",
@@ -33,8 +34,8 @@ FAILURES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Received:
-    """A message of `size` bytes as it came, not copied or decoded yet. `fault` says why it is not to be read,
-    if it is not. `key` and `name` of an allowed client."""
+    """A received message of `size` bytes, not copied or decoded yet. `fault` is why it must not be decoded,
+    if so. `key` and `name` are those of an allowed client."""
 
     peer: bytes
     size: int
@@ -45,27 +46,27 @@ class Received:
 
     @property
     def data(self) -> bytes | None:
-        """The bytes; None of a message that is not to be read."""
+        """The bytes; None for a message that must not be decoded."""
         return None if self.frame is None or self.fault else self.frame.bytes
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A connection that ended in its handshake, in words."""
+    """A connection that failed in its handshake, with the reason as text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection by which the messages of `peer` came has ended."""
+    """The connection of `peer` has ended."""
 
     peer: bytes
 
 
 class Gate:
-    """Listens at `config.listen`. Raises ValueError for key files that cannot be used, ZMQError if the
-    address is taken."""
+    """Listens at `config.listen`. Raises ValueError for invalid key files, ZMQError if the address is in
+    use."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: DraftingConfig) -> None:
         endpoint = parse_endpoint(config.listen)
@@ -81,7 +82,7 @@ class Gate:
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
         self.monitor = self.socket.get_monitor_socket(sum(FAILURES) | zmq.EVENT_DISCONNECTED)
         self.peers: dict[int, bytes] = {}
-        """Whose messages come by a connection, by its file descriptor."""
+        """The peer of each connection, by file descriptor."""
         if pair:
             self._names = {key.hex(): name for key, name in clients.items()}
             self._authenticator = ThreadAuthenticator(context)
@@ -97,11 +98,12 @@ class Gate:
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client with this public key (in Z85) may come in; called by the authenticator."""
+        """Return whether a client with this public key (in Z85) is allowed to connect; called by the
+        authenticator."""
         return z85.decode(key).hex() in self._names
 
     def receive(self) -> Iterator[Received]:
-        """What has come, some of it: the others of this process are waiting too."""
+        """Yield received messages, at most `MOST_AT_ONCE`, so that the thread's other work is not delayed."""
         for _ in range(MOST_AT_ONCE):
             try:
                 peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -114,7 +116,7 @@ class Gate:
         if len(parts) != 1:
             return Received(peer.bytes, size, fault="a message has one part")
         try:
-            # ZMTP 1 and 2 have no metadata: neither a key nor whose connection it is can be told.
+            # ZMTP 1 and 2 have no metadata: neither the key nor the connection of a message is known.
             self.peers[int(peer.get(zmq.SRCFD))] = peer.bytes
             key = self._key(parts[0])
         except (zmq.ZMQError, ValueError):
@@ -122,7 +124,7 @@ class Gate:
         return Received(peer.bytes, size, key, self._names.get(key, ""), frame=parts[0])
 
     def ended(self) -> Iterator[Failure | Disconnected]:
-        """Connections that ended since the last call, some of them."""
+        """Yield connections that ended since the last call, at most `MOST_AT_ONCE`."""
         for _ in range(MOST_AT_ONCE):
             if not self.monitor.poll(0):
                 return
@@ -133,7 +135,7 @@ class Gate:
                 yield Disconnected(peer)
 
     def send(self, peer: bytes, data: bytes) -> None:
-        """To a peer, if it is still there and reads what it is sent."""
+        """Send to a peer; dropped if it is gone or does not read."""
         with contextlib.suppress(zmq.ZMQError):
             self.socket.send_multipart([peer, data], zmq.NOBLOCK)
 
@@ -145,5 +147,5 @@ class Gate:
         self.socket.close()
 
     def _key(self, part: zmq.Frame) -> str:
-        """The public key of whoever sent it, in hex as key files have it; empty without keys."""
+        """Return the sender's public key in hexadecimal, as in key files; empty without keys."""
         return z85.decode(str(part.get("User-Id"))).hex() if self._names else ""

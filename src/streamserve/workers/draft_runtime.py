@@ -1,8 +1,8 @@
-"""The threads around a draft service: one receives and sends, the main one drafts.
+"""The threads of a draft service: one receives and sends, the main thread drafts.
 
-Whatever a client sends and whatever a batch comes to, both go on: what one message or batch raises is logged
-and costs that message or batch. A thread that can do nothing but fail ends the process with a non-zero
-status, so that whoever started it starts it anew.
+Both continue after errors: an exception in processing a message or a batch is logged and affects only that
+message or batch. A thread whose iterations all fail ends the process with a non-zero status, so that its
+parent restarts it.
 """
 
 import contextlib
@@ -26,15 +26,16 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
 LOG_SECONDS = 1.0
-"""Between two tracebacks."""
+"""Minimum seconds between two tracebacks."""
 HOPELESS = 20
-"""So many turns of a thread that fail, one after another, end the process."""
+"""Consecutive failed iterations of a thread after which the process ends."""
 PAUSE_SECONDS = 0.05
-"""After a turn that failed."""
+"""Pause after a failed iteration."""
 
 
 class Faults:
-    """Logs what a thread's turns raise, a traceback a second, and ends it when nothing else happens."""
+    """Logs the exceptions of a thread's iterations, at most one traceback a second, and ends a thread that
+    only fails."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -43,11 +44,12 @@ class Faults:
         self.count = 0
 
     def passed(self) -> None:
-        """A turn went well."""
+        """Record a successful iteration."""
         self._in_a_row = 0
 
     def caught(self, error: Exception) -> None:
-        """Called in an except block. Raises `error` when it is hopeless."""
+        """Record an exception; called in an except block. Raises `error` after `HOPELESS` consecutive
+        ones."""
         self.count += 1
         self._in_a_row += 1
         now = time.monotonic()
@@ -59,7 +61,8 @@ class Faults:
 
 
 class ServiceRuntime:
-    """The threads around a service. `gate` is where targets come in, `parent` who started this process."""
+    """The threads of a service. `gate` is the listener for targets, `parent` the socket to the parent
+    process."""
 
     def __init__(
         self, service: Service, gate: Gate, parent: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
@@ -84,7 +87,7 @@ class ServiceRuntime:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the receiver's thread."""
+        """End the receiver thread."""
         self._stopping = True
         self._ring.send(b"")
         self._thread.join()
@@ -92,7 +95,7 @@ class ServiceRuntime:
         self._ring.close()
 
     def draft(self, drafter: Drafter) -> None:
-        """Draft whatever waits, one batch after another, until told to stop."""
+        """Draft one batch after another until told to stop."""
         faults = Faults("a turn of the draft model")
         while not self._stopping:
             try:
@@ -126,7 +129,7 @@ class ServiceRuntime:
             drafter.release(batch.released)
             drafter.begin(batch.requests)
             trees = drafter.collect(0.0)
-        except Exception as error:  # whoever caused it, the other targets are to be drafted for
+        except Exception as error:  # whichever target caused it, drafting for the others continues
             self._batch_faults.passed()
             self._batch_faults.caught(error)
             with self._changed:
@@ -172,7 +175,7 @@ class ServiceRuntime:
                 time.sleep(PAUSE_SECONDS)
 
     def _exchange(self, ready: dict[zmq.Socket[bytes], int]) -> None:
-        """Send what is to be sent, take what has come, and report when it is time."""
+        """Send queued messages, process received ones, and report when it is time."""
         if self._bell in ready:
             while self._bell.poll(0):
                 self._bell.recv()
@@ -191,17 +194,17 @@ class ServiceRuntime:
                 for out in self._service.tick(now):
                     self._outs.append(out)
                 news = report(self._service, now)
-            with contextlib.suppress(zmq.Again):  # the parent takes no reports now: there will be others
+            with contextlib.suppress(zmq.Again):  # the parent's queue is full: skip this report
                 self._parent.send(encode_report(news), zmq.NOBLOCK)
 
     def _receive(self) -> None:
-        """What has come by now, some of it."""
+        """Process a limited number of received messages."""
         outs: list[Out] = []
         for received in self._gate.receive():
             try:
                 outs += self._take(received)
                 self._message_faults.passed()
-            except Exception as error:  # it costs this message, and whoever sent it, nothing else
+            except Exception as error:  # only this message and its sender are affected
                 self._message_faults.passed()
                 self._message_faults.caught(error)
                 with self._changed:
@@ -237,7 +240,8 @@ class ServiceRuntime:
         return self._service.refuse(received.peer, reason, printable(text, 200), time.monotonic())
 
     def _hear_of_connections(self) -> None:
-        """Some ended before they were any: a wrong key, or something that speaks no ZeroMQ."""
+        """Process ended connections, including those that failed in the handshake: a wrong key, or no
+        ZeroMQ."""
         for ended in self._gate.ended():
             with self._changed:
                 if isinstance(ended, Failure):

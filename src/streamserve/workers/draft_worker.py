@@ -1,9 +1,9 @@
-"""The draft role: draft_service/server/service.py between a socket and a draft model.
+"""The draft role: runs draft_service/server/service.py between a socket and a draft model.
 
 receiver and sender   one thread, which owns the sockets      ROUTER ◀──▶ targets, DEALER ◀──▶ parent
 drafting              the main thread: batch after batch, as long as anything waits
 
-They share the service under one lock, which nobody holds while the model computes. The threads are in
+They share the service under one lock, which is not held while the model computes. The threads are in
 workers/draft_runtime.py.
 """
 
@@ -36,7 +36,7 @@ BAD_SETTING = 2
 
 
 def run(config: WorkerConfig) -> int:
-    """Load the model and draft until told to stop; returns the exit status."""
+    """Load the model and draft until told to stop; return the exit status."""
     assert config.drafting is not None
     with zmq.Context() as context, _parent(context, config) as parent:
         started = time.monotonic()
@@ -55,7 +55,7 @@ def run(config: WorkerConfig) -> int:
         )))  # fmt: skip
         drafter = drafter_on(loaded)
         runtime = ServiceRuntime(service, gate, parent, context)
-        runtime.start()  # before this thread goes to its core: others stay where they are
+        runtime.start()  # before this thread is pinned: child threads inherit the affinity
         try:
             if cores:
                 settle(cores, loaded)
@@ -68,7 +68,7 @@ def run(config: WorkerConfig) -> int:
 
 
 def make_service(config: DraftingConfig, loaded: Loaded, folder: Path) -> Service:
-    """The service for a loaded model. Raises CheckpointError if its tokenizer cannot be read."""
+    """Return the service for a loaded model. Raises CheckpointError if its tokenizer cannot be read."""
     info = loaded.model_info
     tokenizer, vocabulary = fingerprints(folder, info.vocab_size)
     identity = Identity(

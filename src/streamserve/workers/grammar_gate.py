@@ -1,7 +1,7 @@
-"""Requests with a grammar wait outside of the engine until it is compiled, which takes up to a second.
+"""Holds back requests with a grammar until it is compiled, which takes up to a second.
 
-In the engine the first step of such a request would compile, and all decoding would stand still. Whatever
-else comes for a request that waits, waits with it, in order.
+In the engine the first step of such a request would compile it and stall all decoding. All further messages
+for a waiting request wait with it, in order.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,12 +14,12 @@ from streamserve.protocol.tickets import Push, Release
 
 
 class Compiler(Protocol):
-    """What compiles grammars, and keeps them (execution.grammar.Grammars)."""
+    """A grammar compiler with a cache (execution.grammar.Grammars)."""
 
     def knows(self, grammar: Grammar) -> bool: ...
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile `grammar`, in any thread; what is wrong with it is kept too."""
+        """Compile `grammar`, from any thread; an error in it is cached too."""
 
 
 class GrammarGate:
@@ -36,12 +36,12 @@ class GrammarGate:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is held back."""
+        """Whether messages are held back."""
         return bool(self._held)
 
     def take(self, message: ToEngine) -> list[ToEngine]:
-        """What the engine is to handle now that `message` came: it, or nothing."""
-        if isinstance(message, Push | Release):  # of what the engine has already
+        """Return the messages for the engine after `message` came: that one, or none."""
+        if isinstance(message, Push | Release):  # concerns requests that the engine already has
             return [message]
         if message.request in self._held:
             self._held[message.request].append(message)
@@ -56,7 +56,7 @@ class GrammarGate:
         return []
 
     def ready(self) -> list[ToEngine]:
-        """What was held back for grammars that are compiled now."""
+        """Return the held-back messages whose grammars are compiled now."""
         done = [grammar for grammar, (future, _) in self._compiling.items() if future.done()]
         return [
             message
@@ -66,6 +66,6 @@ class GrammarGate:
         ]
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """Stop the thread."""
         if "_thread" in self.__dict__:
             self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,5 @@
-"""A worker's journal (protocol/journal.py) as its engine writes it, and a thread that shows that it lives."""
+"""A worker's journal (protocol/journal.py) as its engine writes it, and a thread that writes signs of
+life."""
 
 import logging
 import mmap
@@ -20,18 +21,19 @@ BEAT_SECONDS = 0.25
 
 
 class StepJournal:
-    """Tells `memory` what the engine is about to do (engine.watch.Journal). `plan` is what it carries out."""
+    """Writes what the engine is about to do to `memory` (engine.watch.Journal). `plan` is the plan in
+    execution."""
 
     def __init__(self, memory: mmap.mmap, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan: StepPlan | None = None
         self.phase = ""
         self.progress: Callable[[], int] = lambda: 0
-        """A number that grows while a step moves on."""
+        """A number that grows while a step makes progress."""
         self._writer = JournalWriter(memory)
         self._clock = clock
 
     def take(self, message: ToEngine) -> None:
-        """A message is about to be handled; one of a request's attempt names it."""
+        """Record that a message is about to be processed, with the attempt it belongs to."""
         if isinstance(message, Cancel | Release):
             attempts = []
         else:
@@ -45,21 +47,21 @@ class StepJournal:
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        """A phase of a step begins."""
+        """Record that a phase of a step begins."""
         self.plan = plan
         self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
 
     def leave(self, moving: Sequence[Running]) -> None:
-        """A step, or a message, is over."""
+        """Record that a step, or a message, is done."""
         self.plan = None
         self._write("transfer" if moving else "", [sequence.attempt for sequence in moving])
 
     def say(self, words: str, report: str) -> None:
-        """Leave last words."""
+        """Write last words."""
         self._writer.say(words, report)
 
     def keep_beating(self) -> None:
-        """Show twice in half a second that this process lives, whatever it is at, as long as it does."""
+        """Start a thread that writes a sign of life every `BEAT_SECONDS`, as long as this process lives."""
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def _beat(self) -> None:
@@ -77,7 +79,8 @@ class StepJournal:
 
 
 def open_journal(descriptor: int) -> StepJournal:
-    """The journal behind a file descriptor that was inherited; one that nobody reads if it cannot be used."""
+    """Return the journal at an inherited file descriptor; if it cannot be used, one in private memory, which
+    is never read."""
     try:
         memory = mmap.mmap(descriptor, JOURNAL_BYTES)
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Where a worker's main thread runs."""
+"""CPU pinning of a worker's main thread."""
 
 import logging
 import os
@@ -10,7 +10,8 @@ logger = logging.getLogger(__name__)
 
 
 def settle(cores: Cores, loaded: Loaded) -> None:
-    """Go where the kernels' other threads are waiting for this one; without kernels nobody is pinned."""
+    """Pin the main thread to the first core of the kernels' thread pool; without a thread pool, release the
+    cores."""
     if loaded.team:
         os.sched_setaffinity(0, cores.numbers[:1])
         logger.info("threads on processors %s", ", ".join(map(str, cores.numbers)))

@@ -1,5 +1,5 @@
-"""Keeps a profile true: one that was measured unstably, or that steps contradict, is measured anew while the
-worker is idle, a short step at a time."""
+"""Refreshes a profile: one that was measured unstably, or that step times contradict, is measured again while
+the worker is idle, one short step at a time."""
 
 import logging
 import shlex
@@ -15,14 +15,14 @@ from streamserve.protocol.config import ModelConfig
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-"""How long the worker has been idle before it measures: a client may be about to ask for more."""
+"""Idle seconds before it measures, since a client may be about to send more."""
 FIRST_SECONDS = 30.0
-"""Time before a measurement that did not help is repeated; each time twice as long."""
+"""Seconds before an unsuccessful measurement is repeated, doubled each time."""
 LONGEST_SECONDS = 3600.0
 
 
 class Upkeep:
-    """Asked by the worker's loop between messages, it measures a piece when that is due."""
+    """Measures one piece when it is due; called by the worker's loop between messages."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Upkeep:
             )  # fmt: skip
 
     def wait(self, engine: Engine, milliseconds: int) -> int:
-        """Measure a piece if the engine has been idle for a while and the profile is in doubt. Returns how
-        long to wait for messages: not at all while there is more to measure, else `milliseconds`."""
+        """Measure a piece if the engine has been idle for `IDLE_SECONDS` and the profile is in doubt. Return
+        how long to wait for messages: 0 while there is more to measure, else `milliseconds`."""
         now = self._clock()
         if engine.has_work or engine.exchange.busy:
             self._worked = now
@@ -58,13 +58,13 @@ class Upkeep:
             return milliseconds
         try:
             self._measure(self.profile, engine)
-        except Exception as error:  # a profile that is wrong is better than a worker that ends
+        except Exception as error:  # a wrong profile is better than a dead worker
             self._stop()
             logger.warning("the model was not measured anew: %s: %s", type(error).__name__, error)
         return 0 if self._measuring else milliseconds
 
     def _measure(self, profile: Profile, engine: Engine) -> None:
-        """A piece; after the last one the profile is kept, and used from now on."""
+        """Measure a piece; after the last one, store the profile and use it from now on."""
         if self._measuring is None:
             cost = engine.speculation.step_cost
             if cost.contradicted:
@@ -74,7 +74,7 @@ class Upkeep:
                 )  # fmt: skip
             self._measuring = Remeasurement(self._loaded, self._kept, profile)
             return
-        if self._measuring.disturbed:  # another is measuring now
+        if self._measuring.disturbed:  # another process is measuring now
             self._stop()
             return
         if not self._measuring.piece():
@@ -89,14 +89,14 @@ class Upkeep:
             logger.info("measured anew, %s: %s; kept in %s", changed, found.summary, path)
 
     def _stop(self) -> None:
-        """Free what was measured on, and pause."""
+        """Free the measurement's buffers, and pause."""
         self._measuring = None
         self._begins = self._clock() + self._pause
         self._pause = min(2 * self._pause, LONGEST_SECONDS)
 
 
 def command_of(model: ModelConfig) -> str:
-    """The command that measures this model's profile in full."""
+    """Return the command that measures this model's profile in full."""
     words = ["streamserve", "profile", model.path]
     words += ["--dtype", model.dtype] if model.dtype != "auto" else []
     words += ["--backend", model.backend] if model.backend != "auto" else []

@@ -1,11 +1,12 @@
-"""The sockets of a target's side of draft services: engine.plan.Drafter over draft_service/target/client.py.
+"""The sockets of a target's draft service client: engine.plan.Drafter on top of
+draft_service/target/client.py.
 
-begin ── deltas ──▶ service        the target goes on: other requests' prompts, and steps without trees
-collect ◀── trees ── service       waits as long as it pays, takes what is there
-        ◀── trees ── stand-in      for those for which nothing is: late, slow, busy or dead
+begin ── deltas ──▶ service            the target continues: other requests' prompts, and steps without trees
+collect ◀── trees ── service           waits as long as it pays, then takes the received trees
+        ◀── trees ── fallback drafter  for sequences without a tree: late, slow, busy or unreachable service
 
-Between steps `attend` keeps the sessions: a service is found before the first request, and none is lost while
-there is nothing to do.
+Between steps `attend` maintains the sessions: a service is connected before the first request, and no session
+expires while the target is idle.
 """
 
 import logging
@@ -32,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_MILLISECONDS = 2000
 MOST_AT_ONCE, BYTES_AT_ONCE = 64, 2 * MAX_ANSWER_BYTES
-"""Messages of a service, and bytes of them, that are read before the engine goes on."""
+"""Limits of messages, and bytes of them, read from a service before the engine continues."""
 QUEUED = 32
-"""Messages of a service that wait here: then TCP holds it back."""
+"""Messages of a service in the receive queue; beyond it, TCP flow control holds the service back."""
 
 
 def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> "RemoteDrafter | None":
-    """The drafter that `--draft tcp://…` asks for, if it does. Raises CheckpointError if the target's
-    tokenizer cannot be read, ValueError for a key file that cannot be used."""
+    """Return the drafter for `--draft tcp://…`, or None for other settings. Raises CheckpointError if the
+    target's tokenizer cannot be read, ValueError for an invalid key file."""
     model = config.model
     if not model.draft.startswith("tcp://"):
         return None
@@ -51,8 +52,8 @@ def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> 
 
 
 class RemoteDrafter:
-    """Drafts at the services behind `endpoints`; `own` is the key that they know this target by. `stand_in`
-    drafts here for those for which they do not."""
+    """Drafts at the services at `endpoints`; `own` is the key pair of this target. `stand_in`, the fallback
+    drafter, drafts locally for sequences without a tree from a service."""
 
     plane = None
 
@@ -76,14 +77,15 @@ class RemoteDrafter:
         self._trees = self._accepted = self._stand_in_trees = self._stand_in_accepted = 0
 
     def attend(self) -> None:
-        """Between steps, at least twice a second: read what came, and say Hello and Ping where it is time."""
+        """Read received messages and send the Hellos and Pings that are due. Called between steps, at least
+        twice a second."""
         self._receive(0)
         now = time.monotonic()
         self._reconnect(now)
         self._send(self.client.tick(now))
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Send what the services do not know yet, and ask for trees."""
+        """Sync the services and request trees."""
         now = time.monotonic()
         if self._collected is not None:
             self.waiting.worked(now - self._collected, self._had_trees)
@@ -99,7 +101,7 @@ class RemoteDrafter:
             self._stand_in.begin(requests)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
-        """The trees that come within the time that it pays to wait, and by `deadline`."""
+        """Return the trees that arrive within the time for which waiting pays, and by `deadline`."""
         self._receive(0)
         limit = self.waiting.limit(self.client.usual())
         until = min(deadline, (now := time.monotonic()) + limit)
@@ -120,7 +122,7 @@ class RemoteDrafter:
             self._stand_in.release(ids)
 
     def report(self) -> RemoteReport:
-        """What came of it so far."""
+        """Return the counters so far."""
         return RemoteReport(
             services=sum(link.open for link in self.client.links),
             trees=self._trees,
@@ -142,7 +144,7 @@ class RemoteDrafter:
         self._context.term()
 
     def _learn(self, requests: Sequence[DraftRequest]) -> None:
-        """What the trees that were given last turned out to bring."""
+        """Update the acceptance statistics of the trees that were returned last."""
         for request in requests:
             tree = self._given.pop(request.id, None)
             if tree is not None:
@@ -156,7 +158,7 @@ class RemoteDrafter:
                 self._stand_in_accepted += len(other.follow(request.new_tokens)) - 1
 
     def _receive(self, seconds: float) -> None:
-        """Take what is there, or the first that comes within so many seconds."""
+        """Process received messages; wait up to `seconds` for the first."""
         ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
         for ready_one, _ in ready:
             socket: zmq.Socket[bytes] = ready_one
@@ -172,7 +174,7 @@ class RemoteDrafter:
                 self._hear(number, frame)
 
     def _hear(self, number: int, frame: zmq.Frame) -> None:
-        """Take a message of service `number`, whatever it is."""
+        """Process a message of service `number`, valid or not."""
         now = time.monotonic()
         if self.client.size(number, len(frame), now):
             try:
@@ -183,14 +185,14 @@ class RemoteDrafter:
                 return
             try:
                 self._send(self.client.heard(number, message, now))
-            except Exception:  # a fault here, which this service knows to find: it is not asked any more
+            except Exception:  # a bug here that this service can trigger: it is not used any more
                 logger.exception("an answer of draft service %d could not be taken", number)
                 self.client.reject(number, "internal", type(message).__name__, now, certain=True)
         self._reconnect(now)
 
     def _reconnect(self, now: float) -> None:
-        """Close the connections of services on probation, whose messages are not even read, and open them
-        again when that is over."""
+        """Close the connections of services on probation, so that their messages are not even read, and
+        reopen them afterwards."""
         for number, link in enumerate(self.client.links):
             socket = self._sockets[number]
             if link.on_probation(now):
@@ -207,7 +209,7 @@ class RemoteDrafter:
             try:
                 if socket is not None:
                     socket.send(encode(out.message), zmq.NOBLOCK)
-            except zmq.ZMQError:  # nobody is there, or nobody reads
+            except zmq.ZMQError:  # not connected, or the send queue is full
                 self.client.unreachable(out.link, time.monotonic())
 
     def _connect(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""A line for the log now and then: what the engine did lately, and how near that was to what is possible."""
+"""A periodic log line: the engine's recent throughput, and its ratio to the possible one."""
 
 from streamserve.protocol.reports import Report
 
@@ -6,14 +6,14 @@ SECONDS = 60.0
 
 
 class Pace:
-    """Compares a worker's reports over a minute each."""
+    """Compares a worker's reports, once a minute."""
 
     def __init__(self, report: Report, now: float) -> None:
         self._last = report
         self._since = now
 
     def line(self, report: Report, now: float) -> str | None:
-        """What came since the last line, if a minute has passed and there was work in it."""
+        """Return the line for the time since the last one, if a minute has passed with work in it."""
         if now - self._since < SECONDS:
             return None
         last, self._last, self._since = self._last, report, now

@@ -1,4 +1,4 @@
-"""What a worker did and when, for a timeline or a trace; kept until it is sent."""
+"""Records what a worker did and when, for a timeline or a trace, until it is sent."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,23 +7,23 @@ from streamserve.protocol.messages import Work
 
 
 class Tracer:
-    """Notes steps and the moments of requests, by a clock that all processes of this machine share."""
+    """Records steps and lifecycle events of requests, by a clock that all processes of this machine share."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._done: list[Work] = []
 
     def moment(self, name: Moment, request: str = "") -> None:
-        """This moment of a request has come."""
+        """Record a lifecycle event of a request."""
         self._done.append(Work(name, request, self._clock()))
 
     def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
-        """A step over so many rows of these requests took `seconds` until now."""
+        """Record a step over the given rows (query tokens) of each request that took `seconds` until now."""
         if rows:
             total = sum(count for _, count in rows)
             self._done.append(Work("step", "", self._clock() - seconds, seconds, total))
 
     def take(self) -> list[Work]:
-        """What was done since the last call."""
+        """Return what was recorded since the last call."""
         done, self._done = self._done, []
         return done

@@ -1,4 +1,4 @@
-"""A worker: one engine between a socket and a device. Its role says whether it does prefill, decode, or
+"""A worker process: one engine between a control socket and a device. Its role is prefill, decode, or
 both."""
 
 import gc
@@ -66,11 +66,11 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
 STALLED_MILLISECONDS = 10
-"""How long to wait for messages before looking again whether there is memory for who waits for it."""
+"""How long to wait for messages before checking again for free KV blocks for stalled requests."""
 COMPILING_MILLISECONDS = 2
-"""How often an idle worker looks whether a grammar is compiled."""
+"""Interval at which an idle worker checks whether a grammar is compiled."""
 TRANSFER_MILLISECONDS = 1
-"""How often an idle worker looks whether KV has landed."""
+"""Interval at which an idle worker checks whether a KV transfer has completed."""
 CHECKPOINT_EXIT_STATUS = 2
 CRASH_EXIT_STATUS = 70
 Memory = SharedMemory | NixlMemory
@@ -79,13 +79,13 @@ TRANSPORTS: dict[KVTransport, tuple[type[Memory], type[Transport]]] = {
     "shm": (SharedMemory, SharedMemoryTransport),
     "nixl": (NixlMemory, NixlTransport),
 }
-"""What KV comes into, and what it leaves by."""
+"""The memory that receives KV and the transport that sends it."""
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What an engine is made of. Of the halves of pairs, KV that others reach lies in `memory`, at `cache`,
-    and leaves by `transport`."""
+    """The components of an engine. In a prefill or decode worker, the KV reachable by other workers is in
+    `memory`, at address `cache`, and is sent by `transport`."""
 
     loaded: Loaded
     memory: Memory
@@ -95,8 +95,8 @@ class _Parts:
 
 
 def run(config: WorkerConfig, journal: StepJournal) -> int:
-    """Load the model and serve until told to stop; returns the exit status. What raises while it serves ends
-    the process, with a crash report."""
+    """Load the model and serve until told to stop; return the exit status. An exception while serving ends
+    the process with a crash report."""
     with zmq.Context() as context, _connect(context, config) as socket:
         started = time.monotonic()
         try:
@@ -117,7 +117,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
         journal.progress = lambda: int(written[0])
         _send(socket, _ready(parts, time.monotonic() - started))
         _send(socket, _report(engine, remote))
-        gc.freeze()  # what was loaded stays: collections need not look at it
+        gc.freeze()  # loaded objects stay: exclude them from garbage collections
         gate = GrammarGate(parts.loaded.executor.grammars)
         try:
             upkeep = Upkeep(parts.loaded, parts.profile, users_profiles(), command_of(config.model))
@@ -136,8 +136,8 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
 
 
 def _load(config: WorkerConfig) -> _Parts:
-    """The model on cores of its own, where it can have them, with KV where others reach it if it is half of
-    a pair. Raises CheckpointError or TransferError."""
+    """Load the model, on reserved cores if possible. A prefill or decode worker's KV is allocated in memory
+    that other workers can reach. Raises CheckpointError or TransferError."""
     model, half = config.model, config.role in ("prefill", "decode")
     make_memory, make_transport = TRANSPORTS[config.kv_transport]
     memory = make_memory()
@@ -158,7 +158,8 @@ def _load(config: WorkerConfig) -> _Parts:
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
-    """Say why, and end at once: nothing in this process can be relied on, neither threads nor locks."""
+    """Report the error and exit at once: after it, nothing in this process is reliable, neither threads nor
+    locks."""
     words = f"{type(error).__name__} in phase {journal.phase or 'none'}"
     folder = Path(config.crash_folder)
     name = ""
@@ -200,7 +201,7 @@ def _engine(
 
 
 def _ready(parts: _Parts, seconds: float) -> Ready:
-    """What others should know of the worker, which took so long to load."""
+    """Return the message that describes the worker, after a load of `seconds` seconds."""
     loaded, config = parts.loaded, parts.loaded.engine_config
     return Ready(
         version=PROTOCOL_VERSION,
@@ -217,12 +218,12 @@ def _ready(parts: _Parts, seconds: float) -> Ready:
 
 
 def _curve(profile: Profile) -> CostCurve:
-    """The measured cost of a step, for who must choose between workers."""
+    """Return the measured step cost, for the choice between workers."""
     return CostCurve(kv_token_bytes=profile.kv_token_bytes, **asdict(profile.cost))
 
 
 def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:
-    """Seconds of swapping so many blocks, of all planes."""
+    """Return the cost in seconds of swapping a number of blocks of all KV cache groups."""
     if profile is None or profile.swap is None:
         return GUESSED_SWAP
     return profile.swap.in_blocks(loaded.kv_cache_bytes // loaded.engine_config.num_blocks)
@@ -251,7 +252,7 @@ def _serve(
     upkeep: Upkeep,
     gate: GrammarGate,
 ) -> None:
-    """Take messages between steps, step while there is work, report twice a second."""
+    """Process messages between steps, run steps while there is work, report twice a second."""
     reported = time.monotonic()
     pace = Pace(engine.report(), reported)
     while True:

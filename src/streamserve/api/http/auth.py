@@ -1,4 +1,4 @@
-"""Who may come in: API keys on every route but two, admin keys on the admin routes."""
+"""Authentication: API keys on all routes but health checks, admin keys on the admin routes."""
 
 import base64
 import binascii
@@ -13,18 +13,22 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest, matches
 
 OPEN = frozenset({"/health", "/ping"})
-"""Routes that balancers ask: they need no key, and tell nothing of use."""
+"""Routes of load balancers' health checks: they need no key, and reveal nothing sensitive."""
 
 ADMIN = "/admin/"
-"""What the paths of admin routes begin with."""
+"""Path prefix of the admin routes."""
 
 PAGES = frozenset({"/", "/docs", "/openapi.json"})
-"""What people open in a browser, which asks them for the key, as the password of a name that does not matter.
-Only here, since browsers add what they were told to every later request, whoever's page made it."""
+"""Routes that people open in a browser, which asks them for the key as the password of Basic authentication;
+the user name is ignored.
+
+Basic authentication is limited to these routes, since browsers add the credentials to every later request,
+whichever site's page makes it.
+"""
 
 
 class Authentication:
-    """Lets a request through to `app` if it shows a key: `Authorization: Bearer KEY`.
+    """Middleware that passes a request to `app` if it has a valid key: `Authorization: Bearer KEY`.
 
     `keys` and `admin_keys` are digests (protocol/keys.py). Without `keys` all but the admin routes are open;
     without `admin_keys` the admin routes are closed. At most `max_requests_per_key` requests and WebSockets
@@ -60,7 +64,7 @@ class Authentication:
         await self._app(scope, receive, send)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        """Pass a request on, unless its key has as many open as it may."""
+        """Pass a request on, unless its key has reached its limit of open requests."""
         key = digest(_shown(Headers(scope=scope), scope["path"]))
         if self._open[key] >= limit:
             message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
@@ -92,7 +96,7 @@ class Authentication:
 
 
 def _shown(headers: Headers, path: str) -> str:
-    """The key that a request shows; empty if none."""
+    """Return the key of a request; empty if there is none."""
     kind, _, value = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return value.strip()

@@ -1,6 +1,6 @@
-"""Request bodies: read within limits, parsed strictly, every complaint naming the field.
+"""Request bodies: read within limits and parsed strictly; each error names the field.
 
-What a body will take when it is decoded is known before that (json_scan.py), and charged (memory.py).
+The memory that a decoded body takes is known before decoding (json_scan.py), and charged (memory.py).
 """
 
 import re
@@ -18,7 +18,7 @@ from streamserve.protocol.errors import RequestError
 
 _LARGE_BYTES = 64 << 10
 _LARGE_VALUES = 4096
-"""What is larger is decoded outside of the event loop."""
+"""Larger bodies are decoded outside of the event loop."""
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -29,11 +29,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 async def read_request(
     request: Request, door: Door, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> T:
-    """The body of `request` as `kind`.
+    """Read the body of `request` as `kind`.
 
-    `unsupported` are fields we know but cannot obey, with those values that ask nothing of us. Raises
-    RequestError if the body is larger than a limit or no JSON object, or naming the first field that is
-    unknown, unsupported or not of its type; 429 if there is no memory for it.
+    `unsupported` are fields that are known but not supported, with the values that have no effect and are
+    accepted. Raises RequestError if the body is larger than a limit or is not a JSON object, or naming the
+    first field that is unknown, unsupported or of the wrong type; 429 if there is no memory for it.
     """
     charge = charge_of(request)
     scan = JsonScan(door.max_values, door.max_characters)
@@ -49,7 +49,7 @@ async def read_request(
 async def read_message(
     data: bytes, door: Door, charge: Charge, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> T:
-    """A WebSocket's message as `kind`. Raises RequestError as `read_request` does."""
+    """Parse a WebSocket message as `kind`. Raises RequestError as `read_request` does."""
     scan = JsonScan(door.max_values, door.max_characters)
 
     def decoded() -> T:
@@ -77,7 +77,7 @@ async def _read(request: Request, limit: int, charge: Charge, scan: JsonScan) ->
 
 
 def parse(body: bytes | bytearray) -> dict[str, Any]:
-    """A JSON object, of a text that JsonScan let pass. Raises RequestError if it is none."""
+    """Parse a JSON object from text that passed JsonScan. Raises RequestError if it is not one."""
     try:
         content = msgspec.json.decode(body)
     except RecursionError as error:
@@ -90,7 +90,10 @@ def parse(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]) -> T:
-    """`content` as `kind`. A null is a field left out. Raises RequestError as `read_request` does."""
+    """Convert `content` to `kind`; null means that a field is left out.
+
+    Raises RequestError as `read_request` does.
+    """
     known = kind.__struct_fields__
     for name, value in content.items():
         if name not in known and name not in unsupported:
@@ -107,20 +110,20 @@ def checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str,
 
 
 def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
-    """Whether `value` is null or one of the `harmless` ones. JSON's true is not 1."""
+    """Return whether `value` is null or one of the `harmless` values. JSON's true is not equal to 1."""
     return value is None or any(
         value == other and isinstance(value, bool) == isinstance(other, bool) for other in harmless
     )
 
 
 def _instead(harmless: tuple[Any, ...]) -> str:
-    """What may be said in the place of something unsupported."""
+    """Return the part of an error message that lists the accepted values of an unsupported field."""
     values = " or ".join(msgspec.json.encode(value).decode() for value in harmless)
     return f": leave it out, or say {values}" if values else ": leave it out"
 
 
 def _located(message: str) -> RequestError:
-    """msgspec's "Expected `int`, got `str` - at `$.n`" as a complaint about n."""
+    """Convert msgspec's "Expected `int`, got `str` - at `$.n`" to an error about the field n."""
     match = _PLACE.match(message)
     path = match["path"] if match else None
     if match is None or not path:

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, which also bounds how long a client may take to send and to read."""
+"""One HTTP connection: uvicorn's, with limits on how long a client may take to send and to read."""
 
 import asyncio
 import logging
@@ -20,45 +20,49 @@ from streamserve.protocol.errors import RequestError
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
-"""Request line and headers together."""
+"""Maximum size of the request line and headers together."""
 
 SLICE = 2048
-"""Bytes of requests taken in one go; what most requests are smaller than."""
+"""Bytes of requests parsed at a time; most requests are smaller."""
 
 MAX_PIPELINED = 8
-"""Requests that may wait on a connection for the answer to one before; what follows is not read meanwhile."""
+"""Maximum number of pipelined requests pending on one connection; reading pauses while it is reached."""
 
 BODY_SLICE = 32 << 10
-"""The same of bodies, which cost less."""
+"""The same for bodies, which cost less per byte."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds: `read` for a client to send a whole request, `write` for it to leave its reply unread."""
+    """Timeouts in seconds: `read` for a client to send a complete request, `write` for it to leave its reply
+    unread."""
 
     read: float = 60.0
     write: float = 30.0
 
 
 class OpenTransport:
-    """A transport on which nothing is done once it is closing. A client may reset its connection while a
-    reply is on its way, and uvloop raises RuntimeError for a transport that is closed."""
+    """A transport that ignores operations once it is closing.
+
+    A client may reset its connection while a reply is being sent, and uvloop raises RuntimeError for a closed
+    transport.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
     def write(self, data: bytes) -> None:
-        """Send `data`, if there is still a client."""
+        """Send `data`, unless the transport is closing."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def pause_reading(self) -> None:
-        """Read no more for now."""
+        """Pause reading, unless the transport is closing."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading, unless the transport is closing."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -67,10 +71,11 @@ class OpenTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """Ends connections whose client sends too slowly or too much of a header, or does not read.
+    """Closes connections whose client sends too slowly, sends too large a header, or does not read.
 
-    Unread replies fill the transport's buffer (64 KiB); then the sender waits, so that no more is held, and
-    the clock runs until the buffer has room again. The end of a connection cancels its request.
+    Unread replies fill the transport's buffer (64 KiB); then the sender blocks, so that no more memory is
+    used, and the write timeout runs until the buffer has free space again. The end of a connection cancels
+    its request.
     """
 
     def __init__(self, timeouts: Timeouts, connections: Connections, slices: Slices, **rest: Any) -> None:
@@ -108,7 +113,7 @@ class Connection(HttpToolsProtocol):
         return self.client[0] if self.client else ""
 
     def data_received(self, data: bytes) -> None:
-        """Take in `data`; of much a slice at a time, for it may be thousands of pipelined requests."""
+        """Parse `data`, one slice at a time if large: it may contain thousands of pipelined requests."""
         if not self._entered:
             return
         if not self._arrived and len(data) <= SLICE and len(self.pipeline) < MAX_PIPELINED:
@@ -119,12 +124,12 @@ class Connection(HttpToolsProtocol):
         self._go_on()
 
     def on_response_complete(self) -> None:
-        """The next request begins, and what waited for its place is read."""
+        """Start the next request, and resume parsing what was waiting for a free pipeline slot."""
         super().on_response_complete()
         self._go_on()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Requests are begun a few at a time, but what balancers ask is answered at once."""
+        """Start requests a few at a time, but health checks immediately."""
         if cycle.scope["path"] in OPEN:
             super()._start_asgi_task(cycle, app)
         else:
@@ -139,7 +144,7 @@ class Connection(HttpToolsProtocol):
             self._slices.add(self._take)
 
     def _take(self) -> bool:
-        """Feed a slice of what arrived; whether to go on at once."""
+        """Parse one slice of the received data; return whether to continue at once."""
         if self.transport.is_closing():
             self._arrived.clear()
         elif self._arrived:
@@ -180,9 +185,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """From here on the connection is the WebSocket's, which has clocks of its own."""
+        """Hand the connection to the WebSocket protocol, which has separate timeouts."""
         self._stop_reading_clock()
-        self._entered = False  # SocketProtocol counts the end
+        self._entered = False  # SocketProtocol counts the end of the connection
         super().handle_websocket_upgrade()
 
     def pause_writing(self) -> None:
@@ -199,25 +204,25 @@ class Connection(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._reading = None
-        if self.pipeline:  # it waits for its turn, and we do not read meanwhile
+        if self.pipeline:  # an earlier request is pending, and reading is paused meanwhile
             self._expect_request()
         elif not self.transport.is_closing():
             seconds = self._timeouts.read
             self._refuse(408, f"the request took longer than {seconds:g} seconds to arrive (read_timeout)")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Say so, unless a reply to this request or the one before has begun, and close."""
+        """Send an error, unless a reply to this request or the one before has begun, and close."""
         cycle = self.cycle
         if cycle is None or (cycle.response_complete if self._in_headers else not cycle.response_started):
             self._send(RequestError(message, status=status))
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in the shape of all errors."""
+        """Reply to invalid HTTP with an error in the common format."""
         self._refuse(400, "this is not a valid HTTP request")
 
     def _send(self, error: RequestError) -> None:
-        """Send `error` as a whole response, and close."""
+        """Send `error` as a complete response, and close."""
         body = error_body(error)
         headers = {
             "content-type": "application/json",

@@ -1,4 +1,4 @@
-"""How many connections there may be, in all and from one address: fewer than the process has descriptors."""
+"""Limits on connections, in total and per address, below the process's file descriptor limit."""
 
 import logging
 import resource
@@ -10,32 +10,32 @@ from streamserve.protocol.errors import RequestError
 _log = logging.getLogger(__name__)
 
 RESERVED_DESCRIPTORS = 96
-"""File descriptors that are left to workers, logs and files; of few, half."""
+"""File descriptors reserved for workers, logs and files; at most half of all."""
 
 RETRY_AFTER = 5.0
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Connections at once: `total`, and `per_address`."""
+    """Limits on concurrent connections: `total`, and `per_address`."""
 
     total: int = 4096
     per_address: int = 2048
 
     def within(self, descriptors: int) -> "ConnectionLimits":
-        """The same, or fewer, for a process that may have so many file descriptors open."""
+        """Return these limits, reduced for a process with `descriptors` file descriptors."""
         total = min(self.total, descriptors - min(RESERVED_DESCRIPTORS, descriptors // 2))
         return ConnectionLimits(total, min(self.per_address, total))
 
 
 def descriptors() -> int:
-    """How many file descriptors this process may have open."""
+    """Return how many file descriptors this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 class Connections:
-    """The connections that are open, by address."""
+    """Counts the open connections by address."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -43,7 +43,7 @@ class Connections:
         self._by_address: Counter[str] = Counter()
 
     def enter(self, address: str) -> RequestError | None:
-        """Count a connection from `address`, or say why it must come later."""
+        """Count a connection from `address`, or return the error that refuses it."""
         if self.open >= self.limits.total:
             return _refusal(f"{self.open} connections are open, which is the limit (max_connections)", 503)
         if self._by_address[address] >= self.limits.per_address:
@@ -57,7 +57,7 @@ class Connections:
         return None
 
     def leave(self, address: str) -> None:
-        """A connection that was counted has ended."""
+        """Remove an ended connection from the count."""
         self.open -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:

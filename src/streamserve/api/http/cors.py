@@ -1,4 +1,4 @@
-"""Browsers: which web pages may call this server. By default only its own."""
+"""CORS: the web pages that may call this server. By default only its own."""
 
 import ipaddress
 from collections.abc import Collection
@@ -14,12 +14,12 @@ _LOOPBACK = frozenset({"localhost"})
 
 
 class Origins:
-    """Turns away what a page of another site asks a browser to send here, unless its origin is allowed.
+    """Middleware that refuses requests from pages of other sites, unless their origin is allowed.
 
-    Without CORS such a page cannot read an answer, but it could still put us to work; WebSockets know no
-    CORS at all. With `local_only` the Host must be localhost or an address: a page whose name was made to
-    point here would otherwise count as our own. Browsers alone send an Origin, so other clients notice none
-    of this.
+    Without CORS such a page cannot read a reply, but it could still cause load; WebSockets are not subject to
+    CORS at all. With `local_only` the Host must be localhost or an IP address: otherwise a page whose domain
+    resolves to this server (DNS rebinding) would count as same-origin. Only browsers send an Origin, so other
+    clients are not affected.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str], local_only: bool) -> None:
@@ -58,7 +58,7 @@ class Origins:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a Host header names no domain but localhost."""
+    """Return whether a Host header has no domain other than localhost."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if name in _LOOPBACK:
         return True

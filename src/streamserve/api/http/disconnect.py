@@ -1,4 +1,4 @@
-"""Work that ends when its client leaves."""
+"""Cancel work when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns or raises. If the client leaves first, `work` is cancelled at once and
-    ClientDisconnect is raised. The request's body must have been read from `receive` before.
+    """Run `work` while the client is connected; return or raise what it does.
 
-    Only a server that leaves cancels its requests: that becomes a RequestError, so that the client is told.
+    If the client disconnects first, cancels `work` at once and raises ClientDisconnect. The request's body
+    must have been read from `receive` before. Requests are only cancelled by a server that is shutting down:
+    that becomes a RequestError, so that the client gets a reply.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_left(receive))

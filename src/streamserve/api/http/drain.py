@@ -1,4 +1,4 @@
-"""Leaving in good order: no new requests, while those that are open go on to their end."""
+"""Graceful shutdown: refuse new requests while open ones run to completion."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from streamserve.protocol.errors import RequestError
 
 
 class Drain:
-    """Which requests are open, and whether new ones are taken."""
+    """Counts the open requests, and knows whether new ones are accepted."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -19,17 +19,17 @@ class Drain:
         self._idle.set()
 
     def begin(self, seconds: float = 0.0) -> None:
-        """Take no new requests. `seconds` is how long this may last, if the server ends then."""
+        """Refuse new requests. If the server is shutting down, `seconds` is how long that may take."""
         self.draining = True
         self._until = time.monotonic() + seconds
 
     @property
     def seconds_left(self) -> float:
-        """After how many seconds a refused client is to come again."""
+        """The number of seconds after which a refused client should retry."""
         return max(1.0, self._until - time.monotonic())
 
     def end(self) -> None:
-        """Take requests again."""
+        """Accept requests again."""
         self.draining = False
 
     async def idle(self) -> None:
@@ -38,7 +38,7 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request as open. Raises RequestError (503) if none are taken any more."""
+        """Count a request as open. Raises RequestError (503) while draining."""
         if self.draining:
             raise RequestError(
                 "the server is draining: it takes no new requests", status=503, retry_after=self.seconds_left

@@ -1,4 +1,4 @@
-"""Every error in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 import logging
 import math
@@ -15,12 +15,12 @@ from streamserve.text.arriving import StaleVersionError
 _log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
-"""The status of a reply nobody is there to read."""
+"""The status of a reply whose client has disconnected."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong, and which field of the request is to blame. `version` is a prompt stream's current
-    one, where the request was made for another."""
+    """The cause of an error, and the request field responsible. `version` is a prompt stream's current
+    version, if the request was made for another one."""
 
     message: str
     type: str
@@ -36,7 +36,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """What the client may know of `error`: nothing, unless it was meant for it. Then the log has the rest."""
+    """Return what the client may see of `error`.
+
+    That is nothing but a status of 500, unless it is a RequestError; all other errors are logged.
+    """
     if isinstance(error, RequestError):
         return error
     _log.error("a request failed", exc_info=error)
@@ -44,7 +47,7 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def error_body(error: RequestError) -> bytes:
-    """`error` as JSON."""
+    """Encode `error` as JSON."""
     kind = "invalid_request_error"
     if error.status >= 500:
         kind = "server_error"
@@ -60,17 +63,17 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """When to come back, where that helps."""
+    """Return the Retry-After header, if the error has one."""
     return {} if error.retry_after is None else {"Retry-After": str(math.ceil(error.retry_after))}
 
 
 def error_response(error: RequestError) -> Response:
-    """`error` as a whole response."""
+    """Build a complete response from `error`."""
     return Response(error_body(error), error.status, error_headers(error), "application/json")
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer every error in this shape."""
+    """Install handlers in `app` that return every error in OpenAI's format."""
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -98,7 +101,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this reply; the server logs it and closes the connection."""
+    """Respond with 500. Starlette then re-raises the error; the server logs it and closes the connection."""
     response = error_response(RequestError("the server failed to handle this request", status=500))
     response.headers["X-Request-Id"] = getattr(request.state, "request_id", "")
     response.headers["Connection"] = "close"

@@ -1,7 +1,7 @@
-"""A look at JSON text before it is decoded: how many values it holds, how deep, and what they would take.
+"""Scan JSON text before decoding: count values, measure depth, and bound the decoded size.
 
 Runs over the bytes as they arrive, piece by piece, with the C code of bytes and numpy: about 1 GB/s. Text
-inside of strings is skipped. Of what is not JSON the counts mean nothing, and the decoder refuses it.
+inside of strings is skipped. For invalid JSON the counts are meaningless; the decoder then refuses it.
 """
 
 import sys
@@ -12,10 +12,10 @@ from streamserve.api.http.memory import CONTAINER_BYTES, VALUE_BYTES
 from streamserve.protocol.errors import RequestError
 
 MAX_DEPTH = 64
-"""How deep a request's JSON may nest."""
+"""Maximum nesting depth of a request's JSON."""
 
 MAX_VALUES = 1 << 19
-"""Values and names of one request's JSON: token ids, strings, numbers. The context may make it more."""
+"""Values and names of one request's JSON: token ids, strings, numbers. A large model context raises it."""
 
 MAX_CONTAINERS = 1 << 16
 """Lists and objects of one request's JSON: messages, parts, tools and their schemas."""
@@ -24,20 +24,23 @@ MAX_ESCAPES = 4 << 20
 """Backslashes of one request's JSON, each of which costs the decoder some nanoseconds."""
 
 MIN_CHARACTERS = 1 << 18
-"""Characters that a text may always have: too many for its purpose, it is refused by the field's name."""
+"""Lower bound of `max_characters`: strings up to this length always pass the scan, so that the check of their
+field refuses them, with an error that names the field."""
 
 PIECE = 64 << 10
-"""Bytes looked at in one go: less than a millisecond."""
+"""Bytes scanned at a time: less than a millisecond."""
 
 CHARACTER_BYTES, ESCAPED_BYTES = 4, 12
-"""The most bytes that stand for a character of a string: in UTF-8, and where there are escapes."""
+"""The maximum number of bytes per character of a string: in UTF-8, and with escapes."""
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{},:"))
 
 
 def _width(data: bytes, escaped: bool) -> int:
-    """Bytes that the widest character of `data` makes the others take. A cut may part an escape: \\u is taken
-    for the widest where what follows is not there."""
+    """Return the bytes per character that the widest character of `data` makes its string take.
+
+    A piece may end inside an escape: an incomplete \\u counts as the widest.
+    """
     if escaped and (b"\\ud" in data or b"\\uD" in data or data.endswith((b"\\", b"\\u"))):
         return 4
     if data.isascii():
@@ -46,11 +49,11 @@ def _width(data: bytes, escaped: bool) -> int:
 
 
 _BELOW_F0 = bytes(range(0xF0))
-"""All bytes but those that begin a character above U+FFFF in UTF-8."""
+"""All bytes except those that begin a character above U+FFFF in UTF-8."""
 
 
 def _steps() -> bytes:
-    """What each byte does to the depth."""
+    """Return the depth change of each byte value, as a table."""
     table = np.zeros(256, np.int8)
     table[list(b"[{")], table[list(b"]}")] = 1, -1
     return table.tobytes()
@@ -60,10 +63,11 @@ _STEPS = _steps()
 
 
 class JsonScan:
-    """Reads one JSON text. `feed` it in order; it raises RequestError (400) beyond a limit.
+    """Scans one JSON text. Call `feed` in order; it raises RequestError (400) when a limit is exceeded.
 
-    `values` are at least as many as there are values and names, `containers` lists and objects. No string may
-    have more than `max_characters`; shorter ones than a piece are for those to judge who know what they are.
+    `values` is an upper bound of the number of values and names, `containers` counts lists and objects. No
+    string may have more than `max_characters`; strings shorter than a piece are left to the checks of their
+    fields.
     """
 
     def __init__(self, max_values: int = MAX_VALUES, max_characters: int = sys.maxsize) -> None:
@@ -72,7 +76,7 @@ class JsonScan:
         self.depth = 0
         self._max_values = max_values
         self._max_characters = max(max_characters, PIECE)
-        self._string = 0  # bytes so far of the one that is open
+        self._string = 0  # bytes so far of the open string
         self._bytes = 0
         self._escapes = 0
         self._width = 1
@@ -81,14 +85,17 @@ class JsonScan:
         self._held = b""
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Read on."""
+        """Scan the next bytes."""
         for start in range(0, len(data), PIECE):
             self._piece(bytes(data[start : start + PIECE]))
 
     @property
     def decoded_bytes(self) -> int:
-        """An upper bound for what the decoded text takes. A character that is not ASCII makes all of its
-        string take two bytes each, one above U+FFFF four."""
+        """An upper bound of the memory that the decoded text takes, in bytes.
+
+        One character that is not ASCII makes every character of its string take two bytes, one above U+FFFF
+        four.
+        """
         return self._bytes * self._width + self.values * VALUE_BYTES + self.containers * CONTAINER_BYTES
 
     def _piece(self, data: bytes) -> None:
@@ -101,7 +108,10 @@ class JsonScan:
         self._check()
 
     def _without_escapes(self, data: bytes) -> bytes:
-        """Without escaped quotes. A backslash whose partner comes with the next piece waits for it."""
+        """Return `data` without escaped quotes.
+
+        A backslash at the end of a piece is held back until the character that it escapes arrives.
+        """
         if self._held or b"\\" in data:
             data = self._held + data
             run = len(data) - len(data.rstrip(b"\\"))
@@ -110,13 +120,13 @@ class JsonScan:
         return data
 
     def _outside(self, data: bytes) -> bytes:
-        """What lies outside of strings."""
+        """Return the bytes outside of strings."""
         parts = data.split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
         self._string = self._string + len(parts[0]) if self._in_string else 0
         self._check_string()
         if len(parts) > 1:
-            self._string = len(parts[-1])  # of no meaning outside of strings
+            self._string = len(parts[-1])  # meaningless outside of strings
         self._in_string ^= len(parts) % 2 == 0
         return outside
 

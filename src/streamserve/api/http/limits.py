@@ -1,4 +1,4 @@
-"""Bounds on what one request, or all of them together, may take. Every refusal names field and limit."""
+"""Limits on one request, and on all requests together. Each error message names the field and the limit."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 
 MAX_CHOICES = 1024
-"""Choices of all prompts of one request."""
+"""Maximum number of choices over all prompts of one request."""
 
 _CHARGE = "memory_charge"
 
 
 def check_choices(params: Sequence[SamplingParams]) -> None:
-    """Raises RequestError if a request, whose prompts have these `params`, asks for too many choices."""
+    """Raise RequestError if a request, whose prompts have these `params`, asks for too many choices."""
     choices = sum(each.n for each in params)
     if choices > MAX_CHOICES:
         raise RequestError(
@@ -26,7 +26,7 @@ def check_choices(params: Sequence[SamplingParams]) -> None:
 
 
 class RequestMemory:
-    """Gives each request its charge of the memory account (`charge_of`), which ends with the request."""
+    """Middleware that opens and closes each request's charge of the memory account (`charge_of`)."""
 
     def __init__(self, app: ASGIApp, account: MemoryAccount) -> None:
         self._app = app
@@ -42,6 +42,6 @@ class RequestMemory:
 
 
 def charge_of(connection: HTTPConnection) -> Charge:
-    """What a request, or a WebSocket, is charged."""
+    """Return the memory charge of a request or a WebSocket."""
     charge: Charge = connection.scope["state"][_CHARGE]
     return charge

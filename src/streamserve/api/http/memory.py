@@ -1,7 +1,7 @@
-"""The memory that clients can make the API process hold: one budget, charged before the memory is made.
+"""The memory that client requests may use in the API process: one budget, charged before memory is allocated.
 
-Raw bodies and WebSocket messages, what they become when they are parsed, prompts as tokens, prompt streams,
-log-probabilities. What one client's request is charged is given back when the request ends.
+Covers raw bodies and WebSocket messages, their parsed form, prompts as tokens, prompt streams, and
+log-probabilities. A request's charge is released when the request ends.
 """
 
 from threading import Lock
@@ -10,24 +10,24 @@ from types import TracebackType
 from streamserve.protocol.errors import RequestError
 
 SMALL = 1 << 20
-"""Bytes that a request may hold and still count as small. The last quarter of the budget is for such
-requests: uploads that fill the rest do not shut out a chat message."""
+"""Bytes that a request may hold and still count as small. The last quarter of the budget is reserved for
+small requests: uploads that fill the rest do not block a chat message."""
 
 RETRY_AFTER = 1.0
 
 VALUE_BYTES = 64
-"""An upper bound for one parsed JSON value, in bytes, its place in a list or an object included."""
+"""An upper bound for one parsed JSON value, in bytes, including its slot in a list or an object."""
 
 CONTAINER_BYTES = 448
-"""The same for what a list or an object takes besides its values, twice: it is copied once when checked."""
+"""The same for the overhead of a list or an object, twice: it is copied once when it is validated."""
 
 TOKEN_BYTES = 44
-"""A token id in a list: a pointer and an integer object."""
+"""Bytes of a token id in a list: a pointer and an integer object."""
 
 
 class MemoryAccount:
-    """A budget of `limit` bytes, of which `held` are charged now. `peak` is the most there ever were. May be
-    used by several threads."""
+    """A budget of `limit` bytes, of which `held` are charged now; `peak` is the maximum so far.
+    Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -36,12 +36,14 @@ class MemoryAccount:
         self._lock = Lock()
 
     def charge(self) -> "Charge":
-        """A new, empty charge."""
+        """Create an empty charge."""
         return Charge(self)
 
     def take(self, size: int, before: int) -> None:
-        """Charge `size` bytes more to a holder of `before`. Raises RequestError (413 if that can never fit,
-        else 429 with Retry-After), and then nothing is charged."""
+        """Charge `size` bytes more to a holder of `before` bytes.
+
+        Raises RequestError, without charging anything: 413 if it can never fit, else 429 with Retry-After.
+        """
         whole = before + size
         if whole > self.largest:
             raise RequestError(
@@ -63,18 +65,21 @@ class MemoryAccount:
         )
 
     def give(self, size: int) -> None:
-        """Return `size` charged bytes."""
+        """Release `size` charged bytes."""
         with self._lock:
             self.held -= size
 
     @property
     def largest(self) -> int:
-        """The most bytes that one holder may have."""
+        """The maximum number of bytes that one holder may have."""
         return self.limit - self.limit // 4
 
 
 class Charge:
-    """What one holder has of an account. A context manager: everything is given back at its end."""
+    """The bytes that one holder has charged to an account.
+
+    A context manager that releases everything at its end.
+    """
 
     def __init__(self, account: MemoryAccount) -> None:
         self._account = account
@@ -82,26 +87,26 @@ class Charge:
         self.held = 0
 
     def add(self, size: int) -> None:
-        """Hold `size` bytes more. Raises RequestError as MemoryAccount.take does."""
+        """Charge `size` bytes more. Raises RequestError as MemoryAccount.take does."""
         if self._open:
             self._account.take(size, self.held)
             self.held += size
 
     def give(self, size: int) -> None:
-        """Give `size` bytes back, at most all that is held."""
+        """Release `size` bytes, at most all that is held."""
         size = min(size, self.held)
         self._account.give(size)
         self.held -= size
 
     def set(self, size: int) -> None:
-        """Hold `size` bytes, more or fewer than now. Raises RequestError if it is more than there are."""
+        """Change the charge to `size` bytes. Raises RequestError if they are not available."""
         if size > self.held:
             self.add(size - self.held)
         else:
             self.give(self.held - size)
 
     def close(self) -> None:
-        """Give everything back; from here on nothing is charged."""
+        """Release everything; later calls charge nothing."""
         self._open = False
         self.give(self.held)
 

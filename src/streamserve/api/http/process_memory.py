@@ -1,25 +1,25 @@
-"""How the API process treats its own memory: what is freed goes back, and collections stay short."""
+"""Memory settings of the API process: return freed memory to the system, limit garbage collection pauses."""
 
 import ctypes
 import gc
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Of glibc's mallopt."""
+"""Parameters of glibc's mallopt."""
 
 _MMAP_ABOVE = 256 << 10
-"""Larger blocks are mapped one by one, and so given back to the system when they are freed. glibc would raise
-this to 32 MB after the first large body, and keep the holes."""
+"""Larger blocks are mapped individually, and so returned to the system when they are freed. glibc would raise
+this threshold to 32 MB after the first large body, and keep the fragmented heap."""
 
 _ARENAS = 2
 """One for the event loop, one for the side threads."""
 
 _COLLECT_AFTER = 20_000
-"""Objects made before the youngest are looked through; Python's 700 makes a large request pay for hundreds of
-passes."""
+"""Allocations before the youngest generation is collected; Python's default of 700 makes a large request
+cause hundreds of collections."""
 
 
 def bound_allocator() -> None:
-    """Have freed memory go back to the system, where the C library can be told so."""
+    """Make freed memory return to the system, if the C library supports it."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
@@ -29,8 +29,10 @@ def bound_allocator() -> None:
 
 
 def freeze_started() -> None:
-    """Leave everything that the start made out of collections: a full one, which stops the event loop, then
-    takes as long as requests have objects."""
+    """Exclude all objects created at startup from garbage collection.
+
+    A full collection stops the event loop; it then takes time in proportion to the objects of requests only.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 10, 10)

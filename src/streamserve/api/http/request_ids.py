@@ -1,4 +1,4 @@
-"""Every HTTP request under an id: the client's X-Request-Id or one of ours, in the reply and in the logs."""
+"""Request ids: the client's X-Request-Id or a generated one, in the reply and in the logs."""
 
 import logging
 import re
@@ -18,8 +18,11 @@ _access = logging.getLogger(ACCESS)
 
 
 class RequestIds:
-    """Gives each request its id and logs it when it has ended, if access is logged. Ids of clients have 1 to
-    128 letters, digits and ._:- and begin with one of the first two; others are replaced."""
+    """Middleware that assigns each request its id, and logs it at its end if the access log is enabled.
+
+    A client's id has 1 to 128 letters, digits and ._:- and begins with a letter or digit; others are
+    replaced.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,7 +43,7 @@ class RequestIds:
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = name
-        REQUEST_ID.set(name)  # for good: the server has a task for each request, and logs its failures last
+        REQUEST_ID.set(name)  # not reset: each request has its own task, and its failures are logged last
         try:
             await self._app(scope, receive, send_named)
         finally:
@@ -49,7 +52,10 @@ class RequestIds:
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
-    """One line. The path is as it was sent, so that it holds no line breaks; queries are left out."""
+    """Write one access log line.
+
+    The path is as it was sent, so that it has no line breaks; queries are left out.
+    """
     path = scope["raw_path"].decode("ascii", "replace")[:_MAX_PATH]
     client = (scope.get("client") or ("-",))[0]
     fields = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a socket that was bound before anything slow began."""
+"""The HTTP server: uvicorn on a socket that is bound before any slow startup work."""
 
 import asyncio
 import errno
@@ -29,17 +29,17 @@ _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _SENDING_SECONDS = 5.0
 _LAST_SECONDS = 0.2
-"""For connections to be closed at the end, when nothing more is waited for."""
+"""Time for connections to close at the end, when nothing else is waited for."""
 _CLIENTS_LOGS = ("uvicorn.error", "streamserve.api.http.connection", "streamserve.api.http.connection_limits")
-"""Loggers whose lines clients cause."""
+"""Loggers whose lines are caused by clients."""
 
 
 class BindError(OSError):
-    """An address that can't be listened on; the message is one line for whoever started the server."""
+    """An address that cannot be listened on. The message is one line for the operator."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on `host` and `port` (0: any free one). Raises BindError."""
+    """Return a socket that listens on `host` and `port` (0: any free one). Raises BindError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -73,10 +73,10 @@ async def serve(
 ) -> None:
     """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this is cancelled.
 
-    The first signal drains: new requests get 503, open ones have `grace_seconds` to end. A second one ends
-    them at once. One message of a WebSocket has at most `max_message_bytes`. There are at most as many
-    connections as `limits` and the process's file descriptors allow. Returns normally, so that the caller can
-    clean up. The event loop is the caller's.
+    The first signal drains: new requests get 503, open ones have `grace_seconds` to finish. A second signal
+    ends them at once. A WebSocket message has at most `max_message_bytes`. The number of connections is
+    limited by `limits` and the process's file descriptors. Returns normally, so that the caller can clean up.
+    The event loop is the caller's.
     """
     timeouts = timeouts or Timeouts()
     connections = Connections((limits or ConnectionLimits()).within(descriptors()))
@@ -111,8 +111,10 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, but signals drain before they end it. It would also raise them once more at its end, which
-    would end the process before its clean-up."""
+    """uvicorn, but signals drain before they stop the server.
+
+    uvicorn would also raise them again at its end, which would end the process before its cleanup.
+    """
 
     def __init__(self, config: uvicorn.Config, drain: Drain, grace_seconds: float) -> None:
         super().__init__(config)
@@ -147,7 +149,7 @@ class _Server(uvicorn.Server):
                 task.cancel()
 
     async def _leave(self) -> None:
-        """Wait for the open requests, as long as they have; then for what is still being sent."""
+        """Wait for open requests, for at most the grace period, then for replies still being sent."""
         try:
             await asyncio.wait_for(self._drain.idle(), self._grace_seconds)
         except TimeoutError:

@@ -1,7 +1,8 @@
-"""One thread for work that takes more than a few milliseconds, so that the event loop does not wait for it.
+"""One thread for work that takes more than a few milliseconds, so that the event loop does not block on it.
 
-One, not many: each thread that computes in Python delays the loop by the interpreter's switch interval. Work
-is done in order of arrival; a request with many parts gives them one by one, so that others come in between.
+A single thread, as each thread that computes in Python delays the loop by the interpreter's switch interval.
+Work runs in order of arrival; a request with many parts submits them one by one, so that other requests' work
+can run in between.
 """
 
 import asyncio
@@ -14,16 +15,16 @@ T = TypeVar("T")
 
 
 class SideThread:
-    """Runs functions, one after the other. The thread is started with the first."""
+    """Runs functions one at a time. The thread is started on first use."""
 
     @cached_property
     def _executor(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, thread_name_prefix="api-side")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises."""
+        """Run `work` in the thread; return what it returns, or raise what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def run_if(self, large: bool, work: Callable[[], T]) -> T:
-        """The same; what is not `large` is done here and now."""
+        """Like `run` if `large`; otherwise run `work` in the calling thread."""
         return await self.run(work) if large else work()

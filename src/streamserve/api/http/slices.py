@@ -1,7 +1,7 @@
-"""What connections have sent, taken in small slices between the loop's other events.
+"""Process received data in small slices, between the event loop's other events.
 
-64 KiB of the network's data can be thousands of tiny WebSocket frames or pipelined requests, each of which
-costs Python tens of microseconds, on any number of connections at once.
+64 KiB of received data can be thousands of tiny WebSocket frames or pipelined requests, each of which costs
+Python tens of microseconds, on any number of connections at once.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable
 
 SECONDS = 0.005
-"""As long as slices are taken before other events have their turn."""
+"""Time in which slices are processed before the loop's other events run."""
 
 STARTS = 8
-"""As many requests are begun before other events have their turn."""
+"""Requests started before the loop's other events run."""
 
 
 class Slices:
-    """Calls functions in turn, each until it has nothing more to do; and begins requests, a few at a time."""
+    """Calls functions round-robin, each until it has no more work, and starts requests a few at a time."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], bool]] = deque()
@@ -25,12 +25,12 @@ class Slices:
         self._scheduled = False
 
     def add(self, take: Callable[[], bool]) -> None:
-        """Have `take` called, soon, until it returns False. It may be added again after that."""
+        """Schedule calls of `take` until it returns False. It may be added again after that."""
         self._waiting.append(take)
         self._schedule()
 
     def start(self, begin: Callable[[], None]) -> None:
-        """Have `begin` called once, after those that were given before."""
+        """Schedule one call of `begin`, after those scheduled before."""
         self._starts.append(begin)
         self._schedule()
 

@@ -1,4 +1,4 @@
-"""Server-sent events: one `data:` line an event, `[DONE]` last, errors as events of their own."""
+"""Server-sent events: one `data:` line per event, `[DONE]` last; errors are events too."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,14 +12,16 @@ from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error, error_body, error_response
 
 Emit = Callable[[msgspec.Struct], Awaitable[None]]
-"""Send one event."""
+"""Sends one event."""
 
 
 class EventStream(Response):
-    """A response whose events `produce` sends. It starts with the first one: an error before that is an
-    ordinary error response. `produce` is cancelled when the client leaves.
+    """A response whose events `produce` sends.
 
-    `named` events come under their `type`, and without `[DONE]`: the last one says itself that it is."""
+    It starts with the first event: an error before that is an ordinary error response. `produce` is cancelled
+    when the client disconnects. `named` events have their `type` as event name and no `[DONE]`: the last
+    event marks the end.
+    """
 
     media_type = "text/event-stream"
 
@@ -55,7 +57,7 @@ class EventStream(Response):
 
 
 class _Events:
-    """Writes events to the connection, in whole even when several tasks send them."""
+    """Writes events to the connection, each as a whole even when several tasks send them."""
 
     def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = False

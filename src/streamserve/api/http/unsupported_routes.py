@@ -1,4 +1,4 @@
-"""Routes of OpenAI's and vLLM's that this server does not have, refused with what to do instead."""
+"""Routes of OpenAI and vLLM that this server does not have; the error says what to use instead."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -35,7 +35,10 @@ _METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH"]
 
 
 def unserved_routes() -> APIRouter:
-    """The routes. They come after those that are served: what lies below one of them may be here."""
+    """Build the routes.
+
+    They are added after the supported routes: a path below a supported one may be listed here.
+    """
     router = APIRouter(include_in_schema=False)
     for path, why in _UNSERVED.items():
         _refuse(router, path, why)

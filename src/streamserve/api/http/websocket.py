@@ -1,8 +1,8 @@
-"""One WebSocket connection: uvicorn's, within the memory account, with a clock for unfinished messages.
+"""One WebSocket connection: uvicorn's, within the memory account, with a timeout for incomplete messages.
 
-network ─▶ arrived ── a slice at a time ──▶ unfinished frame ─▶ fragments ─▶ queue ─▶ the application
+network ─▶ arrived ── a slice at a time ──▶ incomplete frame ─▶ fragments ─▶ queue ─▶ the application
 
-All that lies on this way is charged. A message that never ends is closed after the read timeout.
+All data in this path is charged. A message that stays incomplete is closed after the read timeout.
 """
 
 import asyncio
@@ -22,21 +22,24 @@ from streamserve.api.http.slices import Slices
 from streamserve.protocol.errors import RequestError
 
 SLICE = 4096
-"""Bytes taken in one go: at most some hundred frames."""
+"""Bytes parsed at a time: at most some hundred frames."""
 
 _FRAGMENT_BYTES = 100
-"""What a fragment of a message takes besides its data."""
+"""Memory overhead of a message fragment, in bytes."""
 
 _FRAME_COPIES = 2
-"""A frame is copied when it is complete, before the original is dropped."""
+"""A frame is copied when it is complete, before the original is freed."""
 
 _REASON_BYTES = 123
-"""A close frame has no more."""
+"""Maximum length of a close frame's reason, in bytes."""
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket whose unread and unfinished messages are charged to `memory`, and have `read_seconds` to
-    become complete. Messages reach the application as bytes, text as well: they are JSON."""
+    """A WebSocket whose unread and incomplete messages are charged to `memory`; a message must be complete
+    within `read_seconds`.
+
+    Messages reach the application as bytes, including text messages: they are JSON.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._clock: TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give back what the connection held."""
+        """Release everything charged to the connection."""
         self._connections.leave(self.client[0] if self.client else "")
         self._stop_clock()
         self._drop_arrived()
@@ -67,7 +70,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Keep `data` until its turn."""
+        """Queue `data` until its slice is parsed."""
         if self.conn.state is State.CONNECTING:
             super().data_received(data)
             return
@@ -78,7 +81,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._go_on()
 
     def handle_cont(self, event: Frame) -> None:
-        """Count a fragment, before it is kept."""
+        """Count a fragment before it is stored."""
         self._fragment_bytes += len(event.data) + _FRAGMENT_BYTES
         super().handle_cont(event)
 
@@ -88,12 +91,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().handle_text(event)
 
     def handle_bytes(self, event: Frame) -> None:
-        """The same of a binary message."""
+        """Count the first fragment of a binary message."""
         self._fragment_bytes = len(event.data) + _FRAGMENT_BYTES
         super().handle_bytes(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Queue a whole message, which is read before anything after it is looked at."""
+        """Queue a complete message; the application reads it before anything after it is parsed."""
         data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
         self.frames = []
         self._fragment_bytes = 0
@@ -102,7 +105,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next event for the application."""
+        """Return the next event for the application."""
         message = await self.queue.get()
         data = cast(dict[str, Any], message).get("bytes")
         if data:
@@ -112,8 +115,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an event of the application; after a close, read on until the client's comes. Raises
-        ClientDisconnected when the connection was closed here, of which the application does not know yet."""
+        """Send an event of the application; after a close, read on until the client's close frame.
+
+        Raises ClientDisconnected if the connection was closed by `_fail`, which the application has not seen
+        yet.
+        """
         if self.close_sent and message["type"] == "websocket.send":
             raise ClientDisconnected
         await super().send(message)
@@ -121,7 +127,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Take slices while there are some and the application has no message to read."""
+        """Parse slices while there are some and the application has no unread message."""
         if self._taking or self.transport.is_closing():
             return
         if self._arrived and (self.close_sent or not self._queued_bytes):
@@ -131,7 +137,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _take(self) -> bool:
-        """Feed the parser; whether to go on at once."""
+        """Parse one slice; return whether to continue at once."""
         if self._arrived:
             data = self._arrived.popleft()
             if len(data) > SLICE:
@@ -149,7 +155,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return True
 
     def _charged(self) -> bool:
-        """Charge what is held now. Without memory for it the connection is closed; then False."""
+        """Charge what is held now. Returns False, and closes the connection, if there is no memory for it."""
         unfinished = _FRAME_COPIES * len(self.conn.reader.buffer)
         held = self._arrived_bytes + unfinished + self._fragment_bytes + self._queued_bytes
         try:
@@ -161,7 +167,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return True
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        """Close the connection, saying why, and forget what it sent."""
+        """Close the connection with a reason, and discard what the client sent."""
         self._stop_clock()
         self._drop_arrived()
         if self.transport.is_closing():
@@ -180,7 +186,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._arrived_bytes = 0
 
     def _set_clock(self) -> None:
-        """The clock runs while a message or a frame is unfinished."""
+        """Run the read timeout while a message or a frame is incomplete."""
         if not (self.conn.reader.buffer or self.frames):
             self._stop_clock()
         elif self._clock is None:
@@ -188,7 +194,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def _too_slow(self) -> None:
         self._clock = None
-        if self._arrived or self._queued_bytes:  # the delay is ours
+        if self._arrived or self._queued_bytes:  # the delay is the server's
             self._set_clock()
         else:
             seconds = f"{self._read_seconds:g}"

@@ -37,7 +37,7 @@ from streamserve.text.tools.reader import CallDelta
 
 
 def chat_routes(door: Door) -> APIRouter:
-    """The route."""
+    """Build the route."""
     router = APIRouter()
 
     @router.post(
@@ -61,7 +61,7 @@ def chat_routes(door: Door) -> APIRouter:
 
 
 class Chat:
-    """One request."""
+    """One chat request."""
 
     def __init__(self, door: Door, wanted: ChatRequest, conversation: Conversation) -> None:
         self._door = door
@@ -79,18 +79,18 @@ class Chat:
         return Response(body, media_type="application/json")
 
     def job(self) -> Job:
-        """For the conversation's prompt."""
+        """Build the job for the conversation's prompt."""
         wanted, conversation = self._wanted, self._conversation
         return Job(
             0, self._head.id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt
         )
 
     async def whole(self, jobs: list[Job]) -> bytes:
-        """Run the job to its end; the reply as JSON."""
+        """Run the job to its end; return the reply as JSON."""
         return await collect(self._door, jobs, lambda outputs: self._whole(outputs[0]))
 
     async def stream(self, jobs: list[Job], emit: Emit) -> None:
-        """Run the job, an event for each piece that comes."""
+        """Run the job, sending an event for each delta."""
         writer = StreamWriter(self._wanted, self._event, self._piece, emit)
         await writer.run(self._door, jobs)
 
@@ -116,7 +116,7 @@ class Chat:
     def _piece(
         self, job: Job, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> ChatChoice | None:
-        """None if all that is new is held back."""
+        """Build a streamed choice from a delta; None if all new text is held back."""
         part = self._read(number, piece.text, piece.finish is not None)
         delta = ChatDelta(
             role="assistant" if first else UNSET,
@@ -134,13 +134,13 @@ class Chat:
         return part if self._wanted.include_reasoning else replace(part, reasoning="")
 
     def _thought(self, text: str | None) -> dict[str, Any]:
-        """Reasoning goes by two names."""
+        """Return the reasoning under both field names in use."""
         if self._conversation.thinking is None or not self._wanted.include_reasoning:
             return {}
         return {"reasoning": text, "reasoning_content": text}
 
     def _choice(self, job: Job, number: int, piece: Piece, first: bool) -> ChatChoice:
-        """What a whole choice and a piece of one have in common."""
+        """Return the fields that a whole choice and a delta have in common."""
         ids = self._wanted.return_token_ids
         called = number in self._readers and self._readers[number].called
         return ChatChoice(
@@ -171,7 +171,7 @@ class Chat:
 
 
 def _streamed(delta: CallDelta) -> ToolCall:
-    """The next piece of a call; the first has its id and name."""
+    """Build the next delta of a tool call; the first has its id and name."""
     function = Function(name=UNSET if delta.name is None else delta.name, arguments=delta.arguments)
     if delta.id is None:
         return ToolCall(index=delta.index, function=function)
@@ -179,7 +179,7 @@ def _streamed(delta: CallDelta) -> ToolCall:
 
 
 def _whole_calls(deltas: list[CallDelta]) -> list[ToolCall]:
-    """The calls that `deltas` make up."""
+    """Join `deltas` into whole tool calls."""
     heads = [delta for delta in deltas if delta.id is not None]
     texts = ["".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads]
     return [

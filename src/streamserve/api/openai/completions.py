@@ -1,4 +1,4 @@
-"""POST /v1/completions: text to continue, in OpenAI's older shape, which also scores texts."""
+"""POST /v1/completions: OpenAI's legacy API to continue a text; also scores texts."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -32,7 +32,7 @@ from streamserve.protocol.messages import PromptLogprob
 
 
 def completion_routes(door: Door) -> APIRouter:
-    """The route."""
+    """Build the route."""
     router = APIRouter()
 
     @router.post(
@@ -56,7 +56,7 @@ def completion_routes(door: Door) -> APIRouter:
 
 
 class Completion:
-    """One request."""
+    """One completion request."""
 
     def __init__(self, door: Door, wanted: CompletionRequest) -> None:
         self._door = door
@@ -82,7 +82,10 @@ class Completion:
         return Response(body, media_type="application/json")
 
     async def check(self) -> None:
-        """Raises RequestError if the output cannot have the form that is wanted."""
+        """Convert the requested output format to a grammar.
+
+        Raises RequestError if outputs cannot be constrained by it.
+        """
         wanted = self._wanted
         form = await self._door.forms.run_if(wants_form(wanted), lambda: wanted_grammar(wanted))
         if form is not None:
@@ -90,7 +93,7 @@ class Completion:
             self._params = msgspec.structs.replace(self._params, grammar=form.grammar)
 
     def job(self, number: int, prompt: Prompt) -> Job:
-        """For the next prompt of the request, its `number`-th."""
+        """Build the job for the request's `number`-th prompt; call in order."""
         wanted, params = self._wanted, self._params
         room = self._door.llm.model.max_model_len - len(prompt.ids)
         if wanted.max_tokens is None and params.max_tokens is not None and room > 0:
@@ -105,11 +108,11 @@ class Completion:
         return prompt.echo(self._tokenizer, self._params.skip_special_tokens)
 
     async def whole(self, jobs: list[Job]) -> bytes:
-        """Run them to their end; the reply as JSON."""
+        """Run the jobs to their end; return the reply as JSON."""
         return await collect(self._door, jobs, self._whole)
 
     async def stream(self, jobs: list[Job], emit: Emit) -> None:
-        """Run them, an event for each piece that comes."""
+        """Run the jobs, sending an event for each delta."""
         await StreamWriter(self._wanted, self._reply, self._choice, emit).run(self._door, jobs)
 
     def _whole(self, outputs: list[JobOutput]) -> CompletionReply:
@@ -136,7 +139,7 @@ class Completion:
     def _choice(
         self, job: Job, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionChoice:
-        """A choice of `job`, or what is new of it. The `first` piece carries what is of the prompt."""
+        """Build a choice of `job`, whole or a delta. The `first` delta carries the fields of the prompt."""
         ids = self._wanted.return_token_ids
         count = self._wanted.prompt_logprobs
         return CompletionChoice(

@@ -1,4 +1,4 @@
-"""A chat request made ready: its prompt, its parameters, and the readers of its replies."""
+"""Prepare a chat request: its prompt, its sampling parameters, and the parsers of its replies."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,13 @@ from streamserve.text.reasoning import CLOSING, OPENING, Thinking, ThoughtReader
 from streamserve.text.tokenizer import Tokenizer
 
 LARGE_REQUEST = 256 << 10
-"""Bytes of a parsed request from which on templates, tools and forms are worked out in the side thread."""
+"""Size in bytes of a parsed request above which templates, tools and formats are processed in the side
+thread."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """`thinking` is how the model thinks, if it does."""
+    """A prepared chat request. `thinking` is the model's reasoning format, if it has one."""
 
     prompt: Prompt
     params: SamplingParams
@@ -35,24 +36,24 @@ class Conversation:
 
     @property
     def plain(self) -> bool:
-        """Whether all text is the answer."""
+        """Whether the output is content only, without reasoning or tool calls."""
         return self.thinking is None and self.tools is None
 
     def reader(self) -> MessageReader:
-        """For one reply."""
+        """Return a parser for one reply."""
         thoughts = ThoughtReader(self.thinking, self.prompt.text or "") if self.thinking else None
         return MessageReader(thoughts, self.tools.reader() if self.tools else None)
 
 
 def chat_tools(door: Door, wanted: ChatRequest) -> Tools | None:
-    """The tools that the model may call. Raises RequestError naming the field at fault."""
+    """Return the tools that the model may call. Raises RequestError naming the field at fault."""
     settings, tokenizer = door.settings, door.llm.tokenizer
     thinks = find_thinking(settings.reasoning_parser, tokenizer.chat_template) is not None
     return wanted_tools(wanted, settings.tool_parser, tokenizer, thinks)
 
 
 def chat_text(llm: Generator, wanted: ChatRequest, charge: Charge, tools: Tools | None = None) -> str:
-    """The conversation as the model's template writes it. Raises RequestError for what it cannot write."""
+    """Render the conversation with the chat template. Raises RequestError for what it cannot render."""
     context = llm.model.max_model_len
     if len(wanted.messages) > context:
         raise RequestError(
@@ -71,21 +72,23 @@ def chat_text(llm: Generator, wanted: ChatRequest, charge: Charge, tools: Tools 
 async def chat_prompt(
     door: Door, wanted: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
 ) -> Prompt:
-    """The conversation's prompt. Raises RequestError for what the template cannot write."""
+    """Return the conversation's prompt. Raises RequestError for what the template cannot render."""
     llm = door.llm
     large = charge.held > LARGE_REQUEST
     text = await door.side.run_if(large, lambda: chat_text(llm, wanted, charge, tools))
     keep = kept_tokens(llm, wanted.truncate_prompt_tokens, max_tokens)
     encoder = Encoder(llm, door.side, charge)
     prompt = (await encoder.encode([text], wanted.add_special_tokens, "messages", keep))[0]
-    return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if it was cut
+    return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if truncated
 
 
 async def prepared(
     door: Door, wanted: ChatRequest, charge: Charge, prompt: Prompt | None = None
 ) -> Conversation:
-    """Everything about `wanted`, checked; its prompt, unless that is known. Raises RequestError naming the
-    field at fault."""
+    """Validate `wanted` and prepare it, including its prompt unless that is given.
+
+    Raises RequestError naming the field at fault.
+    """
     tokenizer = door.llm.tokenizer
     params = chat_sampling(wanted, door.settings.default_sampling, door.llm.model.vocab_size)
     large = charge.held > LARGE_REQUEST
@@ -101,7 +104,7 @@ async def prepared(
     if tools:
         marks += [mark for mark in (tools.form.opening, tools.form.closing, tools.form.separator) if mark]
     if any(tokenizer.special_id(mark) is not None for mark in marks):
-        params = msgspec.structs.replace(params, skip_special_tokens=False)  # the readers need to see them
+        params = msgspec.structs.replace(params, skip_special_tokens=False)  # the parsers need to see them
     return Conversation(prompt, params, tools, thinking)
 
 
@@ -115,7 +118,7 @@ def _form(wanted: ChatRequest, tools: Tools | None) -> Wanted | None:
 
 
 def _behind_thought(form: Wanted, thinking: Thinking | None, prompt: str, tokenizer: Tokenizer) -> Wanted:
-    """The form begins behind the thought, where the model thinks first."""
+    """Apply the grammar only after the reasoning, if the model reasons first."""
     thoughts = ThoughtReader(thinking, prompt) if thinking else None
     if thoughts is None or not (thoughts.open or thoughts.undecided):
         return form

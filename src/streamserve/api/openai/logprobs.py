@@ -1,4 +1,4 @@
-"""Log-probabilities in the three shapes clients know: completions', chats', and vLLM's of the prompt."""
+"""Log-probabilities in three formats: OpenAI's for completions and for chats, and vLLM's for prompts."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,13 +20,16 @@ from streamserve.text.tokenizer import Tokenizer
 
 _ENCODER = msgspec.json.Encoder()
 _LEAST = -9999.0
-"""JSON has no -inf, which is the log-probability of a token that was ruled out."""
+"""Replaces -inf, the log-probability of a masked token, which JSON cannot represent."""
 
 
 def chat_logprobs(
     entries: Iterable[TokenLogprob], as_ids: bool = False, packed: bool = False
 ) -> ChatLogprobs:
-    """Of the tokens of a message, which are written as token_id:123 if `as_ids`; `packed` as JSON each."""
+    """Build the log-probabilities of a message's tokens.
+
+    With `as_ids`, tokens are written as token_id:123; with `packed`, each entry is encoded as JSON at once.
+    """
     pack: Callable[[ChatLogprob], Any] = _as_json if packed else lambda entry: entry
     return ChatLogprobs([pack(_chat_logprob(entry, as_ids)) for entry in entries])
 
@@ -43,8 +46,11 @@ def _chat_logprob(entry: TokenLogprob, as_ids: bool) -> ChatLogprob:
 def completion_logprobs(
     entries: Iterable[TokenLogprob], shift: int = 0, as_ids: bool = False, packed: bool = False
 ) -> CompletionLogprobs:
-    """Of the tokens of a text that begins `shift` characters into the choice's own; alternatives `packed` as
-    JSON."""
+    """Build the log-probabilities of a completion's tokens.
+
+    The text begins `shift` characters into the choice's text. With `packed`, alternatives are encoded as JSON
+    at once.
+    """
     table = CompletionLogprobs([], [], [], [])
     for entry in entries:
         tops = [(_name(top, as_ids), top.logprob) for top in entry.top]
@@ -61,8 +67,10 @@ def echo_logprobs(
     as_ids: bool = False,
     packed: bool = False,
 ) -> CompletionLogprobs:
-    """Of the tokens of an echoed prompt, with `count` alternatives each, `packed` as JSON; the first has
-    none."""
+    """Build the log-probabilities of an echoed prompt's tokens, with `count` alternatives each.
+
+    The first token has none. With `packed`, alternatives are encoded as JSON at once.
+    """
     offsets = list(prompt.offsets(tokenizer, skip))
     name = _id if as_ids else tokenizer.token_text
     table = CompletionLogprobs([name(prompt.ids[0])], [None], [None], offsets[:1])
@@ -73,7 +81,7 @@ def echo_logprobs(
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    """Two tables, one behind the other."""
+    """Concatenate two tables."""
     return CompletionLogprobs(
         first.tokens + second.tokens,
         first.token_logprobs + second.token_logprobs,
@@ -83,7 +91,7 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
 
 
 def prompt_logprobs(tokenizer: Tokenizer, entries: Iterable[PromptLogprob], count: int) -> PromptLogprobTable:
-    """Of every prompt token by id, with `count` alternatives each, as vLLM gives them."""
+    """Build vLLM's prompt_logprobs: a table by token id for each prompt token, with `count` alternatives."""
     table: PromptLogprobTable = [None]
     for entry in entries:
         ranked = [(top.token, top.logprob, rank) for rank, top in enumerate(entry.top[:count], start=1)]
@@ -106,7 +114,10 @@ def _append(
     offset: int,
     packed: bool,
 ) -> None:
-    """The token itself is always among its alternatives; of two with the same text the likelier stays."""
+    """Append a token to `table`.
+
+    The token is always among its alternatives; of two tokens with the same text the more likely is retained.
+    """
     likely: dict[str, float] = {}
     for text, value in [*tops, (token, logprob)]:
         likely.setdefault(text, _finite(value))
@@ -129,5 +140,5 @@ def _finite(logprob: float) -> float:
 
 
 def _as_json(entry: Any) -> Any:
-    """`entry` as it will stand in the reply: a third of its size, and nothing for the garbage collector."""
+    """Encode `entry` as JSON: it takes a third of the memory, and is not scanned by the garbage collector."""
     return msgspec.Raw(_ENCODER.encode(entry))

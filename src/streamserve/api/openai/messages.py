@@ -1,4 +1,4 @@
-"""The messages of a chat request, checked: what cannot be obeyed is refused by name."""
+"""Validation of a chat request's messages: fields that are not supported are refused by name."""
 
 import json
 from collections.abc import Sequence
@@ -15,17 +15,18 @@ _FIELDS = {
     "assistant": ("role", "content", "name", "reasoning_content", "tool_calls"),
     "tool": ("role", "content", "name", "tool_call_id"),
 }
-"""What a template gets of a message, by its role."""
+"""Fields of a message that are passed to the chat template, by its role."""
 
 _OTHER_FIELDS = ("annotations", "audio", "function_call", "reasoning", "refusal")
 _KNOWN = {name for fields in _FIELDS.values() for name in fields}.union(_OTHER_FIELDS)
 
 
 def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list[dict[str, Any]]:
-    """`messages` with the fields a template gets. Raises RequestError naming what it can't get.
+    """Return `messages` with the fields passed to the template.
 
-    Fields that are null or empty are as good as absent: clients send replies back as they came. Arguments of
-    calls, which are JSON inside of JSON, are held to the limits of a request, and to what `charge` can hold.
+    Raises RequestError naming an unsupported field. Fields that are null or empty count as absent: clients
+    send replies back unchanged. The arguments of calls, which are JSON inside of JSON, are subject to the
+    limits of a request, and charged to `charge`.
     """
     return [_checked(message, f"messages[{place}]", charge) for place, message in enumerate(messages)]
 
@@ -58,7 +59,7 @@ def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, A
 
 
 def _repeated(message: dict[str, Any], name: str) -> bool:
-    """Replies have their reasoning under two names."""
+    """Return whether a field repeats the reasoning, which replies have under two names."""
     return name == "reasoning" and message[name] == message.get("reasoning_content")
 
 
@@ -69,7 +70,7 @@ def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any
 
 
 def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
-    """A call as templates expect it: its arguments are an object, where the request has its JSON text."""
+    """Return a call as templates expect it: with an object as arguments instead of JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise RequestError(f"{where} must have the type function, and a function", field="messages")

@@ -1,4 +1,4 @@
-"""Prompts in the forms OpenAI takes them, as token ids."""
+"""Convert prompts from OpenAI's formats to token ids."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,29 +11,31 @@ from streamserve.text.detokenize import detokenizer
 from streamserve.text.tokenizer import Tokenizer
 
 _THREAD_ABOVE = 8192
-"""Characters that take about a millisecond to tokenize; longer texts must not hold up other requests."""
+"""Characters that take about a millisecond to tokenize; longer texts are tokenized outside of the event
+loop."""
 
 _ENCODING_BYTES = 32
-"""What a character takes in the tokenizer's memory while its text is encoded."""
+"""The tokenizer's peak memory per character while a text is encoded, in bytes."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and the text they were made from, if there was one."""
+    """Token ids, and the text they were encoded from, if any."""
 
     ids: list[int]
     text: str | None = None
 
     def echo(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> str:
-        """The prompt as text."""
+        """Return the prompt as text."""
         return tokenizer.decode(self.ids, skip_special_tokens) if self.text is None else self.text
 
     def truncated(self, keep: int | None) -> "Prompt":
-        """The last `keep` tokens, which stand for themselves; all of it if that is None or enough."""
+        """Return the last `keep` tokens, without text; the whole prompt if `keep` is None or it is no
+        longer."""
         return self if keep is None or len(self.ids) <= keep else Prompt(self.ids[-keep:])
 
     def offsets(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> Iterator[int]:
-        """How many characters of `echo` come before each token."""
+        """Yield for each token the number of characters of `echo` before it."""
         reader = detokenizer(tokenizer, skip_special_tokens and self.text is None)
         length = 0
         for position, token in enumerate(self.ids):
@@ -42,15 +44,18 @@ class Prompt:
                 length += len(reader.feed(token))
 
     def _is_added(self, tokenizer: Tokenizer) -> bool:
-        """Whether the first token is the tokenizer's, and not in the text."""
+        """Return whether the first token was added by the tokenizer, and is not in the text."""
         if self.text is None or self.ids[0] != tokenizer.bos_token_id:
             return False
         return not self.text.startswith(tokenizer.special_tokens["bos_token"])
 
 
 def kept_tokens(llm: Generator, asked: int | None, max_tokens: int | None) -> int | None:
-    """How many of a prompt's last tokens `truncate_prompt_tokens` leaves; None: all. -1 asks for what the
-    context holds beside `max_tokens` of output. Raises RequestError for what makes no sense."""
+    """Return how many of a prompt's last tokens `truncate_prompt_tokens` retains; None: all.
+
+    -1 retains what the context can hold in addition to `max_tokens` of output. Raises RequestError for
+    invalid values.
+    """
     context = llm.model.max_model_len
     if asked is None:
         return None
@@ -66,7 +71,8 @@ def kept_tokens(llm: Generator, asked: int | None, max_tokens: int | None) -> in
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes prompts of texts for one request, whose `charge` has the tokens; `side` encodes what is large."""
+    """Encodes the prompts of one request, charging their tokens to `charge`; large texts are encoded in
+    `side`."""
 
     llm: Generator
     side: SideThread
@@ -75,8 +81,10 @@ class Encoder:
     async def encode(
         self, texts: list[str], add_special_tokens: bool, field: str, keep: int | None = None
     ) -> list[Prompt]:
-        """Tokenize `texts`; of each only the last `keep` tokens stay, if that is said. Raises RequestError if
-        one has more characters than tokens of the model's context can have."""
+        """Tokenize `texts`, retaining only the last `keep` tokens of each, if set.
+
+        Raises RequestError if one has more characters than a full context of the longest tokens.
+        """
         context, tokenizer = self.llm.model.max_model_len, self.llm.tokenizer
         longest = max(map(len, texts))
         if longest > context * tokenizer.longest_token:
@@ -113,7 +121,7 @@ async def completion_prompts(
     limit: int,
     keep: int | None = None,
 ) -> list[Prompt]:
-    """The prompts of a completion request: one, or as many as its list holds."""
+    """Return the prompts of a completion request: one, or as many as its list has."""
     if isinstance(given, str):
         return await encoder.encode([given], add_special_tokens, "prompt", keep)
     kinds = {type(item) for item in given}

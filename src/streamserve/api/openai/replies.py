@@ -1,4 +1,4 @@
-"""Responses and stream events in OpenAI's shapes; fields of vLLM's are there when they were asked for."""
+"""Responses and stream events in OpenAI's formats; vLLM's fields are included when they are requested."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,20 +13,20 @@ PromptLogprobTable = list[dict[int, "RankedLogprob"] | None]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """How much of a prompt was in the cache."""
+    """How many prompt tokens were in the cache."""
 
     cached_tokens: int
 
 
 class Predictions(msgspec.Struct, frozen=True):
-    """Tokens that were guessed ahead, by what became of them (names of OpenAI's)."""
+    """Draft tokens, by whether they were accepted (OpenAI's field names)."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class UsageReply(msgspec.Struct, frozen=True):
-    """What a request took; with latency targets also whether they were met, and what was measured."""
+    """Token counts of a request; with latency targets also whether they were met, and the measured values."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,7 +39,7 @@ class UsageReply(msgspec.Struct, frozen=True):
 
 
 def usage_reply(parts: Sequence[Usage]) -> UsageReply:
-    """The usage of a request of several prompts."""
+    """Return the usage of a request with several prompts."""
     prompt = sum(part.prompt_tokens for part in parts)
     completion = sum(part.completion_tokens for part in parts)
     cached = sum(part.cached_tokens for part in parts)
@@ -51,7 +51,7 @@ def usage_reply(parts: Sequence[Usage]) -> UsageReply:
 
 
 def slo_fields(outcomes: list[SloOutcome]) -> dict[str, Any]:
-    """A usage's fields about latency targets, if there were any."""
+    """Return a usage's fields about latency targets, if there were any."""
     outcome = combined(outcomes)
     if outcome is None:
         return {}
@@ -67,7 +67,7 @@ class RankedLogprob(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Four lists of equal length, one entry a token."""
+    """Four lists of equal length, one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -76,7 +76,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A text, or in a stream the next piece of it."""
+    """A text, or in a stream the next delta of it."""
 
     index: int
     text: str
@@ -89,7 +89,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of /v1/completions, or one event of it."""
+    """The reply of /v1/completions, or one event of its stream."""
 
     id: str
     object: str = "text_completion"
@@ -109,7 +109,7 @@ class ChatTopLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprob(msgspec.Struct, frozen=True):
-    """A token and the most likely ones in its place."""
+    """A token and the most likely alternatives."""
 
     token: str
     logprob: float
@@ -125,14 +125,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
-    """A function called: its arguments are JSON text, or in a stream the next piece of it."""
+    """A function call: its arguments are JSON text, or in a stream the next delta of it."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call, or the next piece of call number `index`; the first one has id, type and name."""
+    """A tool call, or the next delta of call number `index`; the first one has id, type and name."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -141,7 +141,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said, the tools it called, and what it thought before (under both names in use)."""
+    """The model's message, its tool calls, and its reasoning (under both names in use)."""
 
     role: str = "assistant"
     content: str | None
@@ -152,7 +152,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The next piece of what the model says; the first one has the role."""
+    """The next delta of the message; the first one has the role."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -162,7 +162,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer, whole in `message` or piece by piece in `delta`."""
+    """One choice, whole in `message` or as the next delta in `delta`."""
 
     index: int
     message: ChatMessage | UnsetType = UNSET
@@ -175,7 +175,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of /v1/chat/completions, or one event of it."""
+    """The reply of /v1/chat/completions, or one event of its stream."""
 
     id: str
     object: str

@@ -1,4 +1,4 @@
-"""A response's input as the conversation it is: the chat request that asks for the same."""
+"""Convert a request of /v1/responses to the equivalent chat request."""
 
 from typing import Any, NoReturn
 
@@ -20,11 +20,11 @@ _NAMES = {
     "logprobs": "top_logprobs",
     "response_format": "text.format",
 }
-"""How a response's fields are called where they differ from a chat's."""
+"""Names of the Responses API for fields that a chat request names differently."""
 
 
 def as_chat(wanted: ResponseRequest) -> ChatRequest:
-    """The same request as a chat. Raises RequestError naming the response's own field."""
+    """Convert to a chat request. Raises RequestError naming the field of the Responses API."""
     common = {name: getattr(wanted, name) for name in SamplingFields.__struct_fields__}
     logprobs = LOGPROBS in wanted.include
     if wanted.top_logprobs is not None and not logprobs:
@@ -46,7 +46,7 @@ def as_chat(wanted: ResponseRequest) -> ChatRequest:
 
 
 def renamed(error: RequestError) -> RequestError:
-    """What the chat's part complains about, under the response's names."""
+    """Translate the field names in an error about the chat request to those of the Responses API."""
     name = _NAMES.get(error.field or "")
     if name is None:
         return error
@@ -55,7 +55,7 @@ def renamed(error: RequestError) -> RequestError:
 
 
 def _messages(wanted: ResponseRequest) -> list[dict[str, Any]]:
-    """The items as messages: what the model thought and which functions it called belongs to its message."""
+    """Convert the items to messages: reasoning and function calls become part of the assistant's message."""
     chat: list[dict[str, Any]] = []
     if wanted.instructions is not None:
         chat.append({"role": "system", "content": wanted.instructions})
@@ -102,7 +102,7 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
 
 
 def _content(content: Any, where: str) -> Any:
-    """A text, or text parts as chats have them."""
+    """Return a text, or a list of text parts as chats have them."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -142,7 +142,7 @@ def _refuse(message: str, field: str = "input") -> NoReturn:
 
 
 def _format(wanted: ResponseRequest) -> dict[str, Any]:
-    """`text.format` as a chat's response_format."""
+    """Convert `text.format` to a chat's response_format."""
     given = {name: value for name, value in (wanted.text or {}).items() if value is not None}
     for name, value in given.items():
         if name != "format" and (name, value) != ("verbosity", "medium"):
@@ -163,7 +163,7 @@ def _format(wanted: ResponseRequest) -> dict[str, Any]:
 
 
 def _tools(wanted: ResponseRequest) -> dict[str, Any]:
-    """Function tools and the choice among them, as a chat has them."""
+    """Convert function tools and tool_choice to those of a chat."""
     tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(wanted.tools)]
     choice = wanted.tool_choice
     if isinstance(choice, dict):

@@ -1,4 +1,4 @@
-"""A response's output as it comes: items that open, grow and close, and the events that tell of it."""
+"""The output of a response as it is generated: items open, grow and close, with an event for each change."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
@@ -26,7 +26,7 @@ Emit = Callable[[ResponseEvent], Awaitable[None]]
 
 
 class Output:
-    """The output of one response. One item is open at a time: what is of another kind closes it.
+    """The output of one response. One item is open at a time: an item of another type closes it.
 
     created, in_progress
         item added ── part added ── delta, delta … ── text done ── part done ── item done
@@ -44,17 +44,17 @@ class Output:
         self._scores: list[TextLogprob] = []
 
     async def begin(self, response: ResponseReply) -> None:
-        """The first two events."""
+        """Send the first two events."""
         self.begun = True
         await self._send("response.created", response=response)
         await self._send("response.in_progress", response=response)
 
     async def end(self, response: ResponseReply) -> None:
-        """The last event, named by how the response ended."""
+        """Send the last event, named after the response's status."""
         await self._send(f"response.{response.status}", response=response)
 
     async def text(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> None:
-        """The message goes on."""
+        """Append text to the message."""
         scores = _scores(logprobs)
         if not text and not scores:
             return
@@ -65,7 +65,7 @@ class Output:
         await self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=scores)
 
     async def reasoning(self, text: str) -> None:
-        """The reasoning goes on."""
+        """Append text to the reasoning."""
         if not text:
             return
         if self._open is not ReasoningItem:
@@ -74,17 +74,17 @@ class Output:
         await self._tell("response.reasoning_text.delta", content_index=0, delta=text)
 
     async def call(self, call_id: str, name: str) -> None:
-        """A function is called; its arguments follow."""
+        """Open a function call; its arguments follow."""
         await self._add(CallItem(id=_id("fc"), status="in_progress", call_id=call_id, name=name))
 
     async def arguments(self, text: str) -> None:
-        """The arguments of the latest call go on."""
+        """Append text to the arguments of the latest call."""
         if text:
             self._texts.append(text)
             await self._tell("response.function_call_arguments.delta", delta=text)
 
     async def finish(self, status: Status) -> None:
-        """There is no more. An output without any item becomes an empty message."""
+        """End the output. If it has no items, add an empty message."""
         if not self.items:
             await self._add(MessageItem(id=_id("msg"), status="in_progress"), OutputText())
         await self.close(status)
@@ -98,7 +98,7 @@ class Output:
             await self._tell("response.content_part.added", content_index=0, part=part)
 
     async def close(self, status: Status) -> None:
-        """The open item is complete, or as much of it as there will be."""
+        """Close the open item, complete or truncated."""
         if self._open is None:
             return
         text, scores = "".join(self._texts), self._scores
@@ -121,7 +121,7 @@ class Output:
         await self._send("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
     async def _tell(self, kind: str, **fields: Any) -> None:
-        """An event of the latest item."""
+        """Send an event of the latest item."""
         place = len(self.items) - 1
         await self._send(kind, item_id=self.items[-1].id, output_index=place, **fields)
 

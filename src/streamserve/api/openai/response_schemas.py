@@ -1,4 +1,4 @@
-"""POST /v1/responses: the request, the reply and the events of a stream, as OpenAI defines them."""
+"""POST /v1/responses: the request, the reply and the stream events, as OpenAI defines them."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,13 +9,13 @@ from streamserve.api.openai.schemas import SamplingFields, about
 from streamserve.protocol.sampling import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` says to have log-probabilities."""
+"""The value of `include` that requests log-probabilities."""
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses. Nothing is kept between requests: `input` holds the whole conversation."""
+    """POST /v1/responses. The server is stateless: `input` holds the whole conversation."""
 
     input: Annotated[
         str | list[dict[str, Any]],
@@ -59,7 +59,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
 
 
 class TextLogprob(msgspec.Struct, frozen=True):
-    """A token and the most likely ones in its place."""
+    """A token and the most likely alternatives."""
 
     token: str
     logprob: float
@@ -68,7 +68,7 @@ class TextLogprob(msgspec.Struct, frozen=True):
 
 
 class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
-    """What the model said."""
+    """Text of the model's message."""
 
     text: str = ""
     annotations: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
 
 class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """What the model thought before."""
+    """Text of the model's reasoning."""
 
     text: str = ""
 
@@ -100,7 +100,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
-    """A function the model calls. `arguments` is JSON."""
+    """A function call of the model. `arguments` is JSON."""
 
     id: str
     status: Status
@@ -113,20 +113,20 @@ Item = MessageItem | ReasoningItem | CallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """How much of the prompt was in the cache. Nothing is charged for writing to it."""
+    """How many prompt tokens were in the cache. Nothing is charged for cache writes."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """How much of the output was reasoning."""
+    """How many output tokens were reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request took."""
+    """Token counts of a request."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -152,7 +152,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class ResponseReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, as it is now; the request's own fields come back with it."""
+    """The response, in its current state, with the fields of the request."""
 
     id: str
     object: str = "response"
@@ -184,7 +184,7 @@ class ResponseReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a stream: `type` says which of the other fields it has."""
+    """One event of a stream: `type` determines which of the other fields it has."""
 
     type: str
     sequence_number: int
@@ -216,4 +216,4 @@ UNSUPPORTED_IN_RESPONSES: dict[str, tuple[Any, ...]] = {
     "stream_options": ({}, {"include_obfuscation": False}),
     "truncation": ("disabled",),
 }
-"""Fields we know and cannot obey, with the values that ask nothing of us."""
+"""Fields that are known but not supported, with the values that have no effect and are accepted."""

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer shape of a chat, with nothing kept on the server."""
+"""POST /v1/responses: OpenAI's Responses API, stateless."""
 
 import time
 from typing import Any
@@ -40,7 +40,7 @@ from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
 def response_routes(door: Door) -> APIRouter:
-    """The route."""
+    """Build the route."""
     router = APIRouter()
 
     @router.post(
@@ -88,7 +88,7 @@ class _Response:
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
     async def _stream(self, emit: Emit) -> None:
-        """An error after the first event is an event as well."""
+        """Stream the response. An error after the first event is sent as an event."""
         output = Output(emit)
         try:
             await self._run(output)
@@ -103,7 +103,7 @@ class _Response:
             await output.end(self._reply("failed", output=output.items, error=failed))
 
     async def _run(self, output: Output) -> ResponseReply:
-        """Generate, with the events of it, up to the whole reply."""
+        """Generate, sending events to `output`; return the whole reply."""
         reading = _Reading(self._conversation.reader(), output)
 
         async def take(job: Job, item: Item) -> None:
@@ -118,7 +118,7 @@ class _Response:
         wanted, conversation = self._wanted, self._conversation
         job = Job(0, self._id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt)
         try:
-            with charged_reply(self._door, [job], whole=True) as charge:  # the last event has them all
+            with charged_reply(self._door, [job], whole=True) as charge:  # the last event has all of them
                 await generate(self._door, [job], take)
         except RequestError as error:
             raise renamed(error) from error
@@ -160,7 +160,7 @@ class _Response:
 
 
 class _Reading:
-    """What the model writes, read as thoughts, text and calls, into items."""
+    """Parses the generated text into reasoning, content and tool calls, and adds them to the output items."""
 
     def __init__(self, reader: MessageReader, output: Output) -> None:
         self.finish: str | None = None
@@ -172,7 +172,10 @@ class _Reading:
         self._logprobs: list[TokenLogprob] = []
 
     async def delta(self, delta: Delta) -> None:
-        """Take in what comes next. Tokens belong to what they bring: text that is held back comes later."""
+        """Process a delta.
+
+        Tokens are counted with the text they produce, which may be held back until a later delta.
+        """
         self.finish = delta.finish
         self._tokens += len(delta.tokens)
         self._logprobs += delta.logprobs
@@ -202,4 +205,4 @@ def _usage(usage: Usage, reasoning: int) -> ResponseUsage:
 
 
 async def _nowhere(event: ResponseEvent) -> None:
-    """Where the events of a whole reply go."""
+    """Discard an event, for a reply that is not streamed."""

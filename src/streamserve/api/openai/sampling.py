@@ -1,4 +1,4 @@
-"""A request's sampling fields as SamplingParams: what it says, else what the operator or OpenAI says."""
+"""Convert a request's sampling fields to SamplingParams; the defaults are the operator's, then OpenAI's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ _CHAT_NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"
 def completion_sampling(
     request: CompletionRequest, defaults: Mapping[str, Any], vocab_size: int
 ) -> SamplingParams:
-    """Raises RequestError naming the first field out of range."""
+    """Convert a completion's fields. Raises RequestError naming the first field out of range."""
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise RequestError("best_of is not supported, unless it equals n", field="best_of")
     values = _common(request) | _generation(request)
@@ -43,7 +43,10 @@ def completion_sampling(
 
 
 def chat_sampling(request: ChatRequest, defaults: Mapping[str, Any], vocab_size: int) -> SamplingParams:
-    """Raises RequestError naming the first field out of range, or in contradiction to another."""
+    """Convert a chat's fields.
+
+    Raises RequestError naming the first field that is out of range or contradicts another.
+    """
     values = _common(request) | _generation(request)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
@@ -94,7 +97,10 @@ def _token_id(name: str) -> int:
 def _checked(
     values: dict[str, Any], defaults: Mapping[str, Any], vocab_size: int, named: Mapping[str, str]
 ) -> SamplingParams:
-    """`named` are the fields that the request calls otherwise."""
+    """Apply `values` over `defaults` and validate.
+
+    `named` are the request's names for fields that it names differently.
+    """
     params = msgspec.structs.replace(SamplingParams(**defaults), **values)
     try:
         check_sampling(params, vocab_size)

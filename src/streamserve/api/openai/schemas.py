@@ -1,4 +1,4 @@
-"""Requests as OpenAI's API and vLLM's extensions of it define them."""
+"""Request schemas of OpenAI's API with vLLM's extensions."""
 
 from typing import Annotated, Any
 
@@ -19,8 +19,11 @@ from streamserve.protocol.sampling import (
 
 
 def about(text: str, **schema: Any) -> Meta:
-    """What a field means, and what else the API's description says of it. The description is all this makes:
-    values are checked where they are used, with messages that name field and limit."""
+    """Describe a field for the OpenAPI description.
+
+    It does not validate: values are checked where they are used, with messages that name the field and the
+    limit.
+    """
     return Meta(description=text, extra_json_schema=schema or None)
 
 
@@ -35,7 +38,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every route that generates has in common. None: not said."""
+    """Fields that all generating routes have in common. None means not set."""
 
     model: Model = None
     stream: Annotated[bool, about("server-sent events as the text comes, instead of one reply")] = False
@@ -129,7 +132,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chats have in common."""
+    """Fields that completions and chats have in common."""
 
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, about("how many outputs", minimum=1, maximum=MAX_CHOICES)] = None
@@ -183,7 +186,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions. The template writes special tokens, so none are added by default."""
+    """POST /v1/chat/completions. The chat template includes special tokens, so none are added by default."""
 
     messages: Annotated[
         list[dict[str, Any]],
@@ -238,7 +241,7 @@ UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
     "prompt_embeds": (),
     "suffix": ("",),
 }
-"""Fields we know and cannot obey, with the values that ask nothing of us."""
+"""Fields that are known but not supported, with the values that have no effect and are accepted."""
 
 UNSUPPORTED_IN_CHATS: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
     "audio": (),

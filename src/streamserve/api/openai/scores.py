@@ -1,4 +1,4 @@
-"""Log-probabilities of a reply: how many it may hold, and the memory they are charged."""
+"""Limits on the log-probabilities of a reply, and the memory that they are charged."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,21 +11,23 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 
 MAX_SCORES = 1 << 19
-"""Log-probabilities of the outputs that one whole reply may hold; a stream may have more."""
+"""Maximum number of output log-probabilities in one reply that is not streamed; a stream may have more."""
 
 MAX_PROMPT_SCORES = 1 << 20
-"""Log-probabilities of the prompts of one request, over all choices that show them."""
+"""Maximum number of prompt log-probabilities of one request, over all choices that include them."""
 
 SCORE_BYTES = 320
-"""What a log-probability of an output takes until its reply is written, in bytes (measured)."""
+"""Memory of an output log-probability until its reply is written, in bytes (measured)."""
 
 PROMPT_SCORE_BYTES = 176
-"""The same of a prompt: as it came from the worker, packed, and twice as JSON."""
+"""The same for a prompt: as received from the worker, packed, and twice as JSON."""
 
 
 def output_scores(params: Sequence[SamplingParams], prompts: Sequence[int], context: int) -> int:
-    """The most log-probabilities of outputs, after prompts of so many tokens: an output has at most as many
-    tokens as the `context` leaves."""
+    """Return the maximum number of output log-probabilities.
+
+    `prompts` are the prompt lengths: an output has at most as many tokens as they leave in `context`.
+    """
     scores = 0
     for each, length in zip(params, prompts, strict=True):
         if each.logprobs is not None:
@@ -36,7 +38,7 @@ def output_scores(params: Sequence[SamplingParams], prompts: Sequence[int], cont
 
 
 def prompt_scores(params: Sequence[SamplingParams], prompts: Sequence[int]) -> int:
-    """How many log-probabilities of prompts the choices show."""
+    """Return the number of prompt log-probabilities over all choices."""
     return sum(
         each.n * length * (each.prompt_logprobs + 1)
         for each, length in zip(params, prompts, strict=True)
@@ -45,7 +47,7 @@ def prompt_scores(params: Sequence[SamplingParams], prompts: Sequence[int]) -> i
 
 
 def check_scores(params: Sequence[SamplingParams], prompts: Sequence[int], context: int, whole: bool) -> None:
-    """Raises RequestError if a reply, in one piece if `whole`, would hold too many log-probabilities."""
+    """Raise RequestError if a reply, streamed unless `whole`, would have too many log-probabilities."""
     of_prompts = prompt_scores(params, prompts)
     if of_prompts > MAX_PROMPT_SCORES:
         raise RequestError(
@@ -69,8 +71,10 @@ def reply_charge(
     context: int,
     whole: bool,
 ) -> Charge:
-    """A charge for the log-probabilities of a reply, which has those of the prompts already: use it as a
-    context manager. Raises RequestError if there are too many, or no memory for them now."""
+    """Return a charge for the log-probabilities of a reply, with those of the prompts already charged.
+
+    Use it as a context manager. Raises RequestError if there are too many, or no memory for them now.
+    """
     check_scores(params, prompts, context, whole)
     charge = account.charge()
     charge.add(PROMPT_SCORE_BYTES * prompt_scores(params, prompts))
@@ -78,7 +82,7 @@ def reply_charge(
 
 
 def charge_delta(charge: Charge, delta: Delta) -> None:
-    """Charge what a reply keeps of `delta`. Raises RequestError if there is no memory for it."""
+    """Charge the log-probabilities in `delta`. Raises RequestError if there is no memory for them."""
     if delta.logprobs:
         charge.add(SCORE_BYTES * sum(1 + len(entry.top) for entry in delta.logprobs))
 
@@ -88,14 +92,14 @@ _UNPACKER = msgspec.msgpack.Decoder(list[PromptLogprob])
 
 
 class PromptScores:
-    """The log-probabilities of a prompt's tokens but the first, kept packed: as objects they take ten times
-    as much. Each pass over them makes the objects anew, a few at a time."""
+    """The log-probabilities of a prompt's tokens except the first, stored packed: as objects they take ten
+    times the memory. Iteration decodes them a few at a time."""
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
 
     def append(self, entries: list[PromptLogprob]) -> None:
-        """Keep the next ones."""
+        """Append the next entries."""
         self._packed.append(_PACKER.encode(entries))
 
     def __iter__(self) -> Iterator[PromptLogprob]:

@@ -13,14 +13,16 @@ from streamserve.protocol.sampling import Slo
 HEADERS = {"x-slo-tpot-ms": "tpot_ms", "x-slo-ttft-ms": "ttft_ms"}
 
 CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
-"""Upper ends, in milliseconds a token, of the classes of strictness that metrics tell apart."""
+"""Upper bounds of the metrics' SLO classes, in milliseconds per token."""
 
 T = TypeVar("T", bound=SamplingFields)
 
 
 def with_header_targets(wanted: T, headers: Mapping[str, str]) -> T:
-    """`wanted` with the targets that `headers` set and its body does not. Raises RequestError if a header is
-    no positive number."""
+    """Return `wanted` with the targets that `headers` set and its body does not.
+
+    Raises RequestError if a header is not a positive number.
+    """
     given = {name: headers[header] for header, name in HEADERS.items() if header in headers}
     if not given:
         return wanted
@@ -34,7 +36,7 @@ def with_header_targets(wanted: T, headers: Mapping[str, str]) -> T:
 
 
 def header_parameters() -> list[dict[str, Any]]:
-    """The headers for the API's description."""
+    """Return the headers for the OpenAPI description."""
     return [
         {
             "name": header,
@@ -47,7 +49,7 @@ def header_parameters() -> list[dict[str, Any]]:
 
 
 def strictness(slo: Slo) -> str:
-    """The name of the class that a request with these targets is counted in."""
+    """Return the SLO class in which a request with these targets is counted."""
     if slo.tpot_ms is None:
         return "ttft"
     end = next((end for end in CLASSES if slo.tpot_ms <= end), None)

@@ -1,4 +1,4 @@
-"""A request's items as stream events: which of them say something, and the usage in between or at the end."""
+"""Convert a request's items to stream events, including the usage in each event or at the end."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,11 +16,11 @@ from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
 from streamserve.text.output import Delta, Usage
 
 Reply = Callable[[list[Any], UsageReply | UnsetType | None], msgspec.Struct]
-"""Makes an event of its choices and the usage."""
+"""Builds an event from its choices and the usage."""
 
 MakeChoice = Callable[[Job, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
-"""Makes an event's choice of a job's choice number, what is new in it, whether that is the first there is,
-and the prompt's log-probabilities. None if there is nothing to say."""
+"""Builds an event's choice from a job, the number of its choice, the delta, whether it is the choice's first
+delta, and the prompt's log-probabilities. Returns None if there is nothing to send."""
 
 
 class StreamWriter:
@@ -39,7 +39,7 @@ class StreamWriter:
         self._completion_tokens = 0
 
     async def run(self, door: Door, jobs: list[Job]) -> None:
-        """Generate, and send all there is."""
+        """Generate, and send all events."""
         self._prompt_tokens = sum(len(job.prompt.ids) for job in jobs)
         with charged_reply(door, jobs, whole=False):
             await generate(door, jobs, self._take)
@@ -68,7 +68,7 @@ class StreamWriter:
                 await self._emit(self._reply([choice], self._usage()))
 
     def _usage(self) -> UsageReply | UnsetType | None:
-        """The usage so far, if every event is to carry it; null in all but the last, if the last does."""
+        """Return the usage so far if every event carries it; null if only the last event does."""
         if self._options.continuous_usage_stats:
             return usage_reply([Usage(self._prompt_tokens, self._completion_tokens)])
         return None if self._options.include_usage else UNSET

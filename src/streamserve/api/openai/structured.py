@@ -1,4 +1,4 @@
-"""The form that a request wants of its output, as OpenAI's and vLLM's fields say it, as a grammar."""
+"""Structured outputs: convert OpenAI's and vLLM's fields for the output format to a grammar."""
 
 import json
 from typing import Any
@@ -16,20 +16,23 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A grammar, and the request's field that asks for it."""
+    """A grammar, and the request field that asks for it."""
 
     grammar: Grammar
     field: str
 
 
 def wants_form(request: GenerationRequest) -> bool:
-    """Whether a request asks for a form, which may take long to work out: that is not for the event loop."""
+    """Return whether a request asks for an output format.
+
+    Converting it may be slow, so it is not done in the event loop.
+    """
     names = ["response_format", "structured_outputs", *(f"guided_{name}" for name in _KINDS)]
     return any(getattr(request, name) is not None for name in names)
 
 
 def wanted_grammar(request: GenerationRequest) -> Wanted | None:
-    """The one form that `request` asks for, if it does. Raises RequestError naming the field at fault."""
+    """Return the grammar that `request` asks for, if any. Raises RequestError naming the field at fault."""
     found = [
         _structured(f"guided_{name}", {name: value})
         for name in _KINDS
@@ -63,7 +66,7 @@ def _response_format(form: dict[str, Any]) -> list[Wanted]:
 
 
 def _structured(field: str, given: dict[str, Any]) -> Wanted:
-    """vLLM's object of one form and perhaps options, each of them null where it isn't meant."""
+    """Parse vLLM's object of one format and optional settings; null values are ignored."""
     said = {
         name: value
         for name, value in given.items()
@@ -101,7 +104,7 @@ def _grammar(field: str, kind: GrammarKind, value: Any, options: dict[str, Any])
 
 
 def _schema(field: str, value: Any) -> Any:
-    """A schema may come as text."""
+    """Return the schema, which may be given as JSON text."""
     _check_size(value, field)
     if not isinstance(value, str):
         return value
@@ -112,7 +115,7 @@ def _schema(field: str, value: Any) -> Any:
 
 
 def _check_size(value: Any, field: str) -> None:
-    """Raises RequestError about `field` for a form that is too large to be looked at."""
+    """Raise RequestError about `field` if the format is too large to process."""
     try:
         check_size(value)
     except ValueError as error:
@@ -120,8 +123,10 @@ def _check_size(value: Any, field: str) -> None:
 
 
 def json_grammar(schema: Any, field: str, options: dict[str, Any] | None = None) -> Grammar:
-    """The texts that are JSON and match `schema`, which stands in `field`; `options` are about blanks. Raises
-    RequestError if it is too large."""
+    """Return the grammar of JSON texts that match `schema`, the value of `field`.
+
+    `options` concern whitespace. Raises RequestError if the schema is too large.
+    """
     _check_size(schema, field)
     blanks: dict[str, Any] = {}
     if options and options.get("disable_any_whitespace"):

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: a prompt's token ids without generating, and back, as vLLM has them."""
+"""POST /tokenize and /detokenize: convert a prompt to token ids and back without generating, as in vLLM."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -19,11 +19,12 @@ from streamserve.api.ops.openapi import described
 from streamserve.protocol.errors import RequestError
 
 _THREAD_ABOVE = 4096
-"""Tokens that take about a millisecond to decode; longer texts must not hold up other requests."""
+"""Tokens that take about a millisecond to decode; more are decoded outside of the event loop."""
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize. Either `prompt`, a text, or `messages`, a conversation that the template writes."""
+    """POST /tokenize. Either `prompt`, a text, or `messages`, a conversation rendered by the chat
+    template."""
 
     model: Model = None
     prompt: Annotated[str | None, about("the text", examples=["Once upon a time"])] = None
@@ -45,7 +46,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The token ids, how many, and how many the model's context holds."""
+    """The token ids, their number, and the model's context length."""
 
     count: int
     max_model_len: int
@@ -61,7 +62,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of the tokens, special ones written out."""
+    """The text of the tokens, including special ones."""
 
     prompt: str
 
@@ -74,7 +75,7 @@ _OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_te
 
 
 def tokenize_routes(door: Door) -> APIRouter:
-    """The routes."""
+    """Build the routes."""
     router = APIRouter()
 
     @router.post(

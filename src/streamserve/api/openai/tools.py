@@ -1,4 +1,4 @@
-"""A chat's tools, checked, and how their calls come about: by the model's own will, or by a grammar."""
+"""A chat's tools: validation, and grammars for calls that are forced or strict."""
 
 import re
 from dataclasses import dataclass
@@ -15,18 +15,21 @@ from streamserve.text.tools.reader import CallReader
 
 MAX_TOOLS = 128
 MAX_CALLS = 32
-"""Calls of one message, where a grammar makes them."""
+"""Maximum number of calls in one message, where a grammar constrains them."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CHOICES = ("none", "auto", "required")
 _ANY = {"type": "object"}
-"""The arguments of a function that is not strict, beside one that is."""
+"""The argument schema of a function that is not strict, where another one is."""
 
 
 @dataclass(frozen=True)
 class Tools:
-    """How one request's tools are used. `shown` are those the template gets; `grammar` forces a call, or the
-    form of one; `named` is the one whose arguments are then the whole text."""
+    """How one request's tools are used.
+
+    `shown` are the tools passed to the chat template; `grammar` forces a call, or constrains its format;
+    `named` is the forced function, whose arguments are the whole output.
+    """
 
     shown: list[dict[str, Any]]
     names: frozenset[str]
@@ -36,13 +39,16 @@ class Tools:
     named: str | None = None
 
     def reader(self) -> CallReader:
-        """For one message."""
+        """Return a parser for one message."""
         return CallReader(self.form, self.names, self.parallel, self.named)
 
 
 def wanted_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks: bool) -> Tools | None:
-    """The tools of `request`, None if it has none or must not use them. `parser` is the name of the format in
-    which the model writes calls, and perhaps it `thinks` before. Raises RequestError naming the field."""
+    """Return the tools of `request`; None if it has none or must not use them.
+
+    `parser` is the name of the model's tool call format; `thinks` is set if the model may reason first.
+    Raises RequestError naming the field.
+    """
     schemas = _schemas(request.tools)
     choice = _choice(request.tool_choice, schemas)
     if choice == "none" or not schemas:
@@ -75,7 +81,7 @@ def wanted_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks
 
 
 def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
-    """Raises RequestError if the schemas of all functions are too large for one grammar."""
+    """Raise RequestError if the schemas of all functions are too large for one grammar."""
     try:
         check_size(schemas)
     except ValueError as error:
@@ -83,7 +89,7 @@ def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
 
 
 def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The parameters of each function by its name."""
+    """Return the parameter schema of each function by its name."""
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are taken", field="tools")
     schemas: dict[str, dict[str, Any]] = {}
@@ -114,7 +120,7 @@ def _parameters(schema: Any, where: str) -> dict[str, Any]:
 
 
 def _choice(choice: Any, schemas: dict[str, dict[str, Any]]) -> str:
-    """none, auto, required, or a function's name."""
+    """Return none, auto, required, or a function's name."""
     field = "tool_choice"
     if choice is None:
         return "auto"

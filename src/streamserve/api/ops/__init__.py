@@ -1,1 +1,1 @@
-"""Routes for operators: health, metrics, models, administration, the API's description."""
+"""Routes for operators: health, metrics, models, administration, API description."""

@@ -1,4 +1,4 @@
-"""Admin routes: taking a server, or one of its workers, out of service and back, without ending it."""
+"""Admin routes: drain a server, or one of its workers, and resume it, without stopping it."""
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -9,15 +9,14 @@ from streamserve.api.ops.openapi import described
 
 
 class DrainReply(msgspec.Struct, frozen=True):
-    """Whether new requests are taken, and how many are open."""
+    """Whether the server is draining, and how many requests are open."""
 
     draining: bool
     open_requests: int
 
 
 class WorkerDrainReply(msgspec.Struct, frozen=True):
-    """Whether a worker gets no new requests, and how many are open at it, or at the other half of its
-    pair."""
+    """Whether a worker is draining, and how many requests are open on it or on its prefill/decode peer."""
 
     worker: str
     draining: bool
@@ -25,7 +24,7 @@ class WorkerDrainReply(msgspec.Struct, frozen=True):
 
 
 def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
-    """The routes. Authentication is `auth.Authentication`'s matter."""
+    """Build the routes. `auth.Authentication` checks the admin keys."""
     router = APIRouter()
 
     def state() -> Response:
@@ -41,13 +40,14 @@ def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
         "/admin/drain", openapi_extra=described("Take no new requests; open ones go on", reply=DrainReply)
     )
     async def begin() -> Response:
-        """Take no new requests; open ones go on. /health turns 503, so that balancers look elsewhere."""
+        """Refuse new requests; open ones run to completion. /health turns 503, so that load balancers stop
+        sending."""
         drain.begin()
         return state()
 
     @router.post("/admin/resume", openapi_extra=described("Take requests again", reply=DrainReply))
     async def end() -> Response:
-        """Take requests again."""
+        """Accept requests again."""
         drain.end()
         return state()
 
@@ -56,8 +56,8 @@ def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
         openapi_extra=described("Give a worker no new requests", reply=WorkerDrainReply, errors=(404,)),
     )
     async def begin_worker(worker: str) -> Response:
-        """Give a worker, and with it its pair, no new requests; open ones go on. May be asked again, to see
-        how many are left."""
+        """Send no new requests to a worker, or to its prefill/decode pair; open ones run to completion. May
+        be repeated, to see how many are left."""
         return await rest(worker, draining=True)
 
     @router.post(
@@ -65,7 +65,7 @@ def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
         openapi_extra=described("Give a worker requests again", reply=WorkerDrainReply, errors=(404,)),
     )
     async def end_worker(worker: str) -> Response:
-        """Give a worker requests again."""
+        """Send requests to a worker again."""
         return await rest(worker, draining=False)
 
     return router

@@ -1,4 +1,4 @@
-"""GET /docs: the API's description as a page to read, made here, so that it needs no other server."""
+"""GET /docs: the API description as an HTML page, without assets from other servers."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ Schema = dict[str, Any]
 
 
 def docs_routes(description: Callable[[], Schema]) -> APIRouter:
-    """The route. `description` gives what /openapi.json has."""
+    """Build the route. `description` returns the contents of /openapi.json."""
     router = APIRouter()
 
     @router.get("/docs", openapi_extra=described("This description, as a page", media="text/html"))
@@ -39,7 +39,7 @@ def docs_routes(description: Callable[[], Schema]) -> APIRouter:
 
 
 def page(description: Schema) -> str:
-    """The whole page."""
+    """Return the whole page."""
     title = escape(f"{description['info']['title']} {description['info']['version']}")
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
@@ -76,7 +76,7 @@ def _call(method: str, path: str, example: Any) -> str:
 
 
 def _fields(what: str, reference: Schema, schemas: dict[str, Schema]) -> str:
-    """A table of an object's fields, those that are refused at the end."""
+    """Return a table of an object's fields, with unsupported ones at the end."""
     name = _name(reference)
     if "properties" not in schemas[name]:
         return f"<p>{what} <code>{escape(_kind(schemas[name]))}</code>."
@@ -102,7 +102,7 @@ def _row(field: str, about: Schema, required: list[str]) -> str:
 
 
 def _kind(schema: Schema) -> str:
-    """A type in a few words."""
+    """Return a short name of a schema's type."""
     if "$ref" in schema:
         return _name(schema)
     if "anyOf" in schema:

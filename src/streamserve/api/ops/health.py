@@ -1,4 +1,4 @@
-"""What operators ask: whether the server is well, which version it is, and its metrics."""
+"""GET /health, /ping, /version, /load and /metrics."""
 
 import math
 from typing import Literal
@@ -13,7 +13,7 @@ from streamserve.api.ops.openapi import described
 
 
 class HealthReply(msgspec.Struct, frozen=True):
-    """Whether requests are served; `detail` says why not."""
+    """Whether requests are served; if not, `detail` is the reason."""
 
     status: Literal["ready", "not ready"]
     detail: str
@@ -26,13 +26,13 @@ class VersionReply(msgspec.Struct, frozen=True):
 
 
 class LoadReply(msgspec.Struct, frozen=True):
-    """`server_load` is how many requests are open, running and waiting."""
+    """`server_load` is the number of open requests, running and waiting."""
 
     server_load: int
 
 
 def health_routes(door: Door) -> APIRouter:
-    """The routes."""
+    """Build the routes."""
     router = APIRouter()
 
     @router.get(
@@ -45,7 +45,7 @@ def health_routes(door: Door) -> APIRouter:
         ),
     )
     async def health() -> Response:
-        """Whether requests are served: 200, else 503, why not, and when they will be as far as is known."""
+        """Whether requests are served: 200, or 503 with the reason, and with Retry-After if known."""
         now = door.llm.health()
         ready = now.ready and not door.drain.draining
         detail = "draining" if door.drain.draining else now.detail

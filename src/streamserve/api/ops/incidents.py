@@ -1,4 +1,4 @@
-"""What went wrong in the fleet, as Prometheus metrics; they are there while no worker is, too."""
+"""The fleet's incidents as Prometheus metrics; available even when no worker is."""
 
 from collections.abc import Callable, Iterable
 
@@ -18,7 +18,7 @@ _COUNTERS = {
 
 
 class IncidentMetrics(Collector):
-    """The fleet's own numbers, read whenever they are asked for."""
+    """The fleet's incident counts, read at each scrape."""
 
     def __init__(self, model_name: str, incidents: Callable[[], IncidentReport]) -> None:
         self._model_name = model_name

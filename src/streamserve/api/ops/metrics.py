@@ -1,7 +1,7 @@
-"""Prometheus metrics of one server: what requests saw, and what the worker reports of itself.
+"""Prometheus metrics of one server: requests as clients see them, and the worker's reports.
 
-All names begin with `streamserve:`. Those that vLLM has too are there under `vllm:` as well (NAMES_OF_VLLM),
-so that its dashboards and autoscalers work unchanged.
+All names begin with `streamserve:`. Metrics that vLLM has too are also exported under `vllm:`
+(NAMES_OF_VLLM), so that its dashboards and autoscalers work unchanged.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ NAMES_OF_VLLM = {
     "spec_decode_num_accepted_tokens_per_pos",
 }
 """Families that vLLM has with the same name and meaning (in its v1/metrics/loggers.py and
-v1/spec_decode/metrics.py); labels are ours."""
+v1/spec_decode/metrics.py); the labels differ."""
 
 SUCCESSES = ("stop", "length", "abort")
-"""Reasons that vLLM counts as success, with its label's name (finished_reason)."""
+"""Finish reasons that vLLM counts as success, under its label name (finished_reason)."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
@@ -84,7 +84,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own, labelled with the model's name."""
+    """The metrics of one server, in a separate registry, labelled with the model's name."""
 
     def __init__(
         self,
@@ -125,11 +125,11 @@ class Metrics:
         self._all.register(_WithNamesOfVllm(self._registry))
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._all)
 
     def finished(self, reason: str) -> None:
-        """Count a choice that ended."""
+        """Count a finished choice."""
         self._finished.labels(self._model_name, reason).inc()
 
     def attained(self, slo: Slo, met: bool, tokens: int) -> None:
@@ -146,10 +146,10 @@ class Metrics:
     def request(
         self, prompt_tokens: int, choices: int, created: float | None = None
     ) -> Iterator["RequestWatch"]:
-        """Watch one request; `created` is when its prompt began to arrive, if it did so bit by bit.
+        """Record the metrics of one request; `created` is its prompt stream's creation time, if any.
 
-        Choices that are open when it ends count as aborted, or failed if an error ended it; a request that
-        was refused isn't counted at all.
+        Choices that are open when it ends count as aborted, or as failed if an error ended it; a request that
+        was refused is not counted.
         """
         watch = RequestWatch(self, prompt_tokens, choices, created)
         try:
@@ -181,7 +181,7 @@ class Metrics:
 
 
 class RequestWatch:
-    """What one request brings to the metrics."""
+    """Records the metrics of one request."""
 
     def __init__(
         self, metrics: Metrics, prompt_tokens: int, choices: int, created: float | None = None
@@ -199,7 +199,7 @@ class RequestWatch:
         self._tokens: dict[int, int] = {}
 
     def delta(self, delta: Delta) -> None:
-        """Take note of what a choice brought."""
+        """Record a delta of a choice."""
         now = time.perf_counter()
         if not self.begun:
             self.begun = True
@@ -211,7 +211,7 @@ class RequestWatch:
             self._metrics.finished(delta.finish)
 
     def usage(self, usage: Usage, slo: Slo = NO_SLO) -> None:
-        """The request has come to its end by itself: where its time went."""
+        """Record the latencies and token counts of a request that completed."""
         observe = self._metrics.observe
         if usage.slo is not None:
             self._metrics.attained(slo, usage.slo.met, usage.completion_tokens)
@@ -231,7 +231,7 @@ class RequestWatch:
             observe("request_time_per_output_token_seconds", (last - self._first) / (most - 1))
 
     def close(self, reason: str) -> None:
-        """The request is over, and with it, for `reason`, the choices that are still open."""
+        """End the request, and count the choices that are still open under `reason`."""
         for _ in self._open:
             self._metrics.finished(reason)
         self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._start)
@@ -252,7 +252,7 @@ class RequestWatch:
 
 
 class _Successes(Collector):
-    """The choices that ended well, as vLLM counts and labels them."""
+    """The successful choices, as vLLM counts and labels them."""
 
     def __init__(self, finished: Counter) -> None:
         self._finished = finished
@@ -269,7 +269,7 @@ class _Successes(Collector):
 
 
 class _WithNamesOfVllm(Collector):
-    """Every family of a registry, and once more by vLLM's name where there is one."""
+    """All families of a registry, and copies under vLLM's names where it has them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""GET /v1/models: what this server serves, and under which names."""
+"""GET /v1/models: the names under which this server serves its model."""
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -9,8 +9,8 @@ from streamserve.protocol.errors import RequestError
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One name of the model. `root` is where its tokenizer can be loaded from.
-    `row_invariant`: the backend promises that a text does not depend on its company in a batch."""
+    """One name of the model. `root` is where its tokenizer can be loaded from. `row_invariant`: the backend
+    guarantees that the output of a request does not depend on co-batched requests."""
 
     id: str
     object: str = "model"
@@ -22,14 +22,17 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All names."""
+    """All names of the model."""
 
     object: str = "list"
     data: list[ModelCard]
 
 
 def served_name(llm: Generator, asked: str | None) -> str:
-    """The name a request uses; the first one where it gives none. Raises RequestError (404) for others."""
+    """Return the model name of a request, by default the first one.
+
+    Raises RequestError (404) for unknown names.
+    """
     if asked is None:
         return llm.served_names[0]
     if asked not in llm.served_names:
@@ -41,7 +44,7 @@ def served_name(llm: Generator, asked: str | None) -> str:
 
 
 def model_routes(llm: Generator) -> APIRouter:
-    """The routes."""
+    """Build the routes."""
     router = APIRouter()
 
     def card(name: str) -> ModelCard:

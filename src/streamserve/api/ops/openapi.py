@@ -1,4 +1,4 @@
-"""The API's description (/openapi.json), made from the very structs that requests are checked against."""
+"""The OpenAPI description (/openapi.json), generated from the structs that validate requests."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -27,7 +27,7 @@ _ERRORS = {
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = tuple(_ERRORS)
 _COMPONENTS = "x-components"
-"""Where a route keeps its structs' schemas until the description is put together."""
+"""Key of a route's struct schemas, until the description is assembled."""
 
 
 def described(
@@ -44,11 +44,11 @@ def described(
     others: Mapping[int, type[msgspec.Struct]] | None = None,
     parameters: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """A route for the description: what it does, takes and answers.
+    """Describe a route for OpenAPI: its summary, request and responses.
 
-    `event` is one event of its streams. `unsupported` are fields that are known and refused, with the values
-    that ask nothing of us; `parameters` describes headers. A `reply` that is no struct is text of the type
-    `media`. `others` are answers beside it, by status.
+    `event` is the type of its stream events. `unsupported` are fields that are known and refused, with the
+    values that have no effect; `parameters` describes headers. Without `reply`, the reply is text of the type
+    `media`. `others` are further responses, by status.
     """
     others = others or {}
     kinds = [kind for kind in (request, reply, event, *others.values(), ErrorBody) if kind is not None]
@@ -83,7 +83,7 @@ def described(
 
 
 def install_description(app: FastAPI) -> None:
-    """Make `app` describe its routes as `described` says."""
+    """Make `app` generate its OpenAPI description from `described`."""
     generated = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -95,8 +95,10 @@ def install_description(app: FastAPI) -> None:
 
 
 def _assembled(description: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's own description of the routes, with our components and without its validation errors and
-    the empty schemas it has for routes that answer no JSON."""
+    """Return FastAPI's description of the routes with our component schemas.
+
+    Removes its validation errors (422) and the empty schemas of routes that do not return JSON.
+    """
     description = deepcopy(description)
     schemas: dict[str, Any] = {}
     for operations in description["paths"].values():
@@ -122,7 +124,10 @@ def _reference(kind: type[msgspec.Struct] | None) -> dict[str, Any]:
 
 
 def _of_request(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """`schema` as requests are read: null is as good as left out, and some fields take few values only."""
+    """Return `schema` as requests are parsed.
+
+    A null means that the field is left out; unsupported fields accept only some values.
+    """
     required = schema.get("required", ())
     properties = {
         name: field if name in required else _nullable(field) for name, field in schema["properties"].items()

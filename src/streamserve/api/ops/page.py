@@ -1,4 +1,4 @@
-"""GET /: one page, without build or outside assets, that shows what the server does and lets one try it."""
+"""GET /: a page, without build step or external assets, to see the server's state and try it."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def page_routes() -> APIRouter:
-    """The route. Not part of the API's description: it is for people."""
+    """Build the route. It is not in the API description, as it is for people."""
     router = APIRouter()
     page = resources.files("streamserve.api.ops").joinpath("page.html").read_bytes()
     headers = {
@@ -29,8 +29,8 @@ def page_routes() -> APIRouter:
 
 
 def content_security_policy(page: bytes) -> str:
-    """A policy that runs the page's own script and style, known by their hashes, and nothing else, and lets
-    them talk to this server only."""
+    """Return a policy that allows only the page's inline script and style, by their hashes, and connections
+    to this server only."""
     allowed: dict[str, list[str]] = {"script": [], "style": []}
     for kind, text in _INLINE.findall(page):
         digest = base64.b64encode(hashlib.sha256(text).digest()).decode()

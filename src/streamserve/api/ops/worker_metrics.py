@@ -1,4 +1,4 @@
-"""What the worker reports of itself, as Prometheus metrics."""
+"""The worker's reports as Prometheus metrics."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -26,7 +26,7 @@ _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 
 class WorkerMetrics(Collector):
-    """The worker's own numbers, read from its latest report whenever they are asked for."""
+    """The worker's statistics, read from its latest report at each scrape."""
 
     def __init__(self, model_name: str, report: Callable[[], Report | None]) -> None:
         self._model_name = model_name
@@ -171,7 +171,7 @@ class WorkerMetrics(Collector):
         return family
 
     def _counted(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
-        """A histogram of numbers, `counts[i]` of which are i + 1."""
+        """Return a histogram of integers: `counts[i]` is the number of values equal to i + 1."""
         family = HistogramMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
         up_to = [(str(float(bucket)), float(sum(counts[:bucket]))) for bucket in buckets]
         total = sum(number * count for number, count in enumerate(counts, start=1))

@@ -1,4 +1,4 @@
-"""Replies kept under their Idempotency-Key, so that a retry does nothing twice."""
+"""Idempotency cache: replies stored by Idempotency-Key, so that a retry does nothing twice."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,21 +12,21 @@ from streamserve.protocol.errors import RequestError
 
 MAX_KEPT = 1024
 MAX_REPLY_BYTES = 64 << 10
-"""Replies that are longer, as JSON, are not kept."""
+"""Longer replies, as JSON, are not cached."""
 MAX_KEPT_BYTES = 8 << 20
-"""Of all replies that are kept; the oldest go."""
+"""Total size of the cached replies; the oldest are evicted."""
 MAX_KEY_CHARACTERS = 255
 
 T = TypeVar("T")
 
 
 def caller(headers: Mapping[str, str]) -> str:
-    """Stands for who asks: the same key of two callers is not the same."""
+    """Return a digest that identifies the caller: the same key of two callers is not the same."""
     return blake2b(headers.get("authorization", "").encode(), digest_size=16).hexdigest()
 
 
 class Replays:
-    """The latest replies, by what was asked for and the client's key."""
+    """The latest replies, by operation and the client's key."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str], tuple[bytes, asyncio.Task[Any]]] = OrderedDict()
@@ -40,10 +40,11 @@ class Replays:
         body: msgspec.Struct,
         work: Callable[[], Coroutine[Any, Any, T]],
     ) -> T:
-        """The reply of `work`, done now, or of the work that was done for this key before. With a key it
-        goes on when its client leaves, so that a retry finds the reply. Work that failed is not kept.
+        """Return the reply of `work`, run now, or the reply cached for this key.
 
-        Raises RequestError if the key was used for another body, and whatever `work` raises.
+        With a key, the work continues when its client disconnects, so that a retry finds the reply. Failed
+        work is not cached. Raises RequestError if the key was used for another body, and whatever `work`
+        raises.
         """
         if key is None:
             return await work()

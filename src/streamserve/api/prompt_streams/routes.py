@@ -1,4 +1,4 @@
-"""/v1/streams: prompts that are still arriving, over HTTP."""
+"""/v1/streams: prompt streams over HTTP."""
 
 from functools import partial
 from typing import Annotated
@@ -32,7 +32,7 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", description="makes a
 
 
 def arriving_routes(door: Door) -> APIRouter:
-    """The routes."""
+    """Build the routes."""
     router, streams, replays = APIRouter(), Streams(door), Replays()
     router.include_router(socket_routes(door, streams, replays))
 

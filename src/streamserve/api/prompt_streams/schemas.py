@@ -1,4 +1,4 @@
-"""What the routes of prompt streams take and answer."""
+"""Requests and replies of the prompt stream routes."""
 
 from typing import Annotated, Any, Literal
 
@@ -79,7 +79,7 @@ UNSUPPORTED_IN_STREAMS: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "prompt": (),
 }
-"""Fields we know and cannot obey, with the values that ask nothing of us."""
+"""Fields that are known but not supported, with the values that have no effect and are accepted."""
 
 
 class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +98,8 @@ class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FinishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/streams/{id}/finish: nothing more comes. None: as said when the stream was made."""
+    """POST /v1/streams/{id}/finish: the prompt is complete. A field that is null keeps the value from the
+    stream's creation."""
 
     version: Annotated[
         int | None, about("the version that is to be answered; by default the current one")
@@ -116,7 +117,7 @@ class StreamReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EditReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The new version, and the id of the chunk that each operation made, changed or removed."""
+    """The new version, and the id of the chunk that each operation added, changed or removed."""
 
     id: str
     version: int
@@ -124,14 +125,14 @@ class EditReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/streams/{id}/answer: the early answer, event by event."""
+    """POST /v1/streams/{id}/answer: the early answer as a stream of events."""
 
     stream_options: StreamOptions | None = None
 
 
 class WithdrawnReply(msgspec.Struct, frozen=True, kw_only=True):
-    """All events of the early answer so far are void: the context became another, now `version`. The answer
-    begins anew, under another id."""
+    """All events of the early answer so far are void: the context has changed, and is now at `version`. The
+    answer starts again, under another id."""
 
     id: str
     version: int
@@ -139,15 +140,15 @@ class WithdrawnReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkState(msgspec.Struct, frozen=True):
-    """A chunk, and how long its text is."""
+    """A chunk, and the length of its text."""
 
     id: str
     characters: int
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a stream stands. `tokens` is the length of the whole prompt, template and query included, and
-    `computed` how many of them are in the model's cache already."""
+    """State of a stream. `tokens` is the length of the whole prompt, including template and query, and
+    `computed` how many of them have KV in the model's cache."""
 
     id: str
     object: Literal["prompt_stream"] = "prompt_stream"
@@ -161,7 +162,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletedReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream is gone."""
+    """The stream is deleted."""
 
     id: str
     deleted: bool = True

@@ -1,12 +1,12 @@
-"""/v1/streams/ws: the same over one WebSocket, whose streams end with it.
+"""/v1/streams/ws: prompt streams over one WebSocket; they end with the connection.
 
     → {"request": "a", "method": "create", "body": {…}}
     ← {"request": "a", "status": 200, "body": {"id": …, "version": 0}}
     → {"request": "b", "method": "finish", "id": …, "body": {"stream": true}}
     ← {"request": "b", "event": {…}} …, at last {"request": "b", "status": 200}
 
-Methods and bodies are those of the routes; `request` is the client's own and comes back. Edits are done in
-order; an answer does not hold up what comes after it.
+Methods and bodies are those of the routes; `request` is chosen by the client and returned unchanged. Edits
+are applied in order; an answer does not block the messages after it.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ from streamserve.protocol.errors import RequestError
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_ANSWERS = 64
-"""Answers that one socket may wait for at once."""
+"""Maximum number of concurrent answers on one socket."""
 
 _SEND_SECONDS = 30.0
-"""A client that reads nothing for so long is dropped."""
+"""A client that reads nothing for this long is dropped."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def socket_routes(door: Door, streams: Streams, replays: Replays) -> APIRouter:
-    """The route."""
+    """Build the WebSocket route."""
     router = APIRouter()
 
     @router.websocket("/v1/streams/ws")
@@ -67,7 +67,7 @@ def socket_routes(door: Door, streams: Streams, replays: Replays) -> APIRouter:
 
 
 class _Conversation:
-    """One client's socket."""
+    """One client's WebSocket connection."""
 
     def __init__(self, websocket: WebSocket, door: Door, streams: Streams, replays: Replays) -> None:
         self._websocket = websocket
@@ -79,14 +79,14 @@ class _Conversation:
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until the client leaves; then its streams are ended."""
+        """Process messages until the client disconnects; then end its streams."""
         try:
             while True:
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
                 await self._take(message.get("bytes") or (message.get("text") or "").encode())
-                await asyncio.sleep(0)  # messages that are here already do not hold up other connections
+                await asyncio.sleep(0)  # let other connections run between messages that have arrived already
         except (WebSocketDisconnect, TimeoutError, asyncio.CancelledError):
             return
         finally:
@@ -116,7 +116,7 @@ class _Conversation:
             await self._refuse(call, error)
 
     async def _done(self, call: Call, size: int) -> msgspec.Struct:
-        """Do what `call` asks for, whose message takes `size` bytes."""
+        """Execute `call`, whose message takes `size` bytes, and return its reply."""
         streams, key = self._streams, call.idempotency_key
         if call.method == "create":
             wanted = await self._checked(call.body, StreamRequest, size, UNSUPPORTED_IN_STREAMS)
@@ -138,7 +138,7 @@ class _Conversation:
         return await self._door.side.run_if(size > LARGE_REQUEST, lambda: checked(body, kind, unsupported))
 
     async def _answer(self, call: Call) -> None:
-        """A task that nothing waits for: where the client has left, it just ends."""
+        """Send an answer, in a task that is never awaited: if the client has disconnected, it just ends."""
         with suppress(WebSocketDisconnect, TimeoutError):
             try:
                 await (self._early(call) if call.method == "answer" else self._finish(call))
@@ -163,7 +163,7 @@ class _Conversation:
         await self._reply(call, msgspec.Raw(await work))
 
     async def _events(self, call: Call, produce: Callable[[Emit], Awaitable[None]]) -> None:
-        """Send what `produce` has to say, and that it was all."""
+        """Send the events of `produce`, and a final status."""
 
         async def emit(event: msgspec.Struct) -> None:
             await self._send({"request": call.request, "event": event})
@@ -181,7 +181,10 @@ class _Conversation:
         await self._send({"request": request, "status": refused.status, "body": body})
 
     async def _send(self, message: Mapping[str, Any]) -> None:
-        """Raises WebSocketDisconnect once the client has left, TimeoutError if it reads nothing."""
+        """Send a message.
+
+        Raises WebSocketDisconnect if the client has disconnected, TimeoutError if it reads nothing.
+        """
         async with self._one_at_a_time, asyncio.timeout(_SEND_SECONDS):
             socket = self._websocket
             if WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state):

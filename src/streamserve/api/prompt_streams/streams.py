@@ -1,9 +1,9 @@
-"""Prompt streams: prompts that arrive in chunks, each edit told to the engine, answered when finished.
+"""Prompt streams: prompts that arrive in chunks. Each edit is synced to the engine; finishing one answers it.
 
 create ─▶ open ── edit, edit, … ──▶ finish ─▶ answering ─▶ gone
-            └── delete, or nobody touches it for a while ──────▶ gone
+            └── delete, or no request for stream_ttl seconds ──▶ gone
 
-One that is answered early may be read while it is open: each change withdraws what was read.
+An early answer may be read while the stream is open: each change withdraws what was read.
 """
 
 import asyncio
@@ -43,14 +43,17 @@ _MANY_CHUNKS = 256
 """Chunks, or operations on them, that take a millisecond or more to edit."""
 
 _CHUNK_BYTES = 200
-"""What a chunk takes besides its text."""
+"""Memory overhead of a chunk in bytes, besides its text."""
 
 _RETRY_AFTER = 5.0
 
 
 class PromptStream:
-    """One stream. Its methods raise RequestError, and then nothing has changed. `charge` has what its request
-    took, and will have the prompt: its text, as chunks and as a whole, and its tokens."""
+    """One stream. Its methods raise RequestError, and then nothing has changed.
+
+    `charge` covers the memory of its request, and of the prompt: its text, as chunks and as a whole, and its
+    tokens.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class PromptStream:
         self.name = name
         self.early = early
         self.reading = False
-        """Whether somebody reads its early answer."""
+        """Whether a client reads its early answer."""
         self.answering = False
         self.touched = time.monotonic()
         self.prompt = prompt
@@ -85,16 +88,16 @@ class PromptStream:
 
     @property
     def wants_events(self) -> bool:
-        """Whether its answer was to be a stream of events, when it was made."""
+        """Whether the create request asked for a streamed answer."""
         return self._form.wants_events
 
     @property
     def version(self) -> int:
-        """Counts the edits."""
+        """The number of edits so far."""
         return self._context.version
 
     async def begin(self) -> None:
-        """Tell the engine what is known before the first chunk."""
+        """Sync the text before the first chunk to the engine."""
         self._behind = await self._door.side.run_if(self._large, lambda: behind_context(self._form))
         self._tokenized = await self._tell(self._context)
 
@@ -111,7 +114,7 @@ class PromptStream:
             return EditReply(id=self.name, version=context.version, chunks=touched)
 
     async def finish(self, wanted: FinishRequest) -> tuple[Answer, Job]:
-        """What answers the prompt as it is now; nothing else is taken from here on."""
+        """Close the stream to edits; return the answer and the job for its current prompt."""
         async with self._one_at_a_time:
             self._check_open(wanted.version)
             answer, job = await self._answer(wanted)
@@ -122,7 +125,7 @@ class PromptStream:
             return answer, replace(job, params=params)
 
     async def read(self) -> None:
-        """Somebody reads the early answer from here on: nobody else may."""
+        """Mark the early answer as read by a client; only one client may read it."""
         async with self._one_at_a_time:
             self._check_open(None)
             if not self.early:
@@ -132,7 +135,7 @@ class PromptStream:
             self.reading = True
 
     async def as_it_stands(self, wanted: FinishRequest) -> tuple[Answer, Job, int]:
-        """What gives the early answer to the prompt as it is now, and its version."""
+        """Return the answer and the job for the current early answer, and the prompt's version."""
         async with self._one_at_a_time:
             return *await self._answer(wanted), self._context.version
 
@@ -142,7 +145,7 @@ class PromptStream:
         return answer, replace(job, arriving=self.prompt)
 
     def state(self) -> StreamState:
-        """Where it stands."""
+        """Return the state of the stream."""
         self.touched = time.monotonic()
         chunks = [ChunkState(chunk.id, len(chunk.text)) for chunk in self._context.chunks]
         return StreamState(
@@ -164,7 +167,7 @@ class PromptStream:
             self._context.check(version)
 
     async def _tell(self, context: Context) -> Tokenized:
-        """Tell the engine the prompt with `context`."""
+        """Tokenize the prompt with `context`, and sync it to the engine."""
         limit, tokenizer = self._door.llm.model.max_model_len, self._door.llm.tokenizer
         self._check_length(sum(len(chunk.text) for chunk in context.chunks))
         held = self._charge.held
@@ -192,7 +195,7 @@ class PromptStream:
             )
 
     async def _tokenize(self, context: Context) -> tuple[Tokenized, int]:
-        """The prompt's tokens, charged; and how many of the last ones come after the context."""
+        """Return the prompt's tokens, charged, and how many of the last ones come after the context."""
         chunks = len(context.chunks)
         texts = sum(sys.getsizeof(chunk.text) for chunk in context.chunks)
         base = self._size + texts + _CHUNK_BYTES * chunks
@@ -213,7 +216,7 @@ class PromptStream:
 
 
 class Streams:
-    """All streams of a server."""
+    """All open prompt streams of a server."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -222,8 +225,10 @@ class Streams:
         self._held: dict[str, ExitStack] = {}
 
     async def create(self, wanted: StreamRequest, size: int) -> StreamReply:
-        """A new stream, whose request takes `size` bytes. Raises RequestError if there are too many, or
-        naming the field at fault."""
+        """Create a stream, whose request takes `size` bytes.
+
+        Raises RequestError if too many are open, or naming the field at fault.
+        """
         llm = self._door.llm
         model = served_name(llm, wanted.model)
         name = new_id("stream")
@@ -234,7 +239,7 @@ class Streams:
             charge.add(size)
             form = form_of(self._door, wanted)
             text = await self._door.side.run_if(size > LARGE_REQUEST, lambda: form.text(""))
-            _, job = await form.answer(Prompt([0], text), FinishRequest())  # all that is wrong, now
+            _, job = await form.answer(Prompt([0], text), FinishRequest())  # validates all fields now
             prompt = await llm.open(
                 job.params,
                 request_id=name,
@@ -270,11 +275,11 @@ class Streams:
         held.callback(self._held.pop, name, None)
 
     def names(self) -> set[str]:
-        """Those there are."""
+        """Return the names of the open streams."""
         return set(self._streams)
 
     def wants_events(self, name: str, wanted: FinishRequest) -> bool:
-        """Whether to finish a stream is to answer it event by event."""
+        """Return whether the reply to a finish request is a stream of events."""
         if name in self._streams and self._streams[name].reading:
             return False
         if wanted.stream is None:
@@ -282,14 +287,14 @@ class Streams:
         return wanted.stream
 
     def get(self, name: str) -> PromptStream:
-        """Raises RequestError (404) if there is no such stream."""
+        """Return a stream by name. Raises RequestError (404) if there is none."""
         if name not in self._streams:
             gone = "it is finished, deleted or expired"
             raise RequestError(f"there is no stream {name[:64]!r}: {gone}", status=404)
         return self._streams[name]
 
     async def finish(self, name: str, wanted: FinishRequest) -> bytes:
-        """Answer a stream in one piece; if somebody reads its answer already, only say that it stands."""
+        """Finish a stream and return the whole answer; only confirm if a client reads its early answer."""
         stream = self.get(name)
         answer, job = await stream.finish(wanted)
         if stream.reading:
@@ -298,7 +303,7 @@ class Streams:
             while True:
                 try:
                     return await answer.whole([job])
-                except PromptChanged:  # by an edit before it was finished
+                except PromptChanged:  # by an edit before the stream was finished
                     answer, job, _ = await stream.as_it_stands(wanted)
         finally:
             await self._end(stream)
@@ -306,7 +311,7 @@ class Streams:
     async def finish_streaming(
         self, name: str, wanted: FinishRequest
     ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
-        """Answer a stream event by event: what sends them. It has to be called."""
+        """Finish a stream; return the function that sends its answer as events. It must be called."""
         stream = self.get(name)
         answer, job = await stream.finish(wanted)
 
@@ -321,8 +326,11 @@ class Streams:
     async def answer_early(
         self, name: str, wanted: AnswerRequest
     ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
-        """Answer a stream as it stands, event by event, until it is finished: what sends them. It has to be
-        called. Raises RequestError (409) if it is not answered early, or read already."""
+        """Return the function that sends the early answer as events, until the stream is finished.
+
+        It must be called. Raises RequestError (409) if the stream has no early answer, or if a client reads
+        it already.
+        """
         stream = self.get(name)
         await stream.read()
         options = FinishRequest(stream=True, stream_options=wanted.stream_options)
@@ -339,7 +347,7 @@ class Streams:
     async def _send(
         self, stream: PromptStream, wanted: FinishRequest, answer: Answer, job: Job, emit: Emit
     ) -> None:
-        """Send the events of an answer; where it is withdrawn, say so, and begin anew."""
+        """Send the events of an answer; when it is withdrawn, send an event for that, and start again."""
         sent = 0
 
         async def count(event: msgspec.Struct) -> None:
@@ -357,7 +365,7 @@ class Streams:
                 sent = 0
 
     async def delete(self, name: str) -> None:
-        """End a stream; if it is being answered, its client gets an error. Raises RequestError (404)."""
+        """Delete a stream; if it is being answered, its client gets an error. Raises RequestError (404)."""
         await self._end(self.get(name))
 
     async def _end(self, stream: PromptStream) -> None:
@@ -366,7 +374,7 @@ class Streams:
             await stream.prompt.close()
 
     def _watch(self, stream: PromptStream) -> None:
-        """Look at the stream again when it may have expired."""
+        """End the stream if it has expired; otherwise check again when it may have."""
         ttl = self._door.settings.stream_ttl
         left = stream.touched + ttl - time.monotonic()
         if stream.name not in self._streams:

@@ -1,4 +1,4 @@
-"""The two forms of an arriving prompt: a text, or a chat whose last message holds the template."""
+"""The two prompt templates of a stream: a text, or a chat whose last message holds the template."""
 
 from typing import Any, Protocol
 
@@ -22,11 +22,11 @@ from streamserve.protocol.errors import RequestError
 from streamserve.text.arriving import CONTEXT, QUERY, Template
 
 _MARK = "\ue000"
-"""Stands for the context where its place in the prompt is looked for."""
+"""Placeholder that marks the position of the context in the prompt."""
 
 
 class Answer(Protocol):
-    """A reply in one of OpenAI's shapes, made of a job."""
+    """A reply in one of OpenAI's formats, produced by a job."""
 
     async def whole(self, jobs: list[Job]) -> bytes: ...
 
@@ -34,7 +34,7 @@ class Answer(Protocol):
 
 
 class TextForm:
-    """The prompt is the template, filled; the answer is a completion."""
+    """A text prompt: the filled template; the answer is a completion."""
 
     def __init__(self, door: Door, wanted: StreamRequest) -> None:
         for name in ONLY_OF_CHATS:
@@ -49,18 +49,18 @@ class TextForm:
         self.wants_events = self._request.stream
 
     def text(self, context: str) -> str:
-        """The whole prompt around `context`."""
+        """Return the whole prompt around `context`."""
         return self._template.render(context, self._query)
 
     async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, Job]:
-        """What answers `prompt`. Raises RequestError naming a field that is at fault."""
+        """Return the answer and the job for `prompt`. Raises RequestError naming the field at fault."""
         completion = Completion(self._door, _finished(self._request, finish))
         await completion.check()
         return completion, completion.job(0, prompt)
 
 
 class ChatForm:
-    """The prompt is the conversation as the model's template writes it; the answer is its next message."""
+    """A chat prompt, rendered by the model's chat template; the answer is the next message."""
 
     def __init__(self, door: Door, wanted: StreamRequest) -> None:
         messages = wanted.messages or []
@@ -79,13 +79,16 @@ class ChatForm:
         self.wants_events = self._request.stream
 
     def text(self, context: str) -> str:
-        """The whole prompt around `context`. Raises RequestError if the model's template cannot write it."""
+        """Return the whole prompt around `context`.
+
+        Raises RequestError if the chat template cannot render it.
+        """
         request = self._filled(context)
         with self._door.memory.charge() as charge:
             return chat_text(self._door.llm, request, charge, chat_tools(self._door, request))
 
     async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, Job]:
-        """What answers `prompt`. Raises RequestError naming a field that is at fault."""
+        """Return the answer and the job for `prompt`. Raises RequestError naming the field at fault."""
         request = _finished(self._request, finish)
         with self._door.memory.charge() as charge:
             chat = Chat(self._door, request, await prepared(self._door, request, charge, prompt))
@@ -101,7 +104,7 @@ Form = TextForm | ChatForm
 
 
 def form_of(door: Door, wanted: StreamRequest) -> Form:
-    """The form that is asked for. Raises RequestError naming the field at fault."""
+    """Return the prompt template that a request asks for. Raises RequestError naming the field at fault."""
     for name in ("prompt_logprobs", "truncate_prompt_tokens"):
         if _given(wanted, name):
             raise RequestError(f"{name} is not supported: the prompt is computed as it arrives", field=name)
@@ -109,7 +112,7 @@ def form_of(door: Door, wanted: StreamRequest) -> Form:
 
 
 def behind_context(form: Form) -> str:
-    """The text that every prompt of this form ends with, behind the context."""
+    """Return the text after the context, with which every prompt of this template ends."""
     return form.text(_MARK).partition(_MARK)[2]
 
 
@@ -128,13 +131,13 @@ def _given(wanted: StreamRequest, name: str) -> bool:
 
 
 def _common(wanted: StreamRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """What was said of the fields that `kind` has too."""
+    """Return the fields that the request sets and `kind` has too."""
     names = [name for name in kind.__struct_fields__ if name in StreamRequest.__struct_fields__]
     return {name: msgspec.to_builtins(getattr(wanted, name)) for name in names if _given(wanted, name)}
 
 
 def _finished(request: Any, finish: FinishRequest) -> Any:
-    """A request with what was said at last about how it is answered."""
+    """Return `request` with the stream options of the finish request."""
     said = {name: getattr(finish, name) for name in ("stream", "stream_options")}
     given = {name: value for name, value in said.items() if value is not None}
     return msgspec.structs.replace(request, **given)

@@ -1,8 +1,8 @@
-"""What each client has of a draft service. All sessions that show one key share an account; without keys
-every session has one to itself.
+"""Resource use of each client of a draft service. All sessions with the same key share an account; without
+keys every session has a separate one.
 
-Time, KV blocks, texts and places among the N_max targets are shared out by account: a client that opens more
-sessions gets no more of them than another that opens one.
+Time, KV blocks, stored sequences and ranks among the N_max targets are shared fairly by account: a client
+that opens more sessions gets no more of them than one that opens a single session.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Account:
-    """A client's share. `key` is the public key it shows, empty without keys."""
+    """A client's share. `key` is its public key, empty without keys."""
 
     key: str = ""
     weight: float = 1.0
     virtual: float = 0.0
-    """Seconds it was drafted for, by weight: the account with the least is served next."""
+    """Virtual time: the seconds of drafting it has received, divided by its weight. The account with the
+    least is served next."""
     sessions: int = 0
     held: int = 0
-    """Bytes of the texts and trees that are kept for it."""
+    """Bytes of its stored sequences and trees."""
     in_flight: int = 0
-    """Sequences for which trees are on their way."""
+    """Number of its sequences with a tree in flight."""
     blocks: int = 0
-    """KV blocks that its sequences have."""
+    """Number of its sequences' KV blocks."""
 
 
 class Accounts:
@@ -32,7 +33,7 @@ class Accounts:
         self._by_key: dict[str, Account] = {}
 
     def open(self, key: str, weight: float) -> Account:
-        """The account for a new session that shows `key`."""
+        """Return the account for a new session with `key`."""
         account = self._by_key.get(key) if key else None
         if account is None:
             account = Account(key, weight)
@@ -42,11 +43,11 @@ class Accounts:
         return account
 
     def of(self, key: str) -> Account | None:
-        """The account of sessions that show `key`; None if there are none, and without keys."""
+        """Return the account of sessions with `key`; None if there are none, and without keys."""
         return self._by_key.get(key)
 
     def close(self, account: Account) -> None:
-        """A session of `account` has ended."""
+        """Record that a session of `account` has ended."""
         account.sessions -= 1
         if not account.sessions and account.key:
             del self._by_key[account.key]

@@ -1,4 +1,4 @@
-"""Whom a draft service takes: as many targets as gain by it, and no more than its limits say."""
+"""Admission to a draft service: as many targets as gain by it, within its limits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,17 +18,18 @@ from streamserve.protocol.drafting import (
 )
 
 FAILED_SECONDS, LONGEST_SECONDS = 0.5, 60.0
-"""How long a session is not drafted for after a batch for it alone has failed: twice as long each time."""
+"""How long a session is not drafted for after a batch of it alone has failed, in seconds: the first time,
+doubled each time, and the most."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one service. What is refused may come again after `retry` seconds, unless that is known better. A
-    session that was not drafted for in `active_for` seconds does not count as a target. With `by_model` there
-    are never more active targets than N_max."""
+    """Limits of one service. A refused message may be sent again after `retry` seconds, unless a better time
+    is known. A session that was not drafted for in `active_for` seconds does not count as a target. With
+    `by_model` there are never more active targets than N_max."""
 
     max_sessions: int = 64
-    """In all. An account that has two more than another gives one up for it."""
+    """Of the service. An account that has at least two more sessions than another gives one up for it."""
     max_sequences: int = 1024
     """Of a session."""
     max_tokens: int = MAX_TOKENS
@@ -40,22 +41,22 @@ class Limits:
     """Of a tree."""
     max_deltas: int = MAX_DELTAS
     ask_nodes: int = 16384
-    """Of the trees that one message asks for."""
+    """Of the trees that one message requests."""
     in_flight: int = 4096
-    """Sequences of an account for which trees are on their way."""
+    """Sequences of an account with trees in flight."""
     total_in_flight: int = 16384
     batch_nodes: int = 4096
     batch_rows: int = 2048
     """Nodes of all trees, and tokens read, in one batch."""
     held_bytes: int = 512 << 20
-    """Of texts and trees in all; see draft_service/server/held.py."""
+    """Of all stored sequences and trees; see draft_service/server/held.py."""
     rate: float = 2000.0
     burst: float = 4000.0
-    """Messages of a client, a second and at once."""
+    """Messages of a client, per second and in a burst."""
     total_rate: float = 20000.0
     byte_rate: float = 16.0 * (1 << 20)
     byte_burst: float = 32.0 * (1 << 20)
-    """Bytes of a client, a second and at once."""
+    """Bytes of a client, per second and in a burst."""
     total_byte_rate: float = 64.0 * (1 << 20)
     retry: float = 1.0
     longest_retry: float = 30.0
@@ -64,27 +65,27 @@ class Limits:
 
 
 class Admission:
-    """Decides by `limits` and by the model of draft_service/star.py with live figures."""
+    """Decides by `limits` and by the model of draft_service/star.py with measured values."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
     def active(self, session: Session, now: float) -> bool:
-        """Whether a session counts as one of the N targets."""
+        """Return whether a session counts as one of the N targets."""
         if session.asked is not None:
             return True
         return session.served is not None and now - session.served < self._limits.active_for
 
     def most(self, figures: Figures, star: Star) -> int:
-        """N_max, as far as it can be told by now."""
+        """Return N_max, as far as it is known; else the limit of sessions."""
         if not (self._limits.by_model and figures.known and figures.plain.count):
             return self._limits.max_sessions
         return min(star.most(figures.progress, figures.plain.value), self._limits.max_sessions)
 
     def ahead(self, account: Account, active: Iterable[Session], session: Session | None) -> int:
-        """How many of the `active` sessions come before `session` of `account`, None for a new one, among
+        """Return how many of the `active` sessions rank before `session` of `account` (None: a new one) among
         the N_max: first the first of every account, then the second of every account; those of one account,
-        and equals, as they came."""
+        and equals, by age."""
         ranks: dict[Account, int] = {}
         places: list[tuple[int, float, int]] = []
         own: tuple[int, float, int] | None = None
@@ -99,10 +100,10 @@ class Admission:
         return sum(place < own for place in places)
 
     def overdrawn(self, session: Session, ask: Ask, sessions: Iterable[Session]) -> Reason | None:
-        """Which limit a message of a session would pass, if it is taken."""
+        """Return the limit that a message of a session would exceed, or None."""
         limits = self._limits
         if len(ask.deltas) > limits.max_deltas:
-            return "rate"  # so many deltas at once would be a way around it
+            return "rate"  # a way around the rate limit otherwise
         if sum(min(max(delta.nodes, 0), limits.max_nodes) for delta in ask.deltas) > limits.ask_nodes:
             return "nodes"
         if not ask.deltas:
@@ -114,12 +115,13 @@ class Admission:
 
 
 def barred_for(failures: int) -> float:
-    """Seconds for which a session is not drafted for after so many failed batches for it alone."""
+    """Return the seconds for which a session is not drafted for after `failures` failed batches of it
+    alone."""
     return min(FAILED_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
 
 
 def yielding(sessions: Iterable[Session], own: int) -> Session | None:
-    """The session to end for another client that has `own`: of the account with most, if it has at least two
-    more, the one that was heard longest ago."""
+    """Return the session to close for another client that has `own` sessions: of the account with the most,
+    if it has at least two more, the one that was heard longest ago. None if there is none."""
     found = min(sessions, key=lambda one: (-one.account.sessions, one.heard), default=None)
     return found if found is not None and found.account.sessions >= own + 2 else None

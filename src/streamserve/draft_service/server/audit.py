@@ -1,4 +1,4 @@
-"""What a draft service writes down about who used it: a line a session, never a token of a prompt."""
+"""A draft service's audit log: one line per session, without any token of a prompt."""
 
 import logging
 
@@ -8,13 +8,13 @@ from streamserve.protocol.drafting import printable
 logger = logging.getLogger("streamserve.draft.audit")
 
 SECONDS = 1.0
-"""Between two lines about the same kind of refusal."""
+"""Minimum seconds between two lines about the same kind of refusal."""
 LINES = 600
-"""About sessions that open, and about sessions that close, in a minute."""
+"""Lines a minute about sessions that open, and about sessions that close."""
 
 
 class Audit:
-    """Lines for the log. Who is refused over and over gets one a second, with the number since the last."""
+    """Writes audit lines. Repeated refusals get one line a second, with the number since the last."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -40,7 +40,7 @@ class Audit:
             logger.warning("refused (%s): %s; %d since the last line", reason, text, self._take(reason))
 
     def _may(self, kind: str, now: float) -> bool:
-        """Whether a line of this kind may be written: at most so many a minute."""
+        """Return whether a line of this kind may be written, within the limit per minute."""
         minute = int(now // 60.0)
         before, count = self._lines.get(kind, (minute, 0))
         count = count + 1 if before == minute else 1

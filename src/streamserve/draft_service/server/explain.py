@@ -1,4 +1,4 @@
-"""What a draft service tells of itself: the model's prediction beside what was measured."""
+"""Reports of a draft service: the model's predictions and the measurements."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from streamserve.protocol.drafting import DraftReport, DraftSums
 
 
 def report(service: Service, now: float) -> DraftReport:
-    """The service's state, counters and predictions now."""
+    """Return the service's present state, counters and predictions."""
     figures, warmth = service.figures, service.turns.warmth
     star, active = figures.star(), len(service.active(now))
     known = figures.known
@@ -49,7 +49,7 @@ def report(service: Service, now: float) -> DraftReport:
 
 
 def explain(report: DraftReport, last: DraftReport | None = None) -> str:
-    """A paragraph for people: what was measured since `last`, and what the model says."""
+    """Return a readable summary: measurements since `last`, and the model's predictions."""
     span = report.at - last.at if last else 0.0
     now, before = report.sums, last.sums if last else DraftSums()
     busy, idle = now.busy - before.busy, now.idle - before.idle

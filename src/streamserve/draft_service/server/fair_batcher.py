@@ -1,7 +1,8 @@
-"""The work-conserving loop without its thread: what to draft next, what that was for, what it cost.
+"""The work-conserving batch loop, without its thread: selects the next batch, charges its cost, returns its
+answers.
 
-in-queue ── batch ──▶ drafter ── drafted ──▶ answers
-(a request a target)  (one batch at a time, never idle while anything waits)
+in-queue        ── batch ──▶ drafter ── drafted ──▶ answers
+(one per target)             (one batch at a time, never idle while anything waits)
 """
 
 import math
@@ -21,12 +22,12 @@ from streamserve.speculation.learned_cost import RefinedCost
 from streamserve.speculation.tree import TokenTree
 
 FEW_TOKENS = 32
-"""A batch that first read more tokens than this says nothing about the cost of guessing."""
+"""A batch that first read more tokens than this is not used to estimate the cost of drafting."""
 
 
 class Turns:
-    """Takes requests of sessions from the in-queue in fair order; `config` says how many at once. `cost`
-    gives the seconds of a draft pass over so many rows until passes were timed."""
+    """Selects batches of waiting sessions in fair order, within the limits of `config`. `cost` gives the
+    seconds of a draft pass over a number of tokens until passes have been timed."""
 
     def __init__(
         self, config: ServiceConfig, shelf: Shelf, figures: Figures, cost: Callable[[int, int], float]
@@ -45,19 +46,19 @@ class Turns:
         self._idle_since: float | None = None
 
     def enqueue(self, session: Session, now: float) -> None:
-        """It waits from now on. Who has been away does not bring the time it did not use, a few turns
-        excepted."""
+        """Queue a session. A session that was idle does not accumulate the time it did not use, except for
+        `queue.TURNS` passes."""
         account = session.account
         account.virtual = max(account.virtual, self._virtual - queue.TURNS * self._figures.turn.value)
         session.asked = now
 
     def backlog(self, sessions: Iterable[Session]) -> float:
-        """Seconds of work that waits."""
+        """Return the seconds of queued draft work."""
         waiting = sum(session.asked is not None for session in sessions)
         return math.ceil(waiting / self._figures.star().batch) * self._figures.turn.value
 
     def capacity(self) -> Star:
-        """The model for as many targets in a pass as pays, as far as costs are known."""
+        """Return the model for the batch size with the least time per target, as far as costs are known."""
         star, config = self._figures.star(), self._config
         depth = max(1, round(self._figures.depth.value))
         batch, seconds = 1, star.draft
@@ -68,7 +69,7 @@ class Turns:
         return Star(star.draft, star.back, batch, seconds)
 
     def batch(self, sessions: Mapping[int, Session], now: float) -> Batch | None:
-        """What to draft next; None if nothing waits. Nothing else may be in hand."""
+        """Return the next batch to draft; None if nothing waits. No other batch may be running."""
         assert not self.running, "one batch at a time"
         counters = self._figures.counters
         ordered = queue.in_order(sessions.values(), self._figures.turn.value)
@@ -95,7 +96,7 @@ class Turns:
         return Batch(requests, self._shelf.take_released(), members, waited, now)
 
     def drafted(self, done: Batch, trees: Mapping[int, TokenTree], now: float) -> list[Answer]:
-        """A batch is done: take back what it was for, and say who gets which trees."""
+        """Process a finished batch: charge its time to its sessions and return the answers to its targets."""
         self.running = False
         seconds = now - done.started
         self._learn(done, seconds, now)
@@ -122,8 +123,9 @@ class Turns:
         return answers
 
     def failed(self, done: Batch, now: float) -> list[Answer]:
-        """A batch could not be drafted. One for several sessions is tried again for each alone; of one alone
-        nobody gets a tree, and its session is barred for a while. Their sequences are read anew."""
+        """Process the failure of a batch. A batch of several sessions is retried for each session alone. A
+        batch of one session gets no trees, and the session is barred for a while. The sequences are prefilled
+        again."""
         alone = len(done.members) == 1
         failures = [session.failures for session, _ in done.members]
         sequences = [one for _, members in done.members for one in members]
@@ -140,7 +142,7 @@ class Turns:
         return answers
 
     def _put_back(self, done: Batch, now: float) -> list[Answer]:
-        """Its members wait again."""
+        """Queue the members of a batch again."""
         self.running = False
         for session, sequences in done.members:
             for sequence in sequences:
@@ -151,7 +153,8 @@ class Turns:
         return []
 
     def _seconds(self, sequences: list[DraftedSequence]) -> float:
-        """What drafting for these in the same passes takes: the first reads what was not read yet."""
+        """Return the estimated seconds to draft for these sequences in one batch; the first pass reads their
+        unread tokens."""
         seconds = self._cost(max(sum(self._shelf.unread(one) for one in sequences), 1), 0)
         wanted = [one.wanted for one in sequences if one.wanted]
         for level in range(1, max((delta.depth for delta in wanted), default=0)):
@@ -174,5 +177,6 @@ class Turns:
 
 
 def _work(request: DraftRequest) -> int:
-    """What of a batch's time a request is charged for: the tokens that it reads and the nodes of its tree."""
+    """Return the units by which a request shares the cost of its batch: the tokens it reads and the nodes of
+    its tree."""
     return request.keep + len(request.new_tokens) - request.computed + request.nodes + 1

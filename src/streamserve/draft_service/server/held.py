@@ -1,7 +1,8 @@
-"""How much of its targets' texts a draft service keeps, in bytes, made room for before a text is taken in.
+"""Limit on the bytes of the sequences that a draft service stores; space is freed before a sequence is
+stored.
 
-Where that is short the account that holds most loses texts, those first that were used longest ago. It costs
-no more than time: the target is told that they are lost when it goes on with them, and tells them anew.
+At the limit the account that stores the most loses sequences, the least recently used first. That only costs
+time: when the target continues a lost sequence it is told so, and syncs it anew.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,24 +12,24 @@ from streamserve.protocol.drafting import Delta
 from streamserve.protocol.sampling import SamplingParams
 
 TOKEN_BYTES = 80
-"""A token's number, and its places in the lists of service, drafter and path state."""
+"""A token's number, and its entries in the lists of service, drafter and path state."""
 NODE_BYTES = 160
 SEQUENCE_BYTES = 32768
-"""More than one without tokens takes: so the limit bounds how many there are, too."""
+"""More than a sequence without tokens takes: so the limit also bounds the number of sequences."""
 ENTRY_BYTES = 160
 """Of a bias, or of a token that a request allows."""
 SPARE = 0.1
-"""Share of the limit that is freed at once: looking through all texts takes a while."""
+"""Share of the limit that is freed at once, since a scan of all sequences takes a while."""
 
 
 def size(tokens: int, nodes: int, params: SamplingParams) -> int:
-    """Bytes that a sequence of so many tokens, with a tree of so many nodes, is counted as."""
+    """Return the bytes that a sequence of `tokens` tokens, with a tree of `nodes` nodes, is counted as."""
     listed = len(params.logit_bias) + len(params.allowed_token_ids) + len(params.stop_token_ids)
     return SEQUENCE_BYTES + tokens * TOKEN_BYTES + nodes * NODE_BYTES + listed * ENTRY_BYTES
 
 
 class Held:
-    """The sum of what `sessions` hold, which stays below `limit` bytes. `drop` forgets a sequence of a
+    """Tracks the bytes stored by `sessions` and limits them to `limit`. `drop` removes a sequence of a
     session, and calls `release`."""
 
     def __init__(
@@ -40,13 +41,13 @@ class Held:
         self.limit = limit
         self.total = 0
         self.dropped = 0
-        """Texts that were dropped to make room."""
+        """Sequences that were dropped to free space."""
         self._sessions = sessions
         self._drop = drop
 
     def make_room(self, session: Session, delta: Delta) -> bool:
-        """See to it that `delta` can be taken, dropping texts of accounts that hold more than this one would
-        then, or its own; false if that is not enough. What is being drafted for stays."""
+        """Free space for `delta` by dropping sequences of accounts that would then store more than this one,
+        or of this one; return False if that is not enough. Sequences being drafted for stay."""
         known = session.sequences.get(delta.sequence)
         params = delta.params or (known.params if known else SamplingParams())
         tokens = (min(delta.keep, len(known.tokens)) if known else 0) + len(delta.tokens)
@@ -74,14 +75,14 @@ class Held:
         return True
 
     def settle(self, session: Session, sequence: DraftedSequence) -> None:
-        """Count a sequence as it is now."""
+        """Count a sequence in its present size."""
         nodes = sequence.wanted.nodes if sequence.wanted else 0
         if sequence.answer is not None and sequence.answer.tree is not None:
             nodes = len(sequence.answer.tree.tokens)
         self._set(session, sequence, size(len(sequence.tokens), nodes, sequence.params))
 
     def release(self, session: Session, sequence: DraftedSequence) -> None:
-        """It is kept no longer."""
+        """Stop counting a sequence."""
         self._set(session, sequence, 0)
 
     def _set(self, session: Session, sequence: DraftedSequence, held: int) -> None:

@@ -1,7 +1,8 @@
-"""What a draft service reads: messages and bytes a second, charged by the size of raw frames before they are
-decoded, for each client and in total.
+"""Rate limits of a draft service: messages and bytes per second, charged by the size of raw frames before
+they are decoded, for each client and in total.
 
-Each client may use up to its own limit. When all together use the total, each still gets an equal part of it.
+Each client may use up to a separate limit. When all together use up the total, each still gets an equal share
+of it.
 """
 
 from collections import OrderedDict
@@ -11,16 +12,16 @@ from streamserve.draft_service.server.admission import Limits
 from streamserve.protocol.drafting import Reason
 
 SOURCES = 4096
-"""Clients that are remembered: the one that was silent for longest is forgotten first."""
+"""Maximum number of remembered clients; the one that was silent for longest is forgotten first."""
 RECENT = 1.0
 """Seconds after its last message for which a client counts among those that share the total."""
 TELL_SECONDS = 0.1
-"""Between two answers to messages of one client that were not read."""
+"""Minimum seconds between two answers to undecoded messages of one client."""
 
 
 @dataclass
 class Bucket:
-    """An allowance that grows by `rate` a second up to `burst`."""
+    """A token bucket: an allowance that grows by `rate` a second up to `burst`."""
 
     rate: float
     burst: float
@@ -28,7 +29,7 @@ class Bucket:
     at: float
 
     def wait(self, amount: float, now: float, rate: float | None = None) -> float:
-        """Seconds until `amount` could be taken; 0 if it can be now."""
+        """Return the seconds until `amount` is available; 0 if it is now."""
         grown = (now - self.at) * (self.rate if rate is None else rate)
         self.level, self.at = min(self.burst, self.level + max(grown, 0.0)), now
         missing = min(amount, self.burst) - self.level
@@ -36,7 +37,7 @@ class Bucket:
 
 
 def bucket(rate: float, burst: float, now: float) -> Bucket:
-    """A full one."""
+    """Return a full bucket."""
     return Bucket(rate, burst, burst, now)
 
 
@@ -51,8 +52,8 @@ class _Source:
 
 @dataclass(frozen=True)
 class Overdrawn:
-    """A message is not to be read, for `reason`, and may come again after `retry` seconds. `tell` is false
-    where its sender was told so a moment ago."""
+    """A message must not be decoded, for `reason`, and may be sent again after `retry` seconds. `tell` is
+    false if its sender was told so a moment ago."""
 
     reason: Reason
     retry: float
@@ -60,7 +61,7 @@ class Overdrawn:
 
 
 class Intake:
-    """Counts what comes, by `limits`."""
+    """Charges received messages by `limits`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -69,8 +70,8 @@ class Intake:
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()
 
     def charge(self, source: bytes, size: int, now: float) -> Overdrawn | None:
-        """Take a message of `size` bytes into account, or say why it is not to be read; then it costs
-        nothing."""
+        """Charge for a message of `size` bytes; None if it fits the limits, else the refusal. A refused
+        message costs nothing."""
         known = self._source(source, now)
         total = self._total(now)
         waits: list[tuple[float, Reason]] = [
@@ -83,14 +84,15 @@ class Intake:
             wait, reason = max(waits, key=lambda one: one[0])
             share = self._limits.total_byte_rate / self._recent(now)
             if wait and not known.share.wait(size, now, share):
-                wait = 0.0  # the others use up the total, and this is its part
+                wait = 0.0  # the other clients use up the total, and this is within its share
         if wait:
             tell = now - known.told >= TELL_SECONDS
             known.told = now if tell else known.told
             return Overdrawn(reason, min(max(wait, TELL_SECONDS), self._limits.longest_retry), tell)
         for charged, amount in ((known.messages, 1.0), (known.bytes, size), (known.share, size)):
             charged.level -= amount
-        # What clients take as their part leaves a debt, so that others get no more than what is left over.
+        # What clients use within their share leaves a debt in the total, so that others get no more than the
+        # remainder.
         total[0].level = max(total[0].level - 1.0, -total[0].burst)
         total[1].level = max(total[1].level - size, -total[1].burst)
         return None
@@ -119,7 +121,7 @@ class Intake:
         return self._messages, self._bytes
 
     def _recent(self, now: float) -> int:
-        """Clients that were heard lately, this one among them."""
+        """Return the number of recently heard clients, including this one; at least 1."""
         count = 0
         for source in reversed(self._sources.values()):
             if now - source.heard > RECENT:

@@ -1,9 +1,9 @@
-"""Whether a draft model is kept warm while it has nothing to do, and whether that pays.
+"""Keep-warm controller: whether dummy passes keep a draft model warm while it is idle, and whether that pays.
 
-After a gap the first draft passes may take longer: caches hold other things, clocks went down. A pass that
-nobody asked for, now and then while idle, prevents that; but it costs power, and who comes during one waits
-for it. So both ways are tried in turn, a few gaps each, and the one stays that answered sooner, waiting
-included.
+After an idle gap the first draft passes may take longer: caches hold other data, clock rates went down.
+Periodic dummy passes while idle prevent that; but they cost power, and a request that arrives during one
+waits for it. So both ways are tried alternately, for a few gaps each, and the one with faster answers,
+waiting included, is used.
 """
 
 from collections import deque
@@ -13,25 +13,26 @@ from typing import Literal
 KeepWarm = Literal["auto", "always", "never"]
 
 GAP = 0.002
-"""Seconds without work from which on a gap is one."""
+"""Minimum seconds without work that count as a gap."""
 EVERY = 0.004
-"""Seconds of idleness between two passes that nobody asked for."""
+"""Seconds of idleness between two dummy passes."""
 LONGEST = 1.0
-"""After so many seconds nobody is expected any more, and nothing is kept warm."""
+"""Seconds of idleness after which no request is expected any more, and dummy passes stop."""
 TURN = 16
-"""Gaps that one of the two ways is tried for."""
+"""Gaps for which one of the two ways is tried."""
 KNOWN = 48
 """Gaps of each way that must have been seen, and the most that are remembered."""
 PAYS = 0.95
 """Keeping warm stays on if an answer then takes at most this share of the time it takes without."""
 AGAIN = 1024
-"""Gaps after which the other way is tried again, in case things have changed."""
+"""Gaps after which the other way is tried again, in case conditions have changed."""
 HICCUP = 3.0
-"""A value counts as at most so many times the median."""
+"""A value counts as at most this many times the median."""
 
 
 class Warmth:
-    """Told of each gap and of what the draft pass after it took, says when to make a pass for nobody."""
+    """Decides when dummy passes are due, from the lengths of gaps and the time of the draft pass after
+    each."""
 
     def __init__(self, mode: KeepWarm) -> None:
         self._mode = mode
@@ -45,11 +46,11 @@ class Warmth:
 
     @property
     def on(self) -> bool:
-        """Whether gaps are bridged now, be it to see what that brings."""
+        """Whether dummy passes are made now, including as a trial."""
         return self._trying
 
     def cost(self, warm: bool) -> float:
-        """Seconds of waiting and drafting for a level of a tree after a gap; 0 if unknown."""
+        """Return the seconds of waiting and drafting per tree level after a gap; 0 if unknown."""
         seen = self._seen[warm]
         if not seen:
             return 0.0
@@ -58,7 +59,7 @@ class Warmth:
 
     @property
     def pays(self) -> bool:
-        """Whether keeping warm has been seen to pay."""
+        """Whether keeping warm is known to pay."""
         return self._known and self.cost(True) < PAYS * self.cost(False)
 
     @property
@@ -66,12 +67,12 @@ class Warmth:
         return all(len(seen) == KNOWN for seen in self._seen.values())
 
     def gap(self, seconds: float) -> None:
-        """Work comes again after so many seconds without."""
+        """Record that work resumes after `seconds` seconds without."""
         self._after_gap = GAP <= seconds < LONGEST
 
     def drafted(self, seconds: float | None, now: float) -> None:
-        """A batch took so long for each level of its trees, waiting included; None if it is not to be
-        compared."""
+        """Record the seconds of a batch per level of its trees, waiting included; None if it is not
+        comparable."""
         self._last = now
         if not self._after_gap:
             return
@@ -84,19 +85,19 @@ class Warmth:
                 self._choose()
 
     def due(self, now: float) -> float | None:
-        """Seconds until a pass is to be made for nobody, 0 if it is time; None if none is."""
+        """Return the seconds until a dummy pass is due, 0 if one is due now; None if none will be."""
         if not self._trying or self._last is None:
             return None
         at = max(self._last, self._passed) + EVERY
         return None if max(at, now) - self._last > LONGEST else max(0.0, at - now)
 
     def warmed(self, now: float) -> None:
-        """Such a pass has been made."""
+        """Record a dummy pass."""
         self._passed = now
         self.passes += 1
 
     def _choose(self) -> None:
-        """The way for the next gaps."""
+        """Choose the way for the next gaps."""
         if not self._known:
             self._trying = not self._trying
         else:

@@ -1,8 +1,9 @@
-"""Paged KV of a draft service: blocks for one sequence alone, taken from whoever was used longest ago.
+"""Paged KV cache of a draft service: unshared blocks per sequence, with eviction of the least recently used
+sequence.
 
-What is evicted is only KV: the tokens stay, and it is computed again from them when a tree is wanted.
-Accounts that have more than an equal share of the blocks lose theirs first: a client that asks for much
-cannot evict one that asks for little.
+Only KV is evicted: the tokens stay, and the KV is recomputed from them when a tree is requested. Accounts
+with more than an equal share of the blocks are evicted first: a client with high demand cannot evict one with
+low demand.
 """
 
 from collections.abc import Iterator
@@ -12,18 +13,18 @@ from streamserve.engine.block_pool import BlockPool
 
 
 class Memory:
-    """`num_blocks` blocks of `block_size` tokens."""
+    """A pool of `num_blocks` blocks of `block_size` tokens."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.evictions = 0
         self._holders: dict[DraftedSequence, None] = {}
-        """Sequences that have blocks, those used longest ago first."""
+        """Sequences that have blocks, the least recently used first."""
 
     def reserve(self, sequence: DraftedSequence, length: int) -> bool:
-        """Give `sequence` blocks for `length` tokens, evicting idle ones; false if that is not enough, and
-        then nothing changes."""
+        """Allocate blocks for `length` tokens to `sequence`, evicting idle sequences; return False, without
+        any change, if that is not enough."""
         missing = self._blocks(length) - len(sequence.blocks)
         if missing > self.pool.free:
             idle = [one for one in self._holders if not one.running and one is not sequence]
@@ -43,14 +44,14 @@ class Memory:
         return True
 
     def release(self, sequence: DraftedSequence) -> None:
-        """Take a sequence's blocks; its KV is forgotten."""
+        """Free a sequence's blocks; its KV is lost."""
         self.pool.release(sequence.blocks)
         sequence.account.blocks -= len(sequence.blocks)
         self._holders.pop(sequence, None)
         sequence.blocks, sequence.computed = [], 0
 
     def _victims(self, idle: list[DraftedSequence]) -> Iterator[DraftedSequence]:
-        """In the order in which they are evicted: first those of accounts with more than their share."""
+        """Yield sequences in eviction order: first those of accounts with more than their share."""
         share = self.pool.size / max(len({one.account for one in self._holders}), 1)
         spared = []
         for one in idle:

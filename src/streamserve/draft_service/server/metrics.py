@@ -56,7 +56,7 @@ SECONDS = ("busy", "idle", "waited")
 
 
 class DraftCollector(Collector):
-    """Shows the latest `report`, and how often the worker was started anew."""
+    """Exports the latest `report`, and the number of worker restarts."""
 
     report: DraftReport | None = None
     restarts = 0
@@ -67,7 +67,7 @@ class DraftCollector(Collector):
             return
         yield CounterMetricFamily(PREFIX + "restarts", "Workers started as one died.", value=self.restarts)
         for name, text in GAUGES.items():
-            field = name.removeprefix("mean_")  # beside the sum of the same name
+            field = name.removeprefix("mean_")  # a sum of the same name exists
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(report, field))
         for name, text in COUNTERS.items():
             shown = f"{name}_seconds" if name in SECONDS else name

@@ -1,9 +1,9 @@
-"""Who is drafted for next, and together with whom.
+"""Fair queueing: the order in which sessions are drafted for, and which are batched.
 
-Weighted fair order: each account has a virtual time, the seconds it was drafted for divided by its weight,
-and the one with the least goes first. Within a window above the least, where nobody has had much more than
-others, the one that wants its trees soonest goes first. Of the sessions of one account the one that has had
-least goes first; its second comes after the first of every other.
+Weighted fair order: each account has a virtual time, the seconds of drafting it has received divided by its
+weight, and the one with the least goes first. Within a window above the least, in which accounts have had
+similar amounts, the earliest deadline goes first. Of the sessions of one account the one that has received
+least goes first; its second comes after the first of every other account.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,19 +13,19 @@ from streamserve.draft_service.server.accounts import Account
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
 
 PATIENCE = 10.0
-"""Seconds in which who does not say otherwise wants its trees."""
+"""Default deadline, in seconds after the request."""
 TURNS = 2.0
-"""Turns of the service that one may get before another for its deadline's sake."""
+"""How many service turns an account may be ahead of another because of its deadline."""
 DEEPER = 2
 LEAST_DEEP = 8
-"""Trees in one batch take as long as the deepest: one that is deeper than so many times the first's, and than
-so many levels, waits for a batch of its own."""
+"""A batch takes as long as its deepest tree: a sequence with a tree that is deeper than this many times the
+first's, and than this many levels, waits for a separate batch."""
 
 Member = tuple[Session, list[DraftedSequence]]
 
 
 def in_order(sessions: Iterable[Session], turn: float) -> list[Session]:
-    """The waiting sessions, the next one first; a turn of the service takes some `turn` seconds."""
+    """Return the waiting sessions in service order; a batch takes about `turn` seconds."""
     waiting = [session for session in sessions if session.asked is not None]
     if not waiting:
         return []
@@ -48,7 +48,7 @@ def _place(session: Session, window: float) -> tuple[bool, float, float, int]:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of one batch: `targets`, seconds if it is for several, nodes of all trees, and tokens that are read."""
+    """Limits of one batch: `targets`, seconds if it has several, nodes of all trees, and tokens read."""
 
     targets: int
     seconds: float
@@ -62,14 +62,15 @@ def batch(
     bounds: Bounds,
     unread: Callable[[DraftedSequence], int],
 ) -> list[Member]:
-    """The first of `ordered`, and as many after it as can be drafted for in the same passes: within `bounds`,
-    and in less time than one after the other. What a session has beyond them waits for its next turn."""
+    """Return the first of `ordered` and as many after it as can be drafted for in one batch: within `bounds`,
+    and in less time than one after the other. A session's sequences beyond the bounds wait for its next
+    turn."""
     chosen: list[Member] = []
     together: list[DraftedSequence] = []
     spent = 0.0
     nodes, rows = bounds.nodes, bounds.rows
     for session in ordered[: bounds.targets]:
-        waiting = sorted(session.waiting(), key=lambda one: one.used)  # that of none is always left over
+        waiting = sorted(session.waiting(), key=lambda one: one.used)  # least recently used first
         own = _within(waiting, nodes, rows, unread, not chosen)
         if not own or (chosen and (session.apart or chosen[0][0].apart or _deeper(own, together))):
             break
@@ -92,7 +93,8 @@ def _within(
     unread: Callable[[DraftedSequence], int],
     first: bool,
 ) -> list[DraftedSequence]:
-    """As many of `waiting` as stay within so many nodes and rows; at least one of the `first` session."""
+    """Return as many of `waiting` as fit the limits of nodes and rows; at least one for the `first`
+    session."""
     found: list[DraftedSequence] = []
     for sequence in waiting:
         assert sequence.wanted is not None

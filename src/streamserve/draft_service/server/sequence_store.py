@@ -1,9 +1,9 @@
-"""The sequences that a draft service drafts for: what of each the drafter was told, and where its KV lies.
+"""The sequence store of a draft service: the part of each sequence synced to the drafter, and its KV blocks.
 
 delta ── take ──▶ sequence ── request ──▶ drafter ── settle ──▶ answer
 
-A sequence stays on the shelf from its first delta until it is dropped. To the drafter it goes by an id of
-its own, a new one whenever what the drafter knows of it does not hold any more.
+A sequence is stored from its first delta until it is dropped. The drafter knows it by a separate id, replaced
+whenever the drafter's state of it is no longer valid.
 """
 
 from collections.abc import Mapping
@@ -16,25 +16,25 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import TokenTree
 
 NOBODY = 0
-"""The id of a sequence that is nobody's."""
+"""The id of the sequence of dummy passes."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
 class Shelf:
-    """Sequences of up to `longest` tokens; prompts are read in pieces of `max_read`."""
+    """Stores sequences of up to `longest` tokens; prompts are read in chunks of `max_read` tokens."""
 
     def __init__(self, memory: Memory, longest: int, max_read: int) -> None:
         self.memory = memory
         self.rebuilt = 0
-        """Sequences whose KV was computed again after an eviction."""
+        """Sequences whose KV was recomputed after an eviction."""
         self._longest = longest
         self._max_read = max_read
         self._ids = 0
         self._released: list[int] = []
 
     def take(self, session: Session, delta: Delta, now: float) -> tuple[int, int] | None:
-        """Go on by a delta: how many guesses of the last answer were right, and how many were tested. None if
-        what it builds on is not known."""
+        """Apply a delta; return how many draft tokens of the last answer were accepted, and how many were
+        tested. None if what it builds on is unknown."""
         known = session.sequences.get(delta.sequence)
         if known is None:
             if delta.base or delta.keep or delta.params is None:
@@ -57,12 +57,12 @@ class Shelf:
         return judged
 
     def unread(self, sequence: DraftedSequence) -> int:
-        """Tokens that the next request for it has the drafter read."""
+        """Return the tokens that the drafter reads in the sequence's next request."""
         return min(len(sequence.tokens) - sequence.computed, self._max_read)
 
     def request(self, sequence: DraftedSequence, now: float) -> DraftRequest | None:
-        """The next piece of a sequence's prompt, or its tree; None if there is no memory for it now, that of
-        evicted ones included."""
+        """Return the request for the next chunk of a sequence's prompt, or for its tree; None if there are no
+        KV blocks for it now, even with eviction."""
         delta = sequence.wanted
         assert delta is not None
         length = len(sequence.tokens)
@@ -72,7 +72,7 @@ class Shelf:
             return None
         if sequence.told > sequence.computed and not sequence.computed:
             self.rebuilt += 1
-        if end < sequence.told:  # evicted: the drafter is told again what it has to read again
+        if end < sequence.told:  # evicted: what must be recomputed is synced to the drafter again
             self._rename(sequence)
         new = sequence.tokens[sequence.told : end]
         keep = sequence.told
@@ -99,7 +99,7 @@ class Shelf:
     def settle(
         self, sequence: DraftedSequence, request: DraftRequest, trees: Mapping[int, TokenTree]
     ) -> Draft | None:
-        """A request is done; what to tell of it, if it is not to be gone on with."""
+        """Process a finished request; return the answer, or None if the sequence has to continue."""
         sequence.end()
         if sequence.gone:
             self.memory.release(sequence)
@@ -107,7 +107,7 @@ class Shelf:
         delta, tree = sequence.wanted, trees.get(request.id)
         reached = request.keep + len(request.new_tokens)
         if delta is None or sequence.id != request.id or reached < len(sequence.tokens):
-            return None  # there is more to read, or it was told otherwise meanwhile
+            return None  # there is more to read, or it was edited meanwhile
         sequence.want(None)
         sequence.answer = Draft(
             sequence.name,
@@ -118,19 +118,19 @@ class Shelf:
         return sequence.answer
 
     def put_back(self, sequence: DraftedSequence) -> None:
-        """What was to be drafted for it was not; it still waits."""
+        """Reset a sequence after its request failed; it still waits."""
         sequence.running, sequence.computed = False, 0
         if sequence.gone:
             self.memory.release(sequence)
 
     def read_anew(self, sequence: DraftedSequence) -> None:
-        """What the drafter knows of it is not to be trusted."""
+        """Discard the drafter's state of a sequence, which may be wrong."""
         if not sequence.gone:
             self.memory.release(sequence)
             self._rename(sequence)
 
     def drop(self, sequence: DraftedSequence) -> None:
-        """It is not wanted any more; blocks that are being written stay its own until that is over."""
+        """Drop a sequence; blocks that are being written are released when the writing is over."""
         self._released.append(sequence.id)
         sequence.gone = True
         sequence.want(None)
@@ -138,7 +138,7 @@ class Shelf:
             self.memory.release(sequence)
 
     def spare(self) -> DraftRequest | None:
-        """A pass over one token that is nobody's, for `return_spare` to take back; None if memory is full."""
+        """Return a dummy pass over one token, to be given to `return_spare`; None if no block is free."""
         if not self.memory.pool.free:
             return None
         return DraftRequest(
@@ -147,17 +147,17 @@ class Shelf:
         )  # fmt: skip
 
     def return_spare(self, request: DraftRequest) -> None:
-        """It is done."""
+        """Release the resources of a dummy pass."""
         self.memory.pool.release(request.blocks)
         self._released.append(request.id)
 
     def take_released(self) -> list[int]:
-        """Ids that the drafter may forget."""
+        """Return the ids that the drafter may forget."""
         released, self._released = self._released, []
         return released
 
     def _rename(self, sequence: DraftedSequence) -> None:
-        """To the drafter an edited sequence is another one, though its KV stays as far as it holds."""
+        """Give an edited sequence a new id for the drafter; its KV stays as far as it is valid."""
         self._released.append(sequence.id)
         sequence.id, sequence.told = self._new_id(), 0
 

@@ -1,9 +1,9 @@
-"""A draft service without sockets: what its targets say goes in, what to draft and what to answer comes out.
+"""A draft service without sockets: messages of targets go in, draft batches and answers come out.
 
 receiver ── heard ──▶ in-queue ── batch ──▶ drafter ── drafted ──▶ out-queue ──▶ sender
                       (fair_batcher.py)     (sequence_store.py)    (messages)
 
-Every method is told the time. They may be called from several threads if one lock is held around each.
+Every method takes the current time. Calls from several threads must hold one common lock.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,16 +41,17 @@ from streamserve.protocol.drafting import (
 from streamserve.speculation.tree import TokenTree
 
 GONE_SECONDS = 3.0
-"""In which a target whose connection ended may come back by another before its session ends."""
+"""Seconds after the end of its connection in which a target may reconnect before its session ends."""
 
 LOOK_SECONDS = 0.5
 LEAST_SECONDS = 0.0005
-"""Of a pause, even where a pass was due and there was no block for it."""
+"""Lower bound of a pause, in seconds, also when a pass is due but no KV block is free for it."""
 
 
 class Service:
-    """The sessions of one draft service, its in-queue and its memory. `secret` makes channels, which nobody
-    may guess; `cost` gives the seconds of a draft pass over so many rows until passes were timed."""
+    """The sessions of one draft service, its in-queue and its memory. `secret` generates channels, which must
+    be unguessable. `cost` gives the seconds of a draft pass over a number of tokens until passes have been
+    timed."""
 
     def __init__(
         self,
@@ -75,11 +76,11 @@ class Service:
         self.turns = Turns(config, self.shelf, self.figures, cost)
         self._secret = secret
 
-    # The receiver's side
+    # Receiving
 
     def arrived(self, peer: bytes, size: int, now: float, key: str = "") -> list[Out] | None:
-        """Charge for a message of `size` bytes before it is decoded: None if it is to be, else what to answer
-        instead."""
+        """Charge for a message of `size` bytes before it is decoded. Return None if it is to be decoded, else
+        the messages to answer instead."""
         overdrawn = self.intake.charge(key.encode() or peer, size, now)
         if overdrawn is None:
             return None
@@ -87,8 +88,8 @@ class Service:
         return [Out(peer, Busy(0, 0, overdrawn.retry, overdrawn.reason))] if overdrawn.tell else []
 
     def heard(self, peer: bytes, message: ToService, now: float, key: str = "", name: str = "") -> list[Out]:
-        """Take a message from `peer`, who showed the public `key` of the client called `name`, if keys are
-        shown here. Returns what to answer at once."""
+        """Process a message from `peer`; return the immediate answers. With key authentication, `key` is the
+        public key of the client and `name` the client's name."""
         if isinstance(message, Hello):
             return [Out(peer, self._hello(peer, message, now, key, name))]
         session = self.sessions.get(message.tag)
@@ -107,7 +108,7 @@ class Service:
                 return [Out(peer, answer) for answer in self._ask(session, message, now)]
 
     def refuse(self, peer: bytes, reason: Reason, text: str, now: float, nonce: int = 0) -> list[Out]:
-        """Say no, count it, and log it, though not each of many."""
+        """Refuse a message: count it and log it, with a limit on the log's rate."""
         self._count(reason, text, now)
         return [Out(peer, Refused(nonce, reason, text))]
 
@@ -117,26 +118,27 @@ class Service:
         self.audit.refused(reason, text, now)
 
     def _wait(self, session: Session, reason: Reason, now: float, retry: float = 0.0) -> Busy:
-        """Turn a message of a session away for a while."""
+        """Count a message of a session as turned away; return the answer that asks to retry later."""
         self._count(reason, f"session {session.tag}, target {session.name!r}", now)
         return Busy(0, session.tag, retry or self.config.limits.retry, reason)
 
     def tick(self, now: float) -> list[Out]:
-        """Close sessions whose lease has run out. To be called now and then."""
+        """Close sessions whose lease has expired. Must be called periodically."""
         for session in list(self.sessions.values()):
             if now - session.heard > self.config.lease:
                 self._close(session, now, "its connection ended" if session.cut else "its lease ran out")
         return []
 
     def disconnected(self, peer: bytes, now: float) -> None:
-        """The connection by which `peer` came has ended. Its session does too, unless it is heard again."""
+        """Record that the connection of `peer` has ended. Its session ends after `GONE_SECONDS` unless it is
+        heard again."""
         for session in self.sessions.values():
             if session.peer == peer:
                 session.cut = True
                 session.heard = min(session.heard, now - self.config.lease + GONE_SECONDS)
 
     def active(self, now: float) -> list[Session]:
-        """The sessions that were drafted for lately, or wait for it."""
+        """Return the sessions that were drafted for recently or wait for a draft."""
         return [one for one in self.sessions.values() if self.admission.active(one, now)]
 
     def _hello(self, peer: bytes, hello: Hello, now: float, key: str, name: str) -> ToTarget:
@@ -144,7 +146,7 @@ class Service:
             return self.refuse(peer, *refusal, now, hello.nonce)[0].message
         before = self._before(peer, key)
         if before is not None and before.nonce == hello.nonce:
-            return self._welcome(before, now)  # it has come twice
+            return self._welcome(before, now)  # a repeated Hello
         if before is not None:
             self._close(before, now, "its target said Hello again")
         called = name or printable(hello.name)
@@ -152,7 +154,8 @@ class Service:
             self._count(reason, f"target {called!r}", now)
             return Busy(hello.nonce, 0, self.config.limits.retry, reason)
         session = Session(
-            # Not counted: a target that outlived this service's last life would take another's for its own.
+            # Random, not counted: a target that outlived a restart of this service would take another
+            # target's tag for its own.
             tag=int.from_bytes(self._secret()[:6], "little") | 1,
             channel=self._secret(),
             peer=peer,
@@ -168,12 +171,12 @@ class Service:
         return self._welcome(session, now)
 
     def _before(self, peer: bytes, key: str) -> Session | None:
-        """The session that a connection has already: one is enough."""
+        """Return the session that a connection already has: it may have one only."""
         return next((one for one in self.sessions.values() if one.peer == peer and one.key == key), None)
 
     def _full(self, key: str, now: float) -> Reason | None:
-        """Why there is no session for another target with `key`, if there is none. Where there are as many as
-        may be, the account with most ends one for it."""
+        """Return why another target with `key` cannot have a session, or None. At the limit of sessions, the
+        account with the most sessions has one closed for it."""
         account = self.accounts.of(key) or Account(key)
         if self.admission.ahead(account, self.active(now), None) >= self.most():
             return "targets"
@@ -200,21 +203,21 @@ class Service:
         return Pong(tag, sent, self.backlog(), self.figures.turn.value, len(self.active(now)))
 
     def backlog(self) -> float:
-        """Seconds of work that waits."""
+        """Return the seconds of queued draft work."""
         return self.turns.backlog(self.sessions.values())
 
     def most(self) -> int:
-        """N_max by now."""
+        """Return the present N_max."""
         return self.admission.most(self.figures, self.turns.capacity())
 
     def _admitted(self, session: Session, now: float) -> bool:
-        """Whether it is among the N_max targets: who is new comes last."""
+        """Return whether a session is among the N_max targets; new ones rank last."""
         new = not self.admission.active(session, now)
         ahead = self.admission.ahead(session.account, self.active(now), None if new else session)
         return ahead < self.most()
 
     def _turned_away(self, session: Session, ask: Ask, now: float) -> Busy | None:
-        """Say no to a message before any work is done for it."""
+        """Return the refusal of a message, before any work is done for it, or None."""
         if reason := self.admission.overdrawn(session, ask, self.sessions.values()):
             return self._wait(session, reason, now)
         if ask.deltas and now < session.barred_until:
@@ -268,23 +271,23 @@ class Service:
         session.accepted += right
         session.guessed += tested
 
-    # The drafting side
+    # Drafting
 
     def take_released(self) -> list[int]:
-        """Sequences that the drafter may forget, if there is no batch that tells it."""
+        """Return the sequences that the drafter may forget, when no batch tells it."""
         return self.shelf.take_released()
 
     def batch(self, now: float) -> Batch | None:
-        """What to draft next; None if nothing waits. Nothing else may be in hand."""
+        """Return the next batch to draft; None if nothing waits. No other batch may be running."""
         return self.turns.batch(self.sessions, now)
 
     def drafted(self, done: Batch, trees: Mapping[int, TokenTree], now: float) -> list[Out]:
-        """A batch is done: say who gets which tree."""
+        """Process the trees of a finished batch; return the answers to its targets."""
         return self._answers(self.turns.drafted(done, trees, now), now)
 
     def failed(self, done: Batch, now: float) -> list[Out]:
-        """A batch could not be drafted. It is tried again for each session alone; one for which that fails as
-        well is told to come back later."""
+        """Process the failure of a batch. Each of its sessions is retried alone. A session whose own batch
+        fails as well is told to retry later."""
         answers = self._answers(self.turns.failed(done, now), now)
         barred = [session for session, _ in done.members if session.barred_until > now]
         for session in barred:
@@ -294,17 +297,17 @@ class Service:
         return answers
 
     def warm_up(self, now: float) -> DraftRequest | None:
-        """A pass that is for nobody, if it is time for one; `warmed` is to be told when it is made."""
+        """Return a dummy pass if one is due, else None. `warmed` must be called when it is done."""
         due = self.turns.warmth.due(now)
         return self.shelf.spare() if due is not None and due < LEAST_SECONDS else None
 
     def warmed(self, request: DraftRequest, now: float) -> None:
-        """A pass for nobody has been made."""
+        """Record that a dummy pass is done."""
         self.shelf.return_spare(request)
         self.turns.warmth.warmed(now)
 
     def pause(self, now: float) -> float:
-        """Seconds after which to look again, if no request comes before."""
+        """Return the seconds after which to check again, if no request arrives before."""
         due = self.turns.warmth.due(now)
         return LOOK_SECONDS if due is None else max(due, LEAST_SECONDS)
 
@@ -333,7 +336,7 @@ class Service:
             ),
         )
 
-    # Ends
+    # Removal
 
     def _forget(self, session: Session, names: list[int]) -> None:
         for name in names:
@@ -342,14 +345,14 @@ class Service:
         self._rest(session)
 
     def _drop(self, session: Session, sequence: DraftedSequence) -> None:
-        """Keep nothing of a sequence."""
+        """Remove a sequence and all its state."""
         del session.sequences[sequence.name]
         self.held.release(session, sequence)
         self.shelf.drop(sequence)
         self._rest(session)
 
     def _rest(self, session: Session) -> None:
-        """It waits no longer if nothing of it does."""
+        """Take a session out of the queue if none of its sequences waits."""
         if session.asked is not None and not session.waiting():
             session.asked = session.deadline = None
 

@@ -1,7 +1,7 @@
-"""What a draft service knows of its targets: a session for each, and its sequences. Pure bookkeeping.
+"""The sessions of a draft service, one for each target, and their sequences. Pure bookkeeping.
 
-Nothing is shared between sessions: two targets with the same prompt have two sequences with blocks of their
-own."""
+Nothing is shared between sessions: two targets with the same prompt have two sequences with separate blocks.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ class DraftedSequence:
     told       ───────────────────┐         the drafter has these tokens
     computed   ────────────┐                and KV for these, in `blocks`
 
-    `number` is the last delta taken, `wanted` the one that is waiting for a tree, `answer` what the last one
-    came to. While it is `running`, its blocks are being written.
+    `number` is the last delta applied, `wanted` the one that waits for a tree, `answer` the result of the
+    last one. While it is `running`, its blocks are being written.
     """
 
     id: int
-    """What the drafter calls it: unique over all sessions."""
+    """Its id for the drafter, unique over all sessions."""
     name: int
-    """What its target calls it."""
+    """Its id for its target."""
     account: Account
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
@@ -39,14 +39,14 @@ class DraftedSequence:
     answer: Draft | None = None
     running: bool = False
     cut: int = 0
-    """Since it runs, at most its first so many tokens were left as they were."""
+    """While it is running: the length of the prefix that has not been edited since the run began."""
     gone: bool = False
     used: float = 0.0
     held: int = 0
-    """Bytes that it is counted as."""
+    """The bytes it is counted as."""
 
     def take(self, delta: Delta) -> bool:
-        """Go on by a delta that builds on what is known; false if it has come before or comes too late."""
+        """Apply a delta that builds on the known tokens; return False if it is a repeat or comes too late."""
         if delta.number <= self.number:
             return False
         if delta.params is not None:
@@ -63,23 +63,23 @@ class DraftedSequence:
         return True
 
     def want(self, delta: Delta | None) -> None:
-        """From now on a tree is wanted for `delta`, or none."""
+        """Set the delta for which a tree is requested; None for none."""
         self.account.in_flight += (delta is not None) - (self.wanted is not None)
         self.wanted = delta
 
     def begin(self, length: int) -> None:
-        """From now on its first `length` tokens are being read, and then guessed behind."""
+        """Record that its first `length` tokens are being read, to draft after them."""
         self.running, self.cut, self.told = True, length, length
 
     def end(self) -> None:
-        """They have been read: as far as they still hold, there is KV for them."""
+        """Record that they have been read: the part not edited meanwhile has KV now."""
         self.running, self.computed = False, self.cut
 
 
 @dataclass(eq=False)
 class Session:
-    """A target. `peer` is where its messages last came from; `key` the public key it showed, if it did; what
-    it uses is counted in its `account`. `nonce` is that of the Hello which opened it."""
+    """A target's session. `peer` is the last source of its messages; `key` its public key, if any; its
+    resource use is counted in its `account`. `nonce` is that of the Hello which opened it."""
 
     tag: int
     channel: bytes
@@ -91,21 +91,22 @@ class Session:
     heard: float
     nonce: int = 0
     cut: bool = False
-    """Whether its connection has ended since it was heard."""
+    """Whether its connection has ended since it was last heard."""
     sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     virtual: float = 0.0
-    """Seconds it was drafted for: of one account's sessions the one with the least is served next."""
+    """Seconds of drafting it has received: of one account's sessions the one with the least is served
+    next."""
     asked: float | None = None
-    """When the request came that is waiting."""
+    """When the waiting request came."""
     deadline: float | None = None
     served: float | None = None
     """When it was last drafted for."""
     away_since: float | None = None
-    """Since when it has had trees and not asked again."""
+    """When its last trees were sent, until its next request."""
     apart: bool = False
-    """Whether it is drafted for alone, as a batch with it in it has failed."""
+    """Whether it is drafted for alone, because a batch with it has failed."""
     failures: int = 0
-    """Batches for it alone that failed, one after another."""
+    """Consecutive failures of batches with this session alone."""
     barred_until: float = 0.0
     asks: int = 0
     trees: int = 0
@@ -113,13 +114,13 @@ class Session:
     guessed: int = 0
 
     def waiting(self) -> list[DraftedSequence]:
-        """Sequences that want a tree and are not being drafted for."""
+        """Return the sequences that wait for a tree and are not being drafted for."""
         return [one for one in self.sequences.values() if one.wanted is not None and not one.running]
 
 
 def accepted_guesses(answer: Draft, tokens: list[int]) -> tuple[int, int]:
-    """Of the guesses on the way that the target went after a tree: how many were right, and how many were
-    tested (those, and the first level that had none right)."""
+    """Return the accepted draft tokens on the path that the target followed in a tree, and the number tested:
+    the accepted ones, plus the first level without an accepted one."""
     if answer.tree is None:
         return 0, 0
     tree, node, right = answer.tree, 0, 0

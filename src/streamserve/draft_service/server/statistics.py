@@ -1,4 +1,4 @@
-"""What a draft service measures of itself, and what the model in draft_service/star.py makes of it."""
+"""A draft service's measurements, and the model of draft_service/star.py with them."""
 
 from dataclasses import dataclass, field
 
@@ -6,11 +6,11 @@ from streamserve.draft_service.star import Star, progress
 from streamserve.protocol.drafting import DraftSums
 
 RATE = 0.1
-"""Share of the newest value in a moving mean."""
+"""Weight of the newest value in a moving mean."""
 GAP = 2.0
 """A target that stays away for longer, in seconds, was not verifying."""
 PRIOR = 0.6, 20.0
-"""Acceptance as long as nothing is known, and how many guesses that counts for."""
+"""Prior acceptance, and the number of draft tokens that it counts for."""
 
 
 @dataclass
@@ -31,8 +31,8 @@ class Mean:
 
 @dataclass
 class Figures:
-    """Live means, over all targets: of the draft pass t_s, its depth d, targets in a batch, the way back Z
-    and the verification t_v in it, plain steps; and what was accepted."""
+    """Moving means over all targets: of the draft pass t_s, its depth d, targets in a batch, the time Z until
+    a target's next request and the verification t_v in it, plain steps; and acceptance."""
 
     counters: DraftSums = field(default_factory=DraftSums)
     turn: Mean = field(default_factory=Mean)
@@ -47,44 +47,44 @@ class Figures:
 
     @property
     def beta(self) -> float:
-        """The chance that a guess is accepted if those before it were."""
+        """The probability that a draft token is accepted if those before it were."""
         return self.right / self.tested
 
     @property
     def pass_seconds(self) -> float:
-        """t_s."""
+        """t_s, the seconds of a draft pass."""
         return self.turn.value / self.depth.value if self.depth.value else 0.0
 
     @property
     def communication(self) -> float:
-        """t_c, both ways."""
+        """t_c, the seconds of communication, both ways."""
         return max(0.0, self.back.value - self.verify.value)
 
     @property
     def known(self) -> bool:
-        """Whether there is enough to predict from."""
+        """Whether there are enough values to predict from."""
         return self.back.count >= 8 and self.turn.count >= 8
 
     def star(self) -> Star:
-        """The model with the means as they are, for batches as large as they have been."""
+        """Return the model with the present means, for the present mean batch size."""
         batch = max(1, round(self.batch.value))
         alone = self.draft.value if self.draft.count else self.turn.value
         return Star(max(alone, 1e-9), self.back.value, batch, max(self.turn.value, 1e-9))
 
     @property
     def progress(self) -> float:
-        """Tokens that a target's round yields, the one it would have had anyway included."""
+        """Tokens that a target's round yields, including the one it would have had without draft tokens."""
         return progress(self.beta, max(1, round(self.depth.value)))
 
     def verified(self, right: int, tested: int) -> None:
-        """Take in what a target made of guesses."""
+        """Record the verification of draft tokens by a target."""
         self.counters.accepted += right
         self.counters.guesses += tested
         fade = 0.998**tested
         self.right, self.tested = self.right * fade + right, self.tested * fade + tested
 
     def returned(self, back: float, verify: float, plain: float) -> None:
-        """A target came back `back` seconds after its trees were sent."""
+        """Record that a target's next request came `back` seconds after its trees were sent."""
         if back < GAP:
             self.back.add(back)
             self.counters.returns += 1
@@ -95,8 +95,8 @@ class Figures:
             self.plain.add(plain)
 
     def drafted(self, targets: int, depth: int, seconds: float, read: bool) -> None:
-        """A batch for so many targets took `seconds`, with `depth` passes; `read`: it read long prompts too,
-        and says nothing about the cost of guessing."""
+        """Record a batch for `targets` targets that took `seconds`, with `depth` passes. `read`: it read long
+        prompts too, and is not used to estimate the cost of drafting."""
         counters = self.counters
         counters.batches += 1
         counters.busy += seconds

@@ -1,4 +1,4 @@
-"""What a draft service is made with, and what it hands out: batches and messages."""
+"""The configuration of a draft service, and its outputs: batches and messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,8 @@ from streamserve.protocol.drafting import Draft, ToTarget
 
 @dataclass(frozen=True)
 class Identity:
-    """What the service drafts with: fingerprints, size of the vocabulary, and how far the model reads."""
+    """What the service drafts with: fingerprints, the size of the vocabulary, and the context length of the
+    model."""
 
     model: str
     tokenizer: str
@@ -25,9 +26,9 @@ class Identity:
 @dataclass(frozen=True)
 class ServiceConfig:
     """`num_blocks` of `block_size` tokens hold KV. At most `max_batch` targets are drafted for in one pass,
-    as long as that takes no more than `max_batch_seconds`; prompts are read in pieces of `max_read` tokens. A
-    session ends `lease` seconds after its last message. `shares` are weights by the target's name, 1 for
-    the others. `keep_warm`: see draft_service/server/keep_warm.py."""
+    as long as that takes no more than `max_batch_seconds`; prompts are read in chunks of `max_read` tokens. A
+    session ends `lease` seconds after its last message. `shares` are weights by the target's name, 1 for the
+    others. `keep_warm`: see draft_service/server/keep_warm.py."""
 
     num_blocks: int
     block_size: int = 16
@@ -50,8 +51,8 @@ class Out:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the drafter does next: forget `released`, draft for `requests`. `members` are the sequences that
-    these are for, by target; it was begun at `started`."""
+    """The drafter's next work: forget `released`, draft for `requests`. `members` are the sequences of the
+    requests, by target; the batch was begun at `started`."""
 
     requests: list[DraftRequest]
     released: list[int]
@@ -62,7 +63,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a target is told of a batch: it `waited` seconds for it to begin, and it took `seconds`."""
+    """A batch's result for a target: it `waited` seconds for the batch to begin, which took `seconds`."""
 
     session: Session
     drafts: list[Draft]

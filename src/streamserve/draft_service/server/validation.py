@@ -1,4 +1,4 @@
-"""What a draft service does not take: targets that speak otherwise, deltas that no honest one would send."""
+"""Validation by a draft service: incompatible targets, and deltas that no honest target would send."""
 
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.sessions import Session
@@ -8,7 +8,7 @@ from streamserve.protocol.sampling import MAX_CHOICES, check_sampling
 
 
 def misfit(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
-    """Why a target cannot be drafted for here, if it cannot."""
+    """Return why a target is incompatible with the service, or None."""
     if hello.version != DRAFT_VERSION:
         return "version", f"protocol {hello.version} is not spoken here, {DRAFT_VERSION} is"
     if hello.vocabulary != own.vocabulary:
@@ -19,7 +19,7 @@ def misfit(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
 
 
 def wrong(delta: Delta, session: Session, identity: Identity, limits: Limits) -> str:
-    """What is wrong with a delta that no honest target would send."""
+    """Return what is invalid about a delta, which an honest target would not send; "" if nothing."""
     vocabulary = identity.vocab_size
     if not (0 <= delta.depth <= limits.max_depth and 0 <= delta.nodes <= limits.max_nodes):
         return f"trees may have {limits.max_depth} levels and {limits.max_nodes} nodes"

@@ -1,1 +1,1 @@
-"""A target's side of draft services."""
+"""The target's side of draft services."""

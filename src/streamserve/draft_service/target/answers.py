@@ -1,7 +1,8 @@
-"""What a target takes of a draft service's answers: a service is another party, and may be broken or hostile.
+"""Validation of a draft service's answers by the target: a service is another party, and may be broken or
+hostile.
 
 A wrong answer is dropped and counted. A service that gives several in a short time is put on probation: its
-connection is closed, and it is asked again after a while that doubles each time.
+connection is closed, and it is tried again after a time that doubles each time.
 """
 
 import math
@@ -15,28 +16,28 @@ from streamserve.protocol.drafting import Busy, Delta, Drafts, Pong, ToTarget, T
 from streamserve.speculation.tree import TokenTree
 
 Fault = Literal["unreadable", "tree", "foreign", "timing", "lost", "flood", "internal"]
-"""What is wrong with an answer: it cannot be read, its tree is none that was asked for, it answers what was
-never asked, its seconds cannot be, it loses a sequence over and over, it comes with too many
-others; or taking it failed here."""
+"""Faults of an answer: it cannot be decoded, its tree does not fit the request, it answers something that was
+never requested, its times are impossible, it loses a sequence repeatedly, it is part of a flood; or
+processing it failed here."""
 
 STRIKES = 3
 STRIKE_SECONDS = 60.0
-"""So many wrong answers in so many seconds put a service on probation."""
+"""This many wrong answers in this many seconds put a service on probation."""
 FIRST_PROBATION, LONGEST_PROBATION = 10.0, 600.0
-"""Seconds, which double each time."""
+"""Seconds; doubled each time."""
 LONGEST_SECONDS = 3600.0
-"""What an answer may say that something took, or is going to."""
+"""Upper bound of the durations in an answer, in seconds."""
 OVER_ONE = 1.001
-"""Scores are rounded on their way here: the largest that is taken, as one."""
+"""Scores are rounded in transit: the largest value that is accepted as one."""
 LOST_IN_A_ROW = 8
-"""So many times a sequence may be called lost without a tree for it."""
+"""How many times in a row a sequence may be reported as lost without a tree for it."""
 ANSWERS_A_SECOND = 5000.0
 BYTES_A_SECOND = 64.0 * (1 << 20)
 
 
 @dataclass
 class Conduct:
-    """What a target remembers of a service's wrong answers."""
+    """A target's record of a service's wrong answers."""
 
     until: float = float("-inf")
     """When its probation ends."""
@@ -45,13 +46,14 @@ class Conduct:
     _next: float = FIRST_PROBATION
 
     def strike(self, now: float, certain: bool = False) -> bool:
-        """Count a wrong answer; true if that puts it on probation, as a `certain` one does at once."""
+        """Count a wrong answer; return whether it puts the service on probation, as a `certain` one does at
+        once."""
         self._strikes.append(now)
         often = len(self._strikes) == STRIKES and now - self._strikes[0] <= STRIKE_SECONDS
         if not (often or certain):
             return False
         if now - self.until > 4 * LONGEST_PROBATION:
-            self._next = FIRST_PROBATION  # it has been good for long
+            self._next = FIRST_PROBATION  # no probation for a long time
         self._strikes.clear()
         self.until = now + self._next
         self._next = min(2.0 * self._next, LONGEST_PROBATION)
@@ -60,14 +62,14 @@ class Conduct:
 
 
 class Flood:
-    """Counts the answers of a service, and says when they are more than any honest one sends."""
+    """Rate limits for the answers of a service, higher than any honest one needs."""
 
     def __init__(self) -> None:
         self._answers = bucket(ANSWERS_A_SECOND, 2 * ANSWERS_A_SECOND, 0.0)
         self._bytes = bucket(BYTES_A_SECOND, 2 * BYTES_A_SECOND, 0.0)
 
     def over(self, size: int, now: float) -> bool:
-        """Whether a message of `size` bytes is beyond that."""
+        """Return whether a message of `size` bytes exceeds the limits."""
         if self._answers.wait(1.0, now) or self._bytes.wait(size, now):
             return True
         self._answers.level -= 1.0
@@ -76,7 +78,7 @@ class Flood:
 
 
 def unlikely(message: ToTarget) -> str:
-    """What about a message's seconds cannot be; "" if they can."""
+    """Return what is impossible about a message's times; "" if nothing."""
     match message:
         case Drafts():
             seconds: Sequence[float] = (message.waited, message.seconds, message.queue)
@@ -88,7 +90,7 @@ def unlikely(message: ToTarget) -> str:
             seconds = (message.lease,)
         case _:
             return ""
-    bad = [one for one in seconds if not 0.0 <= one <= LONGEST_SECONDS]  # NaN is not, either
+    bad = [one for one in seconds if not 0.0 <= one <= LONGEST_SECONDS]  # rejects NaN too
     if bad:
         return f"it says {bad[0]} seconds"
     if isinstance(message, Pong) and not (math.isfinite(message.sent) and message.active >= 0):
@@ -97,8 +99,8 @@ def unlikely(message: ToTarget) -> str:
 
 
 def checked(tree: Tree, root: int, delta: Delta, vocabulary: int) -> TokenTree:
-    """A tree that was asked for by `delta`, whose last token was `root`. Raises ValueError if it is not one
-    that an honest service would send for a target with a `vocabulary` of so many tokens."""
+    """Return the tree of an answer to `delta`, whose last token was `root`. Raises ValueError if an honest
+    service would not send it for a target with `vocabulary` tokens."""
     size = len(tree.tokens)
     if not 1 <= size <= delta.nodes + 1:
         raise ValueError(f"{size - 1} nodes, {delta.nodes} were asked for")

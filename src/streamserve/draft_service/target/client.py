@@ -1,9 +1,9 @@
-"""A target's side of draft services, without sockets: what the engine wants goes in, messages and trees come
-out.
+"""A target's client for draft services, without sockets: the engine's draft requests go in, messages and
+trees come out.
 
-One link a service. The target's sequences are all drafted for by one of them, the *current* one; it is
-changed when it fails, or when another would clearly answer sooner. A request that is on its way is not
-repeated. A tree that comes late is used as far as the target went the way it guessed.
+There is one link per service. All sequences of the target are drafted by one service, the *current* one. It
+is changed when it fails, or when another is expected to answer clearly sooner. A request that is in flight is
+not repeated. A late tree is used as far as the target's committed tokens agree with it.
 """
 
 import logging
@@ -36,23 +36,24 @@ from streamserve.speculation.tree import TokenTree
 logger = logging.getLogger(__name__)
 
 BETTER = 0.5
-"""Another service must promise its trees in this share of the time."""
+"""The current service is changed if another is expected to take at most this share of its answer time ..."""
 SURE = 3
-"""So many looks in a row."""
+"""... in this many checks in a row."""
 LOOK_SECONDS = 0.5
 MOST_TOKENS, MOST_NODES, MOST_DELTAS = 1 << 17, 1 << 13, 1 << 10
-"""Of one message: longer ones are split between sequences."""
+"""Limits of one message; longer ones are split between sequences."""
 LEAST_TOKENS = 256
 TOKEN_BYTES = 5
-"""Of a token in a message, at most."""
+"""The largest encoded size of a token, in bytes."""
 OVERDUE = 4.0
-"""After so many times the usual a request counts as lost."""
+"""A request counts as lost after this many times the usual answer time ..."""
 LEAST_OVERDUE = 0.25
 
 
 @dataclass
 class _Told:
-    """A sequence, what of it the service was told, and the tree that came for its first `at` tokens."""
+    """A sequence, the part of it that is synced to the service, and the tree received for its first `at`
+    tokens."""
 
     params: SamplingParams
     epoch: int
@@ -61,19 +62,19 @@ class _Told:
     base: int = 0
     sent: int = 0
     asked: float | None = None
-    """When the request left that is on its way, for the first `asked_at` tokens."""
+    """When the request in flight was sent, for the first `asked_at` tokens."""
     asked_at: int = 0
     asked_for: Delta | None = None
     """The latest request."""
     lost: int = 0
-    """How often it was called lost since its last tree."""
+    """How often the service reported it as lost since its last tree."""
     tree: TokenTree | None = None
     at: int = 0
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a target says of itself."""
+    """How a target identifies itself to a service."""
 
     tokenizer: str
     vocabulary: str
@@ -82,8 +83,8 @@ class Identity:
 
 
 class Client:
-    """`addresses` are those of the services; `seed` spreads targets over equal ones. With `models`,
-    fingerprints, other draft models are not used."""
+    """The client of one target for the services at `addresses`. `seed` makes targets choose differently among
+    equal services. If `models` (fingerprints) are given, services with other draft models are not used."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Client:
             link.nonce = self._random.getrandbits(48)
         self.current: Link | None = None
         self.rejected: dict[str, int] = {}
-        """Wrong answers, by what is wrong with them."""
+        """The number of rejected answers, by fault."""
         self.moves = 0
         self.late = 0
         self.used = 0
@@ -114,7 +115,7 @@ class Client:
         self._sure = 0
 
     def tick(self, now: float) -> list[Out]:
-        """Handshakes and pings that are due, and whether to change over to another service."""
+        """Return the handshakes and pings that are due, after a check whether to change the service."""
         outs = [out for link in self.links for out in link.tick(now)]
         self._choose(now)
         return outs
@@ -122,7 +123,7 @@ class Client:
     def begin(
         self, requests: Sequence[DraftRequest], now: float, need: float, verify: float, plain: float
     ) -> list[Out]:
-        """Ask for these; the trees are of use for `need` seconds."""
+        """Send draft requests to the current service; the trees are useful for `need` seconds."""
         self._wanted = {request.id: request for request in requests}
         told = [(request, self._tell(request)) for request in requests]
         link = self.current
@@ -149,12 +150,12 @@ class Client:
         return [link.send(ask, now) for ask in asks]
 
     def unreachable(self, number: int, now: float) -> None:
-        """A message for link `number` could not be sent: nobody is there."""
+        """Record that a message for link `number` could not be sent: nothing listens there."""
         self.links[number].fail(now)
         self._choose(now)
 
     def heard(self, number: int, message: ToTarget, now: float) -> list[Out]:
-        """Take a message of link `number`; returns what it causes at once."""
+        """Process a message of link `number`; return the messages to send at once."""
         link = self.links[number]
         if link.on_probation(now):
             return []
@@ -180,7 +181,7 @@ class Client:
         return []
 
     def size(self, number: int, size: int, now: float) -> bool:
-        """Whether a message of so many bytes of link `number` is to be decoded."""
+        """Return whether a message of `size` bytes from link `number` should be decoded."""
         link = self.links[number]
         if link.on_probation(now):
             return False
@@ -190,8 +191,8 @@ class Client:
         return True
 
     def reject(self, number: int, fault: Fault, text: str, now: float, certain: bool = False) -> None:
-        """Drop an answer of link `number`, and count it. One of many, or one that makes it `certain` what is
-        at the other end, puts the service on probation."""
+        """Drop and count a wrong answer of link `number`. Several in a short time, or one that makes the
+        fault `certain`, put the service on probation."""
         link = self.links[number]
         self.rejected[fault] = self.rejected.get(fault, 0) + 1
         if link.punish(now, f"{fault}: {text}", certain):
@@ -200,8 +201,8 @@ class Client:
             self._choose(now)
 
     def awaited(self, now: float, patience: float) -> list[int]:
-        """Sequences of the latest `begin` for which nothing of use is there yet, and which were asked for
-        less than `patience` seconds ago: who did not answer by then is not waited for again."""
+        """Return the sequences of the latest `begin` that have no usable tree yet and were requested less
+        than `patience` seconds ago: requests that were waited for in vain are not waited for again."""
         return [id for id in self._wanted if self._awaits(id, now, patience)]
 
     def _awaits(self, id: int, now: float, patience: float) -> bool:
@@ -214,11 +215,11 @@ class Client:
         )
 
     def usual(self) -> float:
-        """Seconds that the current service usually takes to answer."""
+        """Return the seconds that the current service usually takes to answer."""
         return self.current.usual if self.current else 0.0
 
     def take(self) -> dict[int, TokenTree]:
-        """The trees for the latest `begin`, as far as they are there."""
+        """Return the trees received for the latest `begin`."""
         trees = {}
         for id, request in self._wanted.items():
             told = self._sequences[id]
@@ -243,12 +244,12 @@ class Client:
         return [out for link in self.links for out in link.close(now)]
 
     def _tell(self, request: DraftRequest) -> _Told:
-        """Keep a sequence's tokens as the engine tells them."""
+        """Update the stored tokens of a sequence from the engine's request."""
         told = self._sequences.get(request.id)
         if told is None:
             told = self._sequences[request.id] = _Told(_needed(request.params), request.epoch)
         if request.epoch != told.epoch or request.keep < len(told.tokens):
-            # Told as a whole: the service sees itself what is as it was, and keeps its KV.
+            # Sync it as a whole: the service finds the unchanged prefix itself and retains its KV.
             told.epoch, told.params = request.epoch, _needed(request.params)
             told.base = told.sent = 0
             told.tree, told.asked = None, None
@@ -257,7 +258,7 @@ class Client:
         return told
 
     def _free(self, told: _Told, link: Link, now: float) -> bool:
-        """Whether a sequence is to be asked about: nothing is there, and nothing is on its way."""
+        """Return whether to request a tree for a sequence: it has no usable tree and no request in flight."""
         if self._ready(told) is not None:
             return False
         if told.asked is not None and now - told.asked > max(OVERDUE * link.usual, LEAST_OVERDUE):
@@ -281,7 +282,7 @@ class Client:
             expansion=request.expansion,
             params=None if told.base else told.params,
         )
-        if told.sent == len(told.tokens):  # asked again about the same tokens: the last is told twice
+        if told.sent == len(told.tokens):  # repeated request: the last token is sent twice
             delta = msgspec.structs.replace(delta, keep=told.sent - 1)
         told.base, told.sent = told.number, len(told.tokens)
         told.asked, told.asked_at, told.asked_for = now, len(told.tokens), delta
@@ -311,7 +312,7 @@ class Client:
         link.answered(seconds, message)
 
     def _ready(self, told: _Told) -> TokenTree | None:
-        """What is left of a sequence's tree behind the tokens it has by now."""
+        """Return the part of a sequence's tree after its present tokens, or None."""
         if told.tree is None or not 0 < told.at <= len(told.tokens):
             return None
         if told.tree.tokens[0] != told.tokens[told.at - 1]:
@@ -319,7 +320,8 @@ class Client:
         return rebase(told.tree, told.tokens[told.at :])
 
     def _called_lost(self, link: Link, names: Sequence[int], now: float) -> None:
-        """The service does not have what it was told of these, if it was told anything."""
+        """Handle a report that the service has lost the state of these sequences; sync those in flight
+        anew."""
         known = self._sequences
         asked = [name for name in names if name in known and known[name].asked is not None]
         self._lost(asked)
@@ -338,13 +340,13 @@ class Client:
                 told.asked = None
 
     def _leave(self) -> None:
-        """The current service has no state of ours any more."""
+        """Leave the current service; nothing is synced any more."""
         self.current = None
         self._released = []
         self._lost(list(self._sequences))
 
     def _choose(self, now: float) -> None:
-        """Stay with the current service unless it fails or another is clearly better."""
+        """Change the current service if it fails or another is clearly better."""
         if self.current is not None and not self.current.usable(now):
             logger.info("the draft service at %s answers no more", self.current.address)
             self._leave()
@@ -369,12 +371,13 @@ class Client:
 
 
 def _needed(params: SamplingParams) -> SamplingParams:
-    """What a drafter must know of a request; grammars are not for it, and stop strings nobody's business."""
+    """Return the parameters that a drafter needs. It does not need grammars, and stop strings are private to
+    the target."""
     return msgspec.structs.replace(params, grammar=None, stop=(), logprobs=None, prompt_logprobs=None, n=1)
 
 
 def _parts(deltas: Sequence[Delta], max_bytes: int) -> list[list[Delta]]:
-    """The deltas in messages that are not too long for a service that reads `max_bytes` of each."""
+    """Split the deltas into messages that fit a service with a limit of `max_bytes` per message."""
     most = min(MOST_TOKENS, max(max_bytes // (2 * TOKEN_BYTES), LEAST_TOKENS))
     parts: list[list[Delta]] = []
     tokens = nodes = 0

@@ -1,4 +1,4 @@
-"""A target's connection to one draft service: handshake, silence, and how soon it answers."""
+"""A target's link to one draft service: handshake, timeouts, and estimates of its answer time."""
 
 import logging
 from collections import deque
@@ -27,19 +27,19 @@ from streamserve.protocol.drafting import (
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""Between two Hellos."""
+"""Seconds between two Hellos."""
 SOON_SECONDS = 0.1
-"""To the next Hello where the last could not even be sent."""
+"""Seconds to the next Hello if the last could not be sent."""
 ABSENT_SECONDS = 1.0
-"""After which it is said that nobody answers a Hello."""
+"""Seconds after which an unanswered Hello is logged."""
 REFUSED_SECONDS = 30.0
-"""After which even a service that refused is asked again: it may be another by then."""
+"""Seconds after which even a service that refused is tried again: it may have been replaced."""
 SILENCE_SECONDS = 3.0
-"""After which who does not answer is gone."""
+"""Seconds without an answer after which a service counts as gone."""
 PINGS = 16
-"""That may be on their way."""
+"""Maximum number of Pings in flight."""
 RATE = 0.2
-"""Share of the newest value in a moving mean."""
+"""Weight of the newest value in a moving mean."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Out:
 
 @dataclass
 class Link:
-    """A session with a service, or the attempt to get one. `usual` is how long answers take, the `transit`
-    part of it on the way; `address` is for the log."""
+    """A session with a service, or the attempt to open one. `usual` is how long answers take, `transit` the
+    network's part of it; `address` is for the log."""
 
     number: int
     address: str
@@ -80,15 +80,15 @@ class Link:
     sessions: int = 0
     refusal: str = ""
     calling_since: float | None = None
-    """Since when Hellos have been said that nobody has answered."""
+    """When the first of the Hellos that are still unanswered was sent."""
     missed: bool = False
-    """Whether the log says that nobody is there."""
+    """Whether the log says that the service is absent."""
     max_bytes: int = 0
-    """What it reads of one message."""
+    """The service's limit of one message, in bytes."""
     opened: float = 0.0
     """When the session began."""
     fruitful: bool = False
-    """Whether trees have come in it."""
+    """Whether trees have arrived in this session."""
     conduct: Conduct = field(default_factory=Conduct)
     flood: Flood = field(default_factory=Flood)
     _logged: tuple[str, float] = ("", float("-inf"))
@@ -100,15 +100,15 @@ class Link:
         return bool(self.tag)
 
     def usable(self, now: float) -> bool:
-        """Whether it may be asked for trees."""
+        """Return whether trees may be requested from it."""
         return self.open and now >= self.busy_until
 
     def on_probation(self, now: float) -> bool:
-        """Whether it is not to be spoken to, for what it answered."""
+        """Return whether it must not be contacted because of its wrong answers."""
         return now < self.conduct.until
 
     def punish(self, now: float, fault: str, certain: bool) -> bool:
-        """It gave a wrong answer; true if it is on probation from now on."""
+        """Record a wrong answer; return whether the service is on probation from now on."""
         if self.on_probation(now) or not self.conduct.strike(now, certain):
             return False
         logger.warning(
@@ -120,26 +120,26 @@ class Link:
         return True
 
     def answers_ping(self, message: Pong) -> bool:
-        """Whether a Pong is for a Ping that was sent in this session."""
+        """Return whether a Pong answers a Ping that was sent in this session."""
         return message.tag != self.tag or message.sent in self._pings
 
     def reads(self, length: int) -> bool:
-        """Whether its model can read so many tokens."""
+        """Return whether `length` tokens fit the context of its model."""
         return length <= self.max_model_len
 
     def fail(self, now: float) -> None:
-        """It cannot be reached."""
+        """Record that it cannot be reached."""
         if self.open:
             self._close(now)
         self.retry_at = now + SOON_SECONDS
 
     @property
     def promise(self) -> float:
-        """Seconds in which it would answer."""
+        """The expected seconds until it would answer."""
         return self.queue + self.seconds + self.transit
 
     def tick(self, now: float) -> list[Out]:
-        """Say Hello where there is no session, Ping where there is."""
+        """Return the Hello, without a session, or the Ping, within one, that is due."""
         if self.open and self.unanswered is not None and now - self.unanswered > SILENCE_SECONDS:
             self._close(now)
             self._miss("is silent")
@@ -158,7 +158,7 @@ class Link:
         return outs
 
     def _call(self, now: float) -> list[Out]:
-        """Say Hello, if it is time."""
+        """Return a Hello if one is due."""
         if self.calling_since is not None and now - self.calling_since >= ABSENT_SECONDS:
             self._miss("does not answer")
         if now < self.retry_at:
@@ -173,7 +173,7 @@ class Link:
         ))]  # fmt: skip
 
     def _miss(self, how: str) -> None:
-        """Say once that it is not there."""
+        """Log once that the service is absent."""
         if not self.missed:
             self.missed = True
             logger.warning(
@@ -181,19 +181,19 @@ class Link:
             )
 
     def _met(self) -> None:
-        """It has answered a Hello, whatever."""
+        """Record that the service answered a Hello in any way."""
         if self.missed:
             logger.warning("the draft service at %s is there again", self.address)
         self.calling_since, self.missed = None, False
 
     def send(self, message: ToService, now: float, answered: bool = True) -> Out:
-        """A message that is going to be `answered`."""
+        """Return a message to send; if `answered`, an answer to it is expected."""
         if answered and self.unanswered is None:
             self.unanswered = now
         return Out(self.number, message)
 
     def heard(self, message: ToTarget, now: float) -> bool:
-        """Take in what the service says; false if it is about another session."""
+        """Process a message of the service; return False if it is about another session."""
         match message:
             case Welcome():
                 return self._welcome(message, now)
@@ -224,7 +224,7 @@ class Link:
                 return True
 
     def answered(self, seconds: float, drafts: Drafts) -> None:
-        """Trees came so long after they were asked for."""
+        """Record that trees arrived `seconds` after their request."""
         self.fruitful = True
         self.usual = seconds if not self.answers else self.usual + RATE * (seconds - self.usual)
         self.answers += 1
@@ -232,7 +232,7 @@ class Link:
         self._transit(seconds - drafts.waited - drafts.seconds)
 
     def abandon(self, sequences: Sequence[int]) -> None:
-        """Leave the session open, but let the service forget these."""
+        """Leave the session open, but let the service forget these sequences."""
         self._gone += sequences
 
     def close(self, now: float) -> list[Out]:
@@ -244,7 +244,8 @@ class Link:
         return [out]
 
     def _transit(self, seconds: float) -> None:
-        """The least of late: who looks for answers only between steps sees most of them too late."""
+        """Update the recent minimum: most answers are seen too late, because they are read between steps
+        only."""
         seconds = max(seconds, 0.0)
         self.transit = seconds if not self.transit else min(seconds, 1.05 * self.transit)
 
@@ -270,7 +271,7 @@ class Link:
         return True
 
     def _busy(self, nonce: int, tag: int, retry: float, now: float) -> bool:
-        if tag == self.tag and not nonce:  # both have none of a message that was not read
+        if tag == self.tag and not nonce:  # both are 0 if the message was not decoded
             self.unanswered = None
             self.busy_until = self.retry_at = now + retry
         elif self.open and not (tag or nonce):
@@ -283,5 +284,6 @@ class Link:
     def _close(self, now: float) -> None:
         short = not self.fruitful and now - self.opened < RETRY_SECONDS
         self.tag, self.channel, self.unanswered = 0, b"", None
-        # A session in which no tree came is not opened again at once: each tells whole texts anew.
+        # After a session without any tree, wait before the next one: each session syncs all sequences from
+        # the beginning.
         self.retry_at = now + RETRY_SECONDS if short else now

@@ -1,4 +1,4 @@
-"""What is left of a tree once some of its way has been gone."""
+"""Rebases a draft tree onto tokens committed since it was requested."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ from streamserve.speculation.tree import TokenTree
 
 
 def rebase(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
-    """The guesses of `tree` behind `tokens`, which were committed since its root was the last; None if it
-    guessed otherwise, or no further."""
+    """Return the subtree of `tree` after `tokens`, which were committed since its root was the last token;
+    None if the tree does not contain them, or nothing after them."""
     if not tokens:
         return tree if len(tree) > 1 else None
     path = tree.follow(tokens)

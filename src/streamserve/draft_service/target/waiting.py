@@ -1,17 +1,18 @@
-"""How long a step waits for trees that are on their way."""
+"""How long a step waits for trees in flight."""
 
 from dataclasses import dataclass, field
 
 RATE = 0.1
-"""Share of the newest value in a moving mean."""
+"""Weight of the newest value in a moving mean."""
 FIRST_PLAIN = 0.05
 FIRST_GAIN = 2.0
-"""Seconds of a step, and tokens that a tree brings, as long as nothing is known."""
+"""Initial seconds of a step, and initial tokens gained by a tree."""
 LOOK_EVERY = 16
-"""Steps of not waiting, as it would take too long, after which it is seen whether that is still so."""
+"""Steps without waiting, because the service was too slow, after which waiting is tried once."""
 LONGEST = 1.0
 FEW, HICCUP = 4, 3.0
-"""From so many values on, one counts as at most so many times the mean: some gaps hold other steps."""
+"""From this many values on, a value is capped at this many times the mean: some intervals contain other
+steps."""
 
 
 @dataclass
@@ -28,9 +29,9 @@ class _Mean:
 
 @dataclass
 class Waiting:
-    """A tree that brings E accepted tokens is worth waiting for as long as E plain steps take: then the
-    target comes as far as it would without. What comes later than that is not waited for at all, but taken
-    when it is there: drafting goes on beside the target's steps."""
+    """A tree that yields E accepted tokens is worth waiting for as long as E plain steps take: the target
+    then progresses as far as without it. Trees that usually take longer are not waited for, but used when
+    they arrive: drafting overlaps with the target's steps."""
 
     plain: _Mean = field(default_factory=lambda: _Mean(FIRST_PLAIN))
     gain: _Mean = field(default_factory=lambda: _Mean(FIRST_GAIN))
@@ -38,21 +39,21 @@ class Waiting:
     _unwaited: int = 0
 
     def worked(self, seconds: float, trees: bool) -> None:
-        """The target took so long from one look for trees to the next request, with or without any."""
+        """Record the seconds from one collection of trees to the next request, with or without trees."""
         if seconds < LONGEST:
             (self.verify if trees else self.plain).add(seconds)
 
     def gained(self, tokens: int) -> None:
-        """A tree brought so many tokens beyond the one of every step."""
+        """Record the accepted tokens of a tree, without the one that every step yields."""
         self.gain.add(float(tokens))
 
     @property
     def patience(self) -> float:
-        """Seconds for which it pays to wait."""
+        """The seconds for which waiting pays."""
         return min(self.gain.value * self.plain.value, LONGEST)
 
     def limit(self, usual: float) -> float:
-        """Seconds to wait for answers that usually take `usual` seconds."""
+        """Return the seconds to wait for answers that usually take `usual` seconds."""
         if usual <= self.patience:
             self._unwaited = 0
             return self.patience

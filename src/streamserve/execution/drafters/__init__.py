@@ -1,1 +1,1 @@
-"""Who guesses: a small model or the target's own first layers (model.py), or the text itself (ngram.py)."""
+"""Drafters: a small model or the target's first layers (model.py), and prompt lookup (ngram.py)."""

@@ -1,4 +1,4 @@
-"""What `--draft` asks for, checked against the target: a model must speak the very same tokens."""
+"""Parse `--draft` and validate it against the target: a draft model must have exactly the same vocabulary."""
 
 import json
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """`kind` is none, ngram, self (the target's first `layers`), model (at `folder`, of shape `spec`), or
-    remote: a service elsewhere, which whoever serves the target talks to."""
+    """The drafter to load. `kind` is none, ngram, self (the target's first `layers`), model (at `folder`, of
+    shape `spec`), or remote: a draft service, to which the target's server connects."""
 
     kind: str
     layers: int = 0
@@ -28,9 +28,9 @@ NONE = DraftChoice("none")
 
 
 def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
-    """The drafter for the checkpoint `target` of shape `spec`. `draft` is none, ngram, self:K, tcp://… or a
-    folder; what auto means is decided where settings are resolved, so here it means none. Raises
-    CheckpointError, naming both sides, for one that does not fit."""
+    """Return the drafter for the checkpoint `target` of shape `spec`. `draft` is none, ngram, self:K, tcp://…
+    or a folder; auto is resolved with the other settings, so here it means none. Raises CheckpointError,
+    naming both sides, for a draft that does not fit."""
     if draft in ("auto", "none"):
         return NONE
     if draft == "ngram" or draft.startswith("tcp://"):
@@ -65,7 +65,7 @@ def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
 
 
 def _vocabulary(folder: Path) -> object:
-    """The tokens' texts and ids; None where a checkpoint has no tokenizer of the fast kind."""
+    """Return the tokens' texts and ids; None where a checkpoint has no fast tokenizer."""
     path = folder / TOKENIZER
     if not path.exists():
         return None

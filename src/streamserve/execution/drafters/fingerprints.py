@@ -1,4 +1,4 @@
-"""Whether two checkpoints speak the very same tokens, told by two short texts that can be sent."""
+"""Two short hashes that tell whether two checkpoints have the same tokenizer and vocabulary."""
 
 import json
 from hashlib import blake2b
@@ -11,8 +11,9 @@ TOKENIZER = "tokenizer.json"
 
 
 def fingerprints(folder: Path, vocab_size: int) -> tuple[str, str]:
-    """Of how text is cut into tokens, and of the tokens' texts and ids; "" of a folder without a tokenizer of
-    the fast kind, but for the vocabulary's size. Raises CheckpointError if its file cannot be read."""
+    """Return the hashes of the tokenization rules and of the vocabulary (texts and ids). For a folder without
+    a fast tokenizer the first is "" and the second covers only the vocabulary's size. Raises CheckpointError
+    if the tokenizer file cannot be read."""
     path = folder / TOKENIZER
     if not path.exists():
         return "", _digest(vocab_size)

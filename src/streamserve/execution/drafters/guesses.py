@@ -1,8 +1,9 @@
-"""From a draft model's logits to its best guesses, as the target would sample were it of the same opinion.
+"""Select draft tokens from a draft model's logits: the tokens that the target samples if its logits agree.
 
 Greedy requests: the likeliest tokens, with their softmax value as feature. Sampled ones: the tokens with the
-highest perturbed score, log p / T + G under the noise that the target will use (execution/noise.py). Their
-own probability says almost nothing there; the feature is the gap to the best other one.
+highest perturbed score, log p / T + G under the noise that the target will use (execution/noise.py). For
+these, a token's probability says almost nothing about acceptance; the feature is the gap to the best other
+token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,19 +20,19 @@ from streamserve.execution.sampling import Scores, finite_rows, survivors
 from streamserve.protocol.sampling import SamplingParams
 
 CANDIDATES = 32
-"""Tokens of a row that are looked at under noise: others have too little probability to matter."""
+"""Tokens of a row that are considered under noise: others have too little probability to matter."""
 
 NOTHING: Mapping[int, Scores] = {}
 
 FIRST_DRAW, LATER_DRAW = 0.7, 0.3
-"""Features of drawn guesses."""
+"""Features of draft tokens that are drawn at random."""
 
 Guess = tuple[int, float]
-"""A token and its feature in (0, 1)."""
+"""A draft token and its feature in (0, 1)."""
 
 
 class Guesser(Protocol):
-    """Guesses as `best_guesses` does."""
+    """Selects draft tokens as `best_guesses` does."""
 
     def __call__(
         self,
@@ -52,9 +53,9 @@ def best_guesses(
     count: int,
     adjusted: Mapping[int, Scores] = NOTHING,
 ) -> list[list[Guess]]:
-    """For each row of `logits` [rows, vocabulary] up to `count` guesses, the best first; row i is about
-    output number `outputs[i]` of `choices[i]`. `adjusted[i]` stands in for row i's logits. After a row that
-    holds NaN or an infinity there are none."""
+    """Return for each row of `logits` [rows, vocabulary] up to `count` draft tokens, the best first. Row i is
+    for output number `outputs[i]` of `choices[i]`. `adjusted[i]` replaces row i's logits. A row that contains
+    NaN or an infinity has no draft tokens."""
     finite = finite_rows(logits)
     scores = logits.float().clone() if adjusted else logits.float()
     for row, own in adjusted.items():
@@ -87,8 +88,9 @@ def drawn_guesses(
     count: int,
     adjusted: Mapping[int, Scores] = NOTHING,
 ) -> list[tuple[list[Guess], NDArray[np.float32]]]:
-    """For each row `count` independent draws of its processed distribution, and that distribution. The
-    feature tells a first draw from the others and nothing else, as rejection demands."""
+    """Return for each row `count` independent draws from its processed distribution, and that
+    distribution. The feature distinguishes the first draw from the others and nothing else, as rejection
+    sampling requires."""
     scores = logits.float().double().numpy()
     found = []
     finite = finite_rows(logits)
@@ -105,12 +107,12 @@ def drawn_guesses(
 
 
 def _distribution(scores: NDArray[np.float64], params: SamplingParams) -> NDArray[np.float64]:
-    """What a request's tokens are drawn from."""
+    """Return the distribution from which a request's tokens are drawn."""
     scaled = scores / params.temperature
     ids = survivors(scaled, params)
     shares = np.zeros(len(scaled))
     shares[ids] = np.exp(scaled[ids] - scaled.max())
-    # The very numbers that the test divides by: what float32 cannot hold was not drawn from either.
+    # Exactly the numbers that the acceptance test divides by: what float32 rounds to zero is not drawn.
     rounded: NDArray[np.float64] = (shares / shares.sum()).astype(np.float32).astype(np.float64)
     return rounded
 
@@ -152,7 +154,7 @@ def _perturbed(
 
 
 def _with_gaps(tokens: list[int], scores: list[float], count: int) -> list[Guess]:
-    """The feature is the logistic of the gap to the best other score: above one half for the best alone."""
+    """Attach features: the logistic of the gap to the best other score, above one half only for the best."""
     guesses: list[Guess] = []
     for rank, (token, score) in enumerate(zip(tokens[:count], scores, strict=False)):
         if score == -np.inf:
@@ -163,7 +165,8 @@ def _with_gaps(tokens: list[int], scores: list[float], count: int) -> list[Guess
 
 
 def _allowed(logs: NDArray[np.float64], params: Sequence[SamplingParams]) -> NDArray[np.bool_]:
-    """Which candidates min_p, top_k and top_p leave; `logs` [rows, candidates] fall along a row."""
+    """Return which candidates min_p, top_k and top_p leave; `logs` [rows, candidates] decrease along a
+    row."""
     allowed = np.ones(logs.shape, dtype=bool)
     for row, one in enumerate(params):
         if one.min_p > 0.0:

@@ -1,11 +1,11 @@
-"""Guesses of a model: a small one with KV of its own, or the first layers of the target on the target's KV.
+"""Draft with a model: a small one with separate KV, or the first layers of the target on the target's KV.
 
 pass 0   every request's tokens that the model has not read yet, the last one included: level 1 of its tree
 pass l   level l of all trees, whose children are level l + 1
 
-A pass has the level's rows alone: the slots behind the committed tokens hold the levels above in node order,
-as in verification. Nothing of the guesses is kept: accepted ones are read again in the next request's first
-pass, which costs a small model next to nothing.
+A pass computes only the level's rows: the slots after the committed tokens hold the levels above in node
+order, as in verification. The KV of draft tokens is not kept: accepted ones are read again in the next
+request's first pass, which costs a small model next to nothing.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from streamserve.execution.sampling import Scores, finite_rows
 from streamserve.speculation.tree import TokenTree
 
 MOST_ROWS = 1024
-"""Tokens that one pass over unread text takes."""
+"""Maximum tokens of one pass over unread text."""
 HOPELESS = 0.02
-"""A path that the model itself thinks less likely than this is not followed."""
+"""A path to which the draft model assigns a lower probability than this is not extended."""
 
 
 @dataclass
 class _Growing:
-    """A tree on its way; `level` are the nodes whose children are guessed next."""
+    """A tree under construction; `level` are the nodes whose children are drafted next."""
 
     request: DraftRequest
     length: int
@@ -48,7 +48,7 @@ class _Growing:
     depth: int = 0
     draws: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     finite: bool = True
-    """Whether the hidden states of the committed tokens are, and so their KV."""
+    """Whether the hidden states of the committed tokens, and so their KV, are finite."""
 
     @property
     def wants_more(self) -> bool:
@@ -56,7 +56,7 @@ class _Growing:
         return self.finite and bool(self.level) and self.depth < self.request.depth and not full
 
     def guessed(self, node: int) -> list[int]:
-        """The guesses from the root, which is none, to `node`."""
+        """Return the draft tokens from the root (which is none) to `node`."""
         path: list[int] = []
         while node:
             path.append(self.tokens[node])
@@ -69,7 +69,8 @@ class _Growing:
         )
 
     def grow(self, guesses: Sequence[Sequence[Guess]]) -> None:
-        """Add the likeliest children of the level's nodes, whose guesses these are, as the next level."""
+        """Add the likeliest children of the level's nodes as the next level; `guesses` are the draft tokens
+        of each node."""
         expansion = self.request.expansion
         each = expansion[self.depth] if expansion else self.request.width
         candidates = [
@@ -80,7 +81,7 @@ class _Growing:
         candidates = [one for one in candidates if one[0] >= HOPELESS or expansion]
         candidates.sort(key=lambda one: (-one[0], one[1], one[2]))
         room = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
-        # Children of one parent in order of rank: who learns from a tree takes the first for the best.
+        # Children of one parent in order of rank: statistics take the first child as the best.
         self.level = []
         for path, _, parent, token, feature in candidates[:room]:
             self.level.append(len(self.tokens))
@@ -92,7 +93,8 @@ class _Growing:
 
 
 class ModelDrafter:
-    """engine.plan.Drafter on `model`, whose KV lives in `cache`, the blocks' plane number `plane`."""
+    """Implements engine.plan.Drafter with `model`, whose KV is in `cache`, KV cache group number `plane` of
+    the blocks."""
 
     def __init__(
         self,
@@ -105,8 +107,8 @@ class ModelDrafter:
         grammars: Grammars | None = None,
         guesser: Guesser = best_guesses,
     ) -> None:
-        """`drawing`: guesses of sampled requests are drawn at random, for verification by rejection.
-        `eos_token_ids` are the target's; without `grammars` requests that have one are guessed for freely."""
+        """`drawing`: draft tokens of sampled requests are drawn at random, for verification by rejection.
+        `eos_token_ids` are the target's. Without `grammars`, drafting ignores the requests' grammars."""
         self.plane = plane
         self._drawing = drawing
         self._states = PathStates(eos_token_ids, grammars)
@@ -119,7 +121,7 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Guess at once: on one device there is nobody to wait for."""
+        """Draft at once: the drafter runs on the target's device, so nothing would overlap."""
         trees = [self._start(request) for request in requests]
         hidden = self._read(trees)
         growing = [tree for tree in trees if tree.wants_more]
@@ -130,7 +132,7 @@ class ModelDrafter:
             growing = [tree for tree in growing if tree.wants_more]
             if growing:
                 hidden = self._pass(growing)
-        # A sequence without a tree has no KV in this plane: what is not finite is never shared.
+        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
         self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
@@ -149,7 +151,8 @@ class ModelDrafter:
         return _Growing(request, len(tokens), [tokens[-1]], self._states.of(request, tokens))
 
     def _read(self, trees: Sequence[_Growing]) -> Tensor:
-        """Read all committed tokens that have no KV here yet; the hidden states of each sequence's last."""
+        """Read all committed tokens that have no KV yet; return the hidden states of each sequence's last
+        token."""
         spans = []
         for tree in trees:
             start = min(tree.request.computed, tree.length - 1)
@@ -167,7 +170,7 @@ class ModelDrafter:
         return hidden[[offset + len(span.tokens) - 1 for offset, span in zip(offsets, spans, strict=True)]]
 
     def _pass(self, trees: Sequence[_Growing]) -> Tensor:
-        """Hidden states of the trees' levels, tree by tree."""
+        """Return the hidden states of the trees' levels, tree by tree."""
         hidden, _ = self._forward([self._span(tree) for tree in trees])
         return hidden
 
@@ -179,7 +182,7 @@ class ModelDrafter:
         return Span(request.id, start, root, request.blocks, tree=tree.tree(), skip=done)
 
     def _forward(self, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:
-        """Hidden states of all rows, and where each span's begin."""
+        """Return the hidden states of all rows, and the offset of each span."""
         layout = lay_out(spans, self.cache.block_size)
         self._attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
@@ -187,7 +190,8 @@ class ModelDrafter:
         return hidden, [part.offset for part in layout.parts]
 
     def _extend(self, trees: Sequence[_Growing], logits: Tensor) -> None:
-        """Grow each tree by the guesses behind its level, whose rows of logits stand tree by tree."""
+        """Grow each tree by the draft tokens after its level; the level's rows of `logits` are ordered by
+        tree."""
         rows = [(tree, node) for tree in trees for node in tree.level]
         params = [tree.request.params for tree, _ in rows]
         choices = [tree.request.choice for tree, _ in rows]
@@ -218,7 +222,8 @@ class ModelDrafter:
 
 
 def _adjust(rows: Sequence[tuple[_Growing, int]], logits: Tensor) -> tuple[dict[int, Scores], list[int]]:
-    """For nodes of requests with a state of their path: adjusted scores by row, and where texts ended."""
+    """Return adjusted scores by row, for nodes of requests with a path state, and the rows where texts
+    ended."""
     adjusted: dict[int, Scores] = {}
     ended: list[int] = []
     for row, (tree, node) in enumerate(rows):

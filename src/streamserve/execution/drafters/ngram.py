@@ -1,4 +1,4 @@
-"""Guesses without a model: where the last tokens occurred before, what followed then may follow again."""
+"""Prompt lookup: where the last tokens occurred before in the text, draft the tokens that followed there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from streamserve.execution.grammar import Grammars
 from streamserve.speculation.tree import TokenTree
 
 LONGEST, SHORTEST = 4, 2
-"""Lengths of the n-grams looked up, the longest first."""
+"""Lengths of the n-grams that are looked up, the longest first."""
 
 
 @dataclass
 class _History:
-    """A sequence's tokens, and for each n-gram in them the place behind its latest occurrence."""
+    """A sequence's tokens, and for each n-gram in them the index after its latest occurrence."""
 
     epoch: int
     tokens: list[int] = field(default_factory=list)
@@ -28,7 +28,8 @@ class _History:
             self.tokens.append(token)
 
     def find(self) -> tuple[int, int]:
-        """The place behind the longest n-gram that the text ends with, and its length; 0 if there is none."""
+        """Return the index after the longest n-gram that the text ends with, and its length; (0, 0) if
+        none."""
         for size in range(min(LONGEST, len(self.tokens)), SHORTEST - 1, -1):
             place = self.places.get(tuple(self.tokens[-size:]))
             if place is not None:
@@ -77,7 +78,7 @@ class NGramDrafter:
 
 
 def _chain(root: int, guesses: Sequence[int], score: float) -> TokenTree:
-    """A chain whose nodes all have the same score: a longer match is likelier to go on."""
+    """Return a chain whose nodes all have the same score: a longer match is likelier to continue."""
     size = 1 + len(guesses)
     accept = tuple(score**depth for depth in range(size))
     return TokenTree((root, *guesses), tuple(range(-1, size - 1)), (1.0, *[score] * len(guesses)), accept)

@@ -1,5 +1,5 @@
-"""What a request's own path does to its logits, for a draft as for the target: bias, penalties, minimum
-length, grammar. A draft that knew nothing of it would guess what the target must not say."""
+"""Apply to draft logits what a request's path does to the target's: bias, penalties, minimum length,
+grammar. Without it, a draft would contain tokens that the target must not emit."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from streamserve.protocol.sampling import SamplingParams
 
 
 def has_path_state(params: SamplingParams) -> bool:
-    """Whether anything but the temperature and what follows it may change a request's logits."""
+    """Return whether a request's logits are changed by anything before the temperature."""
     return bool(
         params.penalized
         or params.logit_bias
@@ -24,15 +24,16 @@ def has_path_state(params: SamplingParams) -> bool:
 
 
 class PathState:
-    """The state of one sequence: its prompt and outputs, and a matcher of its own where it has a grammar.
+    """The state of one sequence: its prompt and outputs, and a separate matcher if it has a grammar.
 
-    Walking guesses can exhaust a grammar's parser; the target's matcher never hears of it, and who cannot
-    follow the grammar any more guesses without."""
+    Following draft tokens can exhaust a grammar's parser. The target's matcher is not affected; once the
+    parser has failed, drafting continues without the grammar.
+    """
 
     def __init__(
         self, request: DraftRequest, tokens: Sequence[int], eos: Sequence[int], grammars: Grammars | None
     ) -> None:
-        """`tokens`: all committed tokens, `request.output` outputs at their end."""
+        """`tokens`: all committed tokens, the last `request.output` of which are outputs."""
         self._epoch = request.epoch
         self._params = request.params
         self._choice = request.choice
@@ -45,30 +46,30 @@ class PathState:
             try:
                 self._matcher = grammars.begin(request.params.grammar, self._outputs)
             except GrammarError:
-                self._matcher = None  # the request is about to end for it, or has no need of guesses
+                self._matcher = None  # the request is about to end because of it, or needs no draft tokens
 
     def holds(self, request: DraftRequest, outputs: Sequence[int]) -> bool:
-        """Whether this is the state of `request` before its last `outputs`: of the same epoch, for the same
-        choice, and behind outputs that still hold."""
+        """Return whether this is the state of `request` before its last `outputs`: of the same epoch, for the
+        same choice, and with outputs that are still a prefix of `outputs`."""
         same = self._epoch == request.epoch and self._choice == request.choice
         return same and list(outputs[: len(self._outputs)]) == self._outputs
 
     def commit(self, outputs: Sequence[int]) -> None:
-        """Go on to `outputs`, which begin with those known so far."""
+        """Advance to `outputs`, which begin with those known so far."""
         new = outputs[len(self._outputs) :]
         self._outputs += new
         if self._matcher and new:
             self._matcher.commit(new)
 
     def prefix(self, path: Sequence[int]) -> int:
-        """How many guesses of `path` the grammar and the list of allowed tokens let through."""
+        """Return how many draft tokens of `path` the grammar and the list of allowed tokens accept."""
         listed = self._params.allowed_token_ids
         known = next((i for i, token in enumerate(path) if listed and token not in listed), len(path))
         return self._matcher.prefix(path[:known]) if self._matcher else known
 
     def adjusted(self, logits: Tensor, path: Sequence[int]) -> Scores | None:
-        """The `logits` [vocabulary] behind the outputs and the guesses `path` with all that comes before the
-        temperature applied; None where the grammar has no more to say."""
+        """Return the `logits` [vocabulary] after the outputs and the draft tokens `path`, with all processing
+        that precedes the temperature; None where the text ends or the grammar does not allow `path`."""
         allowed = None
         if self._matcher and not self._matcher.error:
             if any(self._matcher.ends(token) for token in path):
@@ -83,7 +84,7 @@ class PathState:
 
 
 class PathStates:
-    """The states of those sequences that have one."""
+    """The path states of the sequences that need one."""
 
     def __init__(self, eos_token_ids: Sequence[int], grammars: Grammars | None) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
@@ -91,8 +92,8 @@ class PathStates:
         self._states: dict[int, PathState] = {}
 
     def of(self, request: DraftRequest, tokens: Sequence[int]) -> PathState | None:
-        """The state after all committed `tokens`, for a request that asks for guesses. A state of another
-        epoch is dropped: an edit changes prompt, outputs and parameters alike."""
+        """Return the state after all committed `tokens`, for a request that asks for draft tokens. A state of
+        another epoch is dropped: an edit may change prompt, outputs and parameters."""
         if not request.depth or not has_path_state(request.params):
             return None
         outputs = tokens[len(tokens) - request.output :]
@@ -104,5 +105,5 @@ class PathStates:
         return state
 
     def forget(self, id: int) -> None:
-        """Sequence `id` is no more."""
+        """Drop the state of sequence `id`."""
         self._states.pop(id, None)

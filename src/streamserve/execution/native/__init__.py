@@ -1,9 +1,9 @@
-"""Kernels of our own for the CPU: C++ in cpp/, compiled for this very processor, loaded with ctypes.
+"""CPU kernels: C++ in cpp/, compiled for the processor of this machine, loaded with ctypes.
 
-cpp/common.h            number types, paths, how activations lie
-cpp/vec.h               one vocabulary for AVX-512, AVX2 and plain C++ vectors
-cpp/pool.*              the threads
-cpp/gemm*               matrices: one file a path
+cpp/common.h            number types, paths, layout of activations
+cpp/vec.h               common interface to AVX-512, AVX2 and plain C++ vectors
+cpp/pool.*              the thread pool
+cpp/gemm*               matrix multiplication: one file a path
 cpp/attention*          paged attention
 cpp/elementwise.*       norms, rotary embedding, SwiGLU
 cpp/layers.*            decoder layers as one call

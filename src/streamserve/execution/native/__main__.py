@@ -1,4 +1,4 @@
-"""Compile the kernels before they are needed: `python -m streamserve.execution.native`."""
+"""Compile the kernels ahead of time: `python -m streamserve.execution.native`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from streamserve.execution.native.build import BuildFailed, NativeCacheError, bu
 
 
 def main() -> int:
-    """Prints where the library is. No compiler is no failure: models then run on plain torch."""
+    """Print the library's path. A missing compiler is not an error: models then run on plain torch."""
     try:
         print(build())
     except BuildFailed as error:

@@ -1,4 +1,4 @@
-"""The kernels' attention as a backend, and a step's spans as the kernels read them."""
+"""The kernels' attention backend, and the conversion of a step's spans to the kernels' structures."""
 
 import ctypes
 from array import array
@@ -14,7 +14,7 @@ from streamserve.execution.layout import Layout, SpanRows
 from streamserve.execution.native.library import TYPES, CacheLayerStruct, SpanStruct, StepStruct, Team
 
 MOST_QUERIES = 256
-"""The most query heads that may share a key-value head."""
+"""The maximum number of query heads that may share a key-value head."""
 
 
 _SPAN = Struct("PPiiii")
@@ -22,7 +22,7 @@ _SPAN = Struct("PPiiii")
 
 
 class Spans:
-    """A layout's spans in the kernels' form. Owns the arrays that they point to."""
+    """A layout's spans as the kernels' structures. Owns the arrays that they point to."""
 
     def __init__(self, layout: Layout) -> None:
         self.rows = len(layout.tokens)
@@ -54,7 +54,8 @@ class Spans:
 
 
 def _span(part: SpanRows, blocks: int, size: int) -> bytes:
-    """cpp/attention.h: Span, of one whose block table lies at `blocks`, a tree's parents behind it."""
+    """Pack cpp/attention.h: Span. `blocks` is the address of the block table, which a tree's parents
+    follow."""
     span = part.span
     parents = 0 if span.tree is None or len(span.tree) == 1 else blocks + len(span.blocks) * size
     skip = span.skip  # past the root `linear` falls below 1: the root stays where it is, before the rows
@@ -64,12 +65,12 @@ def _span(part: SpanRows, blocks: int, size: int) -> bytes:
 
 
 class NativeAttention:
-    """execution.attention.AttentionBackend on the kernels."""
+    """Implements execution.attention.AttentionBackend with the kernels."""
 
     row_invariant = True
 
     def __init__(self, team: Team, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
-        """`windows` for each layer; `group`: query heads that share a key-value head."""
+        """`windows`: of each layer. `group`: query heads that share a key-value head."""
         self.cache = cache
         team.large_pages(cache.data)
         self._team = team

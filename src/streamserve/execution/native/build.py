@@ -1,6 +1,6 @@
-"""Compiling the kernels on first use, once for each processor, compiler and version of the sources.
+"""Compile the kernels on first use, once for each processor, compiler and version of the sources.
 
-The result lies in the user's cache folder. Code is loaded from there, so a folder or file that somebody else
+The result lies in the user's cache folder. Code is loaded from there, so a folder or file that another user
 could have written is refused.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpp"
-# No -ffast-math and no contraction: what is rounded when is part of what the kernels promise.
+# No -ffast-math and no contraction: the kernels guarantee which operations round.
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -34,25 +34,26 @@ FLAGS = (
 
 
 KEPT = 8
-"""How many libraries stay in the cache: a few versions of us, or processors that share a home."""
+"""How many libraries stay in the cache: a few versions, or processors that share a home directory."""
 
 
 class NativeCacheError(Exception):
-    """The cache of compiled kernels could have been written by somebody else; exit instead of loading it."""
+    """The cache of compiled kernels could have been written by another user; exit instead of loading it."""
 
 
 class BuildFailed(Exception):
-    """The kernels cannot be had on this machine; what is said is for the log."""
+    """The kernels are not available on this machine; the message is for the log."""
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept for this user."""
+    """Return the folder of this user's compiled kernels."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "streamserve" / "native"
 
 
 def find_compiler() -> str:
-    """The C++ compiler: what CXX names, or the first of the usual ones. Raises BuildFailed without one."""
+    """Return the C++ compiler: the one CXX names, or the first of the usual ones. Raises BuildFailed if
+    none."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         found = shutil.which(name) if name else None
         if found:
@@ -61,7 +62,8 @@ def find_compiler() -> str:
 
 
 def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
-    """The compiled library, from the cache in `folder` or made now. Any number of processes may ask at once.
+    """Return the compiled library, from the cache in `folder` or compiled now. Safe to call from any number
+    of processes at the same time.
 
     Raises NativeCacheError for a cache that others could write, BuildFailed if there is no library.
     """
@@ -84,14 +86,15 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Leave the libraries used last, under the lock. One that is loaded lives on without its name."""
+    """Delete all but the `KEPT` most recently used libraries, under the lock. A process that has loaded a
+    deleted one is not affected."""
     libraries = sorted(folder.glob("*.so"), key=lambda path: path.lstat().st_mtime_ns)
     for path in libraries[:-KEPT]:
         path.unlink()
 
 
 def _key(compiler: str, flags: Sequence[str]) -> str:
-    """Everything that the library's code depends on."""
+    """Return a hash of everything that the library's code depends on."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sorted(SOURCES.iterdir()):
         digest.update(f"{source.name}\0{source.read_text()}\0".encode())
@@ -101,7 +104,7 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    """The processor's model and features, as Linux tells them."""
+    """Return the processor's model and features, as Linux reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -112,7 +115,7 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Compile to a file of another name, then rename: a library that is there is whole."""
+    """Compile to a temporary file, then rename it: an existing library is always complete."""
     sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
     handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)

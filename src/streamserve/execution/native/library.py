@@ -1,4 +1,4 @@
-"""The compiled kernels as Python sees them: structures, paths, and a team of threads to carry them out."""
+"""Python bindings of the compiled kernels: structures, paths, and the thread pool that runs them."""
 
 import ctypes
 import functools
@@ -23,7 +23,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Path(IntEnum):
-    """The instructions that kernels use; the values are those of cpp/common.h."""
+    """The instruction sets of the kernels; the values are those of cpp/common.h."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -153,7 +153,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def load_library(path: FilePath) -> ctypes.CDLL:
-    """The library at `path`, its functions typed. Calls let other Python threads run."""
+    """Load the library at `path` and set its functions' types. Calls release the GIL."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
@@ -163,9 +163,9 @@ def load_library(path: FilePath) -> ctypes.CDLL:
 
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """The kernels for this processor, compiled if need be; None, said once in the log, where they cannot be.
+    """Return the kernels for this processor, compiled if necessary; None, logged once, if unavailable.
 
-    Raises NativeCacheError if they would come from a place that other users can write.
+    Raises NativeCacheError if the cache is in a folder that other users can write.
     """
     try:
         return load_library(build())
@@ -175,7 +175,7 @@ def kernels() -> ctypes.CDLL | None:
 
 
 class Team:
-    """Threads that carry out kernels together with the caller, by `path` or the best for each type.
+    """A thread pool that runs kernels together with the caller, on `path` or the best path for each type.
 
     One call at a time. `cpus`: where to pin the other threads.
     """
@@ -195,7 +195,7 @@ class Team:
         weakref.finalize(self, library.ss_pool_delete, self.pool)
 
     def memory(self, size: int) -> torch.Tensor:
-        """Bytes that begin on a page, of large pages if they can be had: tiles never straddle cache lines."""
+        """Return page-aligned bytes, on large pages if available: tiles never straddle cache lines."""
         page = 4096 if size < _LARGE_PAGE else _LARGE_PAGE
         memory = torch.empty(size + page, dtype=torch.uint8)
         offset = -memory.data_ptr() % page
@@ -204,18 +204,18 @@ class Team:
         return aligned
 
     def large_pages(self, memory: torch.Tensor) -> None:
-        """Ask for large pages behind `memory`, of which nothing was written yet."""
+        """Request large pages for `memory`, which must not have been written yet."""
         begin = -(-memory.data_ptr() // 4096) * 4096
         size = memory.data_ptr() + memory.nbytes - begin
         if size >= _LARGE_PAGE:
             self.library.ss_large_pages(begin, size)
 
     def path(self, dtype: torch.dtype) -> Path:
-        """The path for numbers of `dtype`: the team's own where it has one that works for them."""
+        """Return the path for numbers of `dtype`: the best supported one up to the pool's configured path."""
         wanted = Path.AMX if self._path is None else self._path
         works = [path for path in Path if self.works(path, dtype) and path <= wanted]
         return max(works)
 
     def works(self, path: Path, dtype: torch.dtype) -> bool:
-        """Whether this processor and this build have `path` for `dtype`."""
+        """Return whether this processor and this build support `path` for `dtype`."""
         return bool(self.library.ss_path_works(path, TYPES[dtype]))

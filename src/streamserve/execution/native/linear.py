@@ -14,8 +14,8 @@ _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf
 class NativeLinear:
     """`y = x Wᵀ + b` like execution.linear.Linear, with bits of a row that depend on that row only.
 
-    `paired`: the weight is two halves, gates and values, packed 32 and 32 for the SwiGLU that follows; such
-    a map is for the layers alone and cannot be called.
+    `paired`: the weight is two halves, gates and values, packed in alternating groups of 32 for the SwiGLU
+    that follows; such a map can be used only by the layers' kernel and cannot be called.
     """
 
     def __init__(self, team: Team, weight: Tensor, bias: Tensor | None = None, paired: bool = False) -> None:
@@ -49,11 +49,11 @@ class NativeLinear:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weight."""
+        """Memory of the packed weight, in bytes."""
         return self._memory.nbytes
 
     def __call__(self, x: Tensor, wide: bool = False) -> Tensor:
-        """`x` [rows, in] of the weight's dtype, to that dtype or, if `wide`, to float32 without rounding."""
+        """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32."""
         if self._paired:
             raise ValueError("a map packed in pairs is for whole layers only")
         if x.dtype != self.dtype or x.shape[1] != self.in_features:
@@ -75,7 +75,8 @@ class NativeLinear:
         return out
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Rows [len(numbers), in] of the weight as it was given, for int64 `numbers` of outputs."""
+        """Return rows [len(numbers), in] of the weight as it was given, for int64 output indices
+        `numbers`."""
         if self._paired:
             raise ValueError("a map packed in pairs is for whole layers only")
         numbers = numbers.contiguous()
@@ -90,7 +91,7 @@ class NativeLinear:
 
 
 def _pairs(half: int) -> Tensor:
-    """Rows of gates and values in turns of 32, short turns filled with -1."""
+    """Return the row order of gates and values in alternating groups of 32, short groups padded with -1."""
     turns = torch.arange(_round_up(half, CHUNK)).view(-1, 1, CHUNK)
     gates = torch.where(turns < half, turns, -1)
     values = torch.where(turns < half, turns + half, -1)

@@ -1,4 +1,4 @@
-"""The forward pass on the kernels: all layers of a step in one call."""
+"""The forward pass with the kernels: all layers of a step in one call."""
 
 import ctypes
 
@@ -22,13 +22,13 @@ from streamserve.execution.rope import rotation
 class NativeModel(Model):
     """execution.model.Model whose linear maps are NativeLinear, `gate_up` packed in pairs.
 
-    It computes with the same roundings; logits are float32. A row's bits never depend on other rows. A tied
-    embedding is held once, packed: its rows are read from the head.
+    It rounds at the same operations; logits are float32. A row's bits never depend on other rows. A tied
+    embedding is stored once, packed: its rows are read from the head.
     """
 
     @classmethod
     def of(cls, model: Model, team: Team) -> "NativeModel":
-        """`model`, whose maps are native, on the kernels."""
+        """Return `model`, whose linear maps are NativeLinear, as a model that runs on the kernels."""
         tied = model.spec.tied_embeddings
         embedding = torch.empty_like(model.embedding[:0]) if tied else model.embedding
         native = cls(model.spec, embedding, model.layers, model.final_norm, model.head)
@@ -81,12 +81,13 @@ class NativeModel(Model):
         return self._normed(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [rows, vocabulary] of the next token, in float32."""
+        """Return the logits [rows, vocabulary] of the next token, in float32."""
         assert isinstance(self.head, NativeLinear)
         return self.head(hidden, wide=True)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of rope.rotation, looked up: a draft's pass is short enough for them to count."""
+        """Return the cosines and sines of rope.rotation, from a table: for a draft model's short pass the
+        cost of computing them matters."""
         last = int(positions.numpy().max())
         if last >= self._rotations[0].shape[0]:
             known = torch.arange(1 << last.bit_length())

@@ -1,4 +1,4 @@
-"""Choosing tokens, and guesses, with the kernels: all rows of a step in one call."""
+"""Sampling of tokens and draft tokens with the kernels: all rows of a step in one call."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ _DRAW = Struct("PQdddiiII")
 
 
 class NativeChooser:
-    """execution.sampling.Chooser on the kernels, for float32 logits.
+    """Implements execution.sampling.Chooser with the kernels, for float32 logits.
 
-    It does what numpy does in the same float64, but for the last bit of a logarithm or an exponential.
+    The result is that of numpy in the same float64, except for the last bit of a logarithm or an exponential.
     """
 
     def __init__(self, team: Team) -> None:
@@ -41,7 +41,7 @@ class NativeChooser:
 
 
 class NativeGuesser:
-    """execution.drafters.guesses.Guesser on the kernels, for float32 logits."""
+    """Implements execution.drafters.guesses.Guesser with the kernels, for float32 logits."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -57,7 +57,7 @@ class NativeGuesser:
     ) -> list[list[Guess]]:
         _check(logits)
         rows, vocabulary = logits.shape
-        looked = max(count, 2)  # a gap is to the best other one
+        looked = max(count, 2)  # a gap is measured to the best other token
         draws = b"".join(
             _draw(row, params[row], choices[row], outputs[row], adjusted.get(row)) for row in range(rows)
         )
@@ -69,7 +69,7 @@ class NativeGuesser:
         )  # fmt: skip
         greedy = np.fromiter((one.greedy for one in params), bool, rows)[:, None]
         others = scores[:, [1, *[0] * (looked - 1)]]
-        with np.errstate(invalid="ignore"):  # where a grammar leaves fewer, scores are -inf and no guesses
+        with np.errstate(invalid="ignore"):  # fewer tokens than `looked` under a grammar: scores -inf
             gaps = np.minimum(others - scores, 700.0)
         features = np.where(greedy, np.exp(scores), 1.0 / (1.0 + np.exp(gaps)))
         return [

@@ -1,1 +1,1 @@
-"""Measured costs of steps on this machine: measuring, keeping, checking them."""
+"""Measured costs of steps on this machine: measure, store and validate them."""

@@ -1,4 +1,4 @@
-"""What drafting takes, timed while nobody is served yet: the first idea of it, which steps correct."""
+"""Measure the cost of drafting before serving starts: an initial estimate, which later steps correct."""
 
 import time
 
@@ -10,11 +10,11 @@ from streamserve.scheduling.cost import StepCost, fit
 ROWS = (1, 8, 64)
 DEPTH = 2
 TIMES = 3
-"""What disturbs a measurement only adds time: the shortest of so many counts."""
+"""Repetitions, of which the shortest counts: disturbances only add time."""
 
 
 def draft_cost(loaded: Loaded) -> StepCost | None:
-    """Seconds of a level of trees by their rows; None if nobody drafts with a model."""
+    """Return the seconds of a level of trees by their rows; None if there is no draft model."""
     drafter, blocks = loaded.drafter, loaded.engine_config.num_blocks
     if drafter is None or drafter.plane is None or loaded.engine_config.block_size <= DEPTH:
         return None
@@ -23,7 +23,7 @@ def draft_cost(loaded: Loaded) -> StepCost | None:
 
 
 def _level(drafter: Drafter, rows: int) -> float:
-    """Seconds of a level of so many chains."""
+    """Return the seconds of one level of `rows` chains."""
     params = SamplingParams(temperature=0.0)
     requests = [
         DraftRequest(

@@ -1,6 +1,6 @@
-"""The floor of a step: the least time in which this machine could read what it reads and multiply what it
-multiplies. max(bytes / bandwidth, operations / matrix rate); nothing else is counted, so it is never reached.
-"""
+"""The floor of a step: the least time in which this machine could read the step's bytes and compute its
+matrix products. max(bytes / bandwidth, operations / matrix rate); nothing else is counted, so it is never
+reached."""
 
 import math
 from collections import Counter
@@ -15,22 +15,22 @@ from streamserve.execution.weights import weight_shapes
 
 
 def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":
-    """The floor of a loaded model's steps on a machine with this profile."""
+    """Return the floor of a loaded model's steps on a machine with this profile."""
     model, size = loaded.model, loaded.engine_config.block_size
     return StepFloor(model.spec, model.dtype.itemsize, size, profile.bandwidth, profile.matrix_rate)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step cannot do without: `bytes` to be read, and floating point `operations` of matrices."""
+    """The minimum work of a step: `bytes` to be read, and floating point `operations` of matrix products."""
 
     bytes: int
     operations: int
 
 
 class StepFloor:
-    """Called with a plan it gives the seconds of the step's floor. `bandwidth` in bytes and `matrix_rate` in
-    operations a second; numbers of weights and cache take `itemsize` bytes."""
+    """Callable that returns the floor of a plan's step in seconds. `bandwidth` is in bytes and `matrix_rate`
+    in operations a second; each number of weights and cache takes `itemsize` bytes."""
 
     def __init__(
         self, spec: ModelSpec, itemsize: int, block_size: int, bandwidth: float, matrix_rate: float
@@ -56,7 +56,8 @@ class StepFloor:
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
     def work(self, spans: Sequence[Span]) -> Work:
-        """Each weight is read once, if there are rows for it, and each KV slot that any of the spans sees."""
+        """Return the work of a step: each weight is read once, if there are rows for it, and each KV slot
+        that any of the spans sees."""
         reaches = [(span.start, span.rows, span.blocks) for span in spans]
         rows = sum(count for _, count, _ in reaches)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
@@ -72,15 +73,16 @@ class StepFloor:
 def _seen(
     reaches: Sequence[tuple[int, int, list[int]]], window: int | None, block_size: int
 ) -> tuple[int, int]:
-    """KV slots that sequences see, those of shared blocks once, and the query rows times the tokens that each
-    sees, of (start, rows, blocks). Nodes of a tree count as if they were a chain."""
+    """Return the number of KV slots that sequences see, those of shared blocks once, and the sum over query
+    rows of the tokens that each sees, for (start, rows, blocks). Nodes of a tree count as if they were a
+    chain."""
     blocks: set[int] = set()
     unseen = pairs = 0
     for start, rows, table in reaches:
         end, first, within = start + rows, 0, rows
         if window is not None:
             first, within = max(0, start - window + 1), min(max(window - start, 0), rows)
-        # The last block is the sequence's own, as it is written to: its free slots count off exactly.
+        # The last block is not shared, as it is written to: its free slots are subtracted exactly.
         blocks.update(table[first // block_size : -(-end // block_size)])
         unseen += first % block_size - end % -block_size
         pairs += within * start + within * (within + 1) // 2 + (rows - within) * (window or 0)

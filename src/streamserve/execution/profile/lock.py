@@ -1,7 +1,7 @@
-"""Measuring alone: one process of a user at a time, and how much others computed meanwhile.
+"""Exclusive measurement: a lock for one process of a user at a time, and the load by other processes.
 
-Two halves of a pair, or two servers that start at once, would measure each other. The lock is of the kernel
-(flock), so it ends with the process that holds it.
+The two workers of a stream pair, or two servers that start at once, would disturb each other's measurements.
+The lock is the kernel's (flock), so it ends with the process that holds it.
 """
 
 import fcntl
@@ -15,13 +15,14 @@ from pathlib import Path
 LOCK = "measuring.lock"
 RETRY_SECONDS = 0.05
 BUSY = 0.25
-"""Cores that others may compute on beyond those left to them, by our threads, before figures are doubted."""
+"""Share of our threads by which the cores that other processes use may exceed those we leave free, before a
+measurement counts as disturbed."""
 
 
 @contextmanager
 def alone(folder: Path, wait: float) -> Iterator[bool]:
-    """Hold the lock on measuring in `folder`; whether it was to be had within `wait` seconds. Without it, or
-    where no file can be written, the caller goes on all the same."""
+    """Hold the measurement lock in `folder`; yields whether it was acquired within `wait` seconds. The body
+    runs in either case, also where no file can be written."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -47,7 +48,8 @@ def _locked(handle: int, wait: float) -> bool:
 
 
 class Others:
-    """What other processes compute on this machine from now on. Where the system does not tell, nothing."""
+    """The processor time that other processes use from construction on. Not measured where the system does
+    not report it."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Others:
 
     @property
     def disturb(self) -> bool:
-        """Whether they used more cores than our threads leave to them."""
+        """Whether other processes used more cores than our threads leave free."""
         before, now = self._before, self._read()
         if now is None or before is None or now.time <= before.time:
             return False
@@ -71,7 +73,8 @@ class Others:
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds of a clock, and processor seconds until then: of the whole machine, and of this process."""
+    """A clock in seconds, and the processor seconds used until then: by the whole machine, and by this
+    process."""
 
     time: float
     machine: float
@@ -79,7 +82,7 @@ class Usage:
 
 
 def _usage() -> Usage | None:
-    """The usage now, as Linux tells it."""
+    """Return the current usage, as Linux reports it; None elsewhere."""
     try:
         numbers = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         user, nice, system, _, _, interrupts, soft, stolen = (int(number) for number in numbers)

@@ -1,6 +1,6 @@
-"""Measuring a profile: memory, matrices and steps of loaded models, in rounds.
+"""Measure a profile: memory bandwidth, matrix rate and steps of loaded models, in rounds.
 
-A round measures everything once, so what is compared was measured under the same conditions; results are
+A round measures everything once, so compared values were measured under the same conditions; results are
 medians over rounds.
 """
 
@@ -32,34 +32,34 @@ from streamserve.scheduling.cost import Line, StepCost, SwapCost, fit, fit_line,
 log = logging.getLogger(__name__)
 
 KV_BYTES = 1 << 30
-"""The most memory for the KV that steps are measured on; a quarter of what is free if that is less."""
+"""Maximum memory of the KV that steps are measured on; a quarter of the free memory if that is less."""
 
 READ_BYTES = 256 << 20
-"""The most memory that is read for the bandwidth: more than the caches that are ours."""
+"""Maximum memory that is read to measure the bandwidth: more than this process's share of the CPU caches."""
 
 MATRIX = (8192, 1024)
-"""Outputs and inputs of the weight that tells the matrix rate."""
+"""Outputs and inputs of the weight used to measure the matrix rate."""
 
 SWAPPED = (1, 4, 16, 64)
-"""Blocks that are copied out to a host pool at once, and back."""
+"""Numbers of blocks that are copied to a host pool at once, and back."""
 
 AGREE = 0.05
-"""Share by which half of the series may differ between one half of the rounds and the other."""
+"""Relative difference between even and odd rounds that the median of the series may have."""
 APART = 0.25
-"""Share by which none may."""
+"""Relative difference that no series may exceed."""
 
 WAIT_SECONDS = 20.0
-"""How long a server that starts waits for others to have measured."""
+"""How long a starting server waits for other processes to finish measuring."""
 
 LEAST_SECONDS = 0.002
-"""What takes less is repeated until it has taken this long."""
+"""Shorter calls are repeated until they have taken this long."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What to measure: steps with these `rows` over sequences that hold `contexts` tokens together, and one
-    sequence with a span of `span` rows, in `rounds`; where these do not agree, in up to `most_rounds`.
-    Nothing new is begun after `seconds`, beyond the least needed."""
+    """What to measure: steps with these `rows` over sequences with `contexts` tokens in total, and one
+    sequence with a span of `span` rows, in `rounds`; where these do not agree, in up to `most_rounds`. After
+    `seconds`, only required measurements are started."""
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -78,7 +78,8 @@ QUICK = Effort((1, 4, 8, 16, 64, 256), (0, 2048), 32, (256,), 2, 1.0, 6)
 
 @dataclass
 class Series:
-    """Something that is measured once a round. `rank` orders a round; what comes last is left out first."""
+    """A measurement that is repeated once a round. `rank` orders a round; the highest ranks are omitted
+    first."""
 
     call: Callable[[], object]
     rank: float
@@ -91,7 +92,8 @@ class Series:
 
     @property
     def difference(self) -> float:
-        """By what share the medians of every other round differ; infinite if there was only one."""
+        """The relative difference between the medians of even and odd rounds; infinite after only one
+        round."""
         if len(self.seconds) < 2:
             return math.inf
         even, odd = statistics.median(self.seconds[::2]), statistics.median(self.seconds[1::2])
@@ -99,14 +101,15 @@ class Series:
 
 
 def agree(series: Iterable[Series]) -> bool:
-    """Whether the rounds of what was measured repeatedly are about the same."""
+    """Return whether the rounds of all series that were measured repeatedly agree."""
     differences = [one.difference for one in series if len(one.seconds) > 1]
     return bool(differences) and statistics.median(differences) <= AGREE and max(differences) <= APART
 
 
 def run_rounds(series: Iterable[Series], effort: Effort, advance: Callable[[], None]) -> None:
-    """Measure all `series`, a round of them at a time, until rounds agree; `advance` is called after each.
-    What is needed is measured twice even if time is up, so that there is something to compare."""
+    """Measure all `series`, one round at a time, until rounds agree; `advance` is called after each
+    measurement. Required series are measured twice even after the time limit, so that two rounds can be
+    compared."""
     ranked = sorted(series, key=lambda one: one.rank)
     started = time.perf_counter()
     for number in range(max(effort.rounds, effort.most_rounds)):
@@ -118,13 +121,13 @@ def run_rounds(series: Iterable[Series], effort: Effort, advance: Callable[[], N
                 return
             if not late or one.needed:
                 if not number:
-                    one.call()  # what is slow only the first time is no cost of a step
+                    one.call()  # costs of the first call only are not costs of a step
                 one.seconds.append(seconds_of(one.call))
             advance()
 
 
 def seconds_of(call: Callable[[], object], least: float = LEAST_SECONDS) -> float:
-    """Of one call: the mean of a few if it takes less than `least` seconds."""
+    """Return the seconds of one call: the mean of several if it takes less than `least` seconds."""
     started, calls, passed = time.perf_counter(), 0, 0.0
     while not calls or passed < least:
         call()
@@ -134,7 +137,7 @@ def seconds_of(call: Callable[[], object], least: float = LEAST_SECONDS) -> floa
 
 
 class Bench:
-    """What is measured of one loaded model, and the profile that it comes to."""
+    """The measurements of one loaded model, and the profile computed from them."""
 
     def __init__(self, name: str, loaded: Loaded, effort: Effort) -> None:
         self._name, self._loaded, self._effort = name, loaded, effort
@@ -142,7 +145,8 @@ class Bench:
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype)
         self._work = StepFloor(spec, dtype.itemsize, limits.block_size, 1.0, 1.0)
         self._weight_bytes = (self._work.layer_numbers + self._work.head_numbers) * dtype.itemsize
-        # As much as the weights, so that a model which stays in a cache is held to that cache.
+        # As much as the weights, so that a model which fits a CPU cache is compared with that cache's
+        # bandwidth.
         self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
         room = min(KV_BYTES, available_bytes() // 4) // (self._kv_token_bytes * limits.block_size)
         self._grid = grid_points(effort.rows, effort.contexts, limits, room)
@@ -166,7 +170,7 @@ class Bench:
         return [self._read, *self._products.values(), *swaps, *self._points.values()]
 
     def profile(self, stable: bool) -> Profile:
-        """What was measured so far; `stable`: nobody else measured or computed meanwhile."""
+        """Return the profile measured so far; `stable`: no other process measured or computed meanwhile."""
         lines = [line for line in self._grid if all(self._points[point].seconds for point in line)]
         bandwidth, matrix_rate = self._rates([point for line in lines for point in line])
         model = self._loaded.model
@@ -197,12 +201,12 @@ class Bench:
         )
 
     def _line(self, copies: dict[int, Series]) -> Line:
-        """Seconds by bytes, through what was measured by blocks."""
+        """Fit the seconds by bytes to measurements by number of blocks."""
         sizes = [count * self._block_bytes for count in copies]
         return fit_line(sizes, [series.median for series in copies.values()])
 
     def _rates(self, points: Sequence[Point]) -> tuple[float, float]:
-        """Bandwidth and matrix rate: the best that was seen, in whole steps too."""
+        """Return bandwidth and matrix rate: the best observed, whole steps included."""
         bandwidths = [self._read_bytes / self._read.median]
         operations = 2 * MATRIX[0] * MATRIX[1]
         rates = [rows * operations / series.median for rows, series in self._products.items()]
@@ -213,7 +217,8 @@ class Bench:
         return max(bandwidths), max(rates)
 
     def _pair_seconds(self, curve: StepCost) -> float:
-        """What a long span behind much context costs beyond one behind none, and beyond reading that."""
+        """Return the seconds per query-context pair: what a long span after much context costs in addition to
+        one without context and to reading that context."""
         if not self._spans or not all(self._points[point].seconds for point in self._spans):
             return 0.0
         none, much = self._spans
@@ -224,7 +229,7 @@ class Bench:
 
 
 def _reader(team: Team | None, size: int) -> Callable[[], object]:
-    """Reads `size` bytes with all threads."""
+    """Return a function that reads `size` bytes with all threads."""
     if team is None:
         return torch.ones(size // 8, dtype=torch.int64).sum
     memory = team.memory(size)
@@ -233,7 +238,7 @@ def _reader(team: Team | None, size: int) -> Callable[[], object]:
 
 
 def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
-    """Multiplies `rows` rows with a weight, as the model's linear maps do."""
+    """Return a function that multiplies `rows` rows with a weight, as the model's linear maps do."""
     weight = torch.full(MATRIX, 0.5, dtype=loaded.model.dtype)
     linear = Linear(weight) if loaded.team is None else NativeLinear(loaded.team, weight)
     x = torch.full((rows, MATRIX[1]), 0.5, dtype=loaded.model.dtype)
@@ -241,7 +246,7 @@ def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
 
 
 def subject_of(loaded: Loaded) -> Subject:
-    """Whom a profile of this loaded model is of."""
+    """Return the subject of a profile of this loaded model."""
     backend, threads = "reference", torch.get_num_threads()
     if loaded.team is not None:
         backend = f"native-{Path(loaded.team.library._name).stem[:8]}"
@@ -257,8 +262,9 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, total: None,
     stable: bool = True,
 ) -> list[Profile]:
-    """Profiles of the named models, measured in the same rounds. `progress` is told how many of how many
-    measurements are done. They are stable if rounds agree and nobody else computes, where they can be."""
+    """Return profiles of the named models, measured in the same rounds. `progress` receives the number of
+    finished measurements and the total. Profiles are stable if rounds agree and, where the system reports it,
+    no other process computed meanwhile."""
     others = Others(max(subject_of(loaded).machine.threads for _, loaded in models))
     benches = [Bench(name, loaded, effort) for name, loaded in models]
     series = [one for bench in benches for one in bench.series()]
@@ -270,14 +276,14 @@ def measure(
 
 
 def first_profile(name: str, loaded: Loaded, kept: Kept, wait: float = WAIT_SECONDS) -> Profile | None:
-    """The kept profile of a model, or a quick one that is measured now and kept. Other processes that measure
-    are waited for, `wait` seconds at most; then what is measured counts as unstable. Whatever goes wrong is
-    said in the log, and the model is served without a profile then."""
+    """Return the stored profile of a model, or measure a quick one and store it. Waits at most `wait` seconds
+    for other processes that measure; after that the measurement counts as unstable. On any error, log it and
+    return None: the model is then served without a profile."""
     try:
         profile = kept.read(subject_of(loaded))
         if profile is None:
             with alone(kept.folder, wait) as undisturbed:
-                profile = kept.read(subject_of(loaded))  # another may have measured just this one
+                profile = kept.read(subject_of(loaded))  # another process may have measured it meanwhile
                 if profile is None:
                     log.info("measuring the model on this machine, once (--no-profile leaves it out)")
                     (profile,) = measure([(name, loaded)], QUICK, stable=undisturbed)

@@ -1,4 +1,4 @@
-"""Profiles: what a machine and a model on it are capable of, measured once and kept in the user's cache."""
+"""Profiles: measured performance of a model on a machine, stored in the user's cache folder."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a profile holds: the processor's name, the machine's cores, the worker's threads."""
+    """The machine of a profile: the processor's name, the machine's cores, the worker's threads."""
 
     processor: str
     cores: int
@@ -26,8 +26,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whom a profile is of: a machine, a model by its fingerprint, and what computes it ("native" with the
-    key of the compiled kernels, or "reference")."""
+    """The subject of a profile: a machine, a model by its fingerprint, and the backend ("native" with the key
+    of the compiled kernels, or "reference")."""
 
     machine: Machine
     fingerprint: str
@@ -39,7 +39,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Bandwidth in bytes and matrix rate in floating point operations a second; the cost of steps and their
     floor in seconds, over the same grid; the cost of swapping KV, by bytes. `quick`: measured while a server
     started, on a coarse grid. `stable`: no other process measured or computed meanwhile, and rounds agreed;
-    what is not stable is kept until it is measured anew."""
+    an unstable profile is used until it is measured again."""
 
     subject: Subject
     model: str
@@ -58,7 +58,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def summary(self) -> str:
-        """In a few words."""
+        """A one-line summary."""
         return (
             f"{self.bandwidth / 1e9:.1f} GB/s, {self.matrix_rate / 1e9:.0f} GFLOP/s, "
             f"a row {1e3 * self.cost(1):.2f} ms, {self.cost.tokens[-1]} rows "
@@ -68,19 +68,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True)
 class Kept:
-    """The folder of profiles."""
+    """The folder of stored profiles."""
 
     folder: Path
 
     def path(self, subject: Subject) -> Path:
-        """The file of `subject`'s profile, whether it exists or not."""
+        """Return the path of `subject`'s profile, whether it exists or not."""
         machine = subject.machine
         processor = re.sub(r"[^a-z0-9]+", "-", machine.processor.lower()).strip("-")[:60] or "processor"
         name = f"{processor}-{machine.cores}c-{machine.threads}t-{subject.fingerprint[:16]}"
         return self.folder / f"{name}-{subject.dtype}-{subject.backend}.json"
 
     def read(self, subject: Subject) -> Profile | None:
-        """What is kept of `subject`. A file that cannot be read, or is of something else, counts as none."""
+        """Return the stored profile of `subject`. A file that cannot be read, or has another subject, counts
+        as none."""
         path = self.path(subject)
         try:
             if path.stat().st_size > MAX_BYTES:
@@ -94,7 +95,7 @@ class Kept:
         return profile if profile.subject == subject and profile.format == FORMAT else None
 
     def write(self, profile: Profile) -> Path:
-        """Keep `profile`, in place of an earlier one. Raises OSError if it cannot be written."""
+        """Store `profile`, replacing an earlier one. Raises OSError if it cannot be written."""
         path = self.path(profile.subject)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(suffix=".json", dir=self.folder)
@@ -108,18 +109,18 @@ class Kept:
 
 
 def users_profiles() -> Kept:
-    """Where this user's profiles are kept."""
+    """Return the folder of this user's profiles."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Kept((Path(base) if base else Path.home() / ".cache") / "streamserve" / "profiles")
 
 
 def this_machine(threads: int) -> Machine:
-    """The machine that this process runs on, with so many threads."""
+    """Return the machine that this process runs on, with `threads` threads."""
     return Machine(_processor(), os.cpu_count() or 1, threads)
 
 
 def _processor() -> str:
-    """Its name, as Linux tells it."""
+    """Return the processor's name, as Linux reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Measuring a profile anew beside serving, in pieces that are one short step each.
+"""Remeasure a profile while serving, in pieces of one short step each.
 
-A piece is a step of a few query tokens without context: a request that arrives waits for no more than that.
-Longer steps, and those with context, are corrected by the same factor as the longest that was measured.
+A piece is a step of a few query tokens without context: an arriving request waits for one piece at most.
+Longer steps, and those with context, are corrected by the same factor as the longest measured step.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,15 +18,16 @@ from streamserve.execution.profile.steps import Steps, grid_points
 from streamserve.scheduling.cost import StepCost, fit
 
 PIECE_SECONDS = 0.005
-"""The longest step that is a piece, as far as the profile knows; that of one query token always is."""
+"""The longest step that is a piece, as predicted by the profile; a step of one query token always is one."""
 
 ROUNDS = 4
-"""Of all pieces; the first one only warms up."""
+"""Rounds over all pieces; the first one only warms up."""
 
 
 @dataclass
 class Remeasurement:
-    """The pieces of one profile's measurement. `disturbed`: others measured or computed meanwhile."""
+    """The pieces of one profile's measurement. `disturbed`: another process measured or computed
+    meanwhile."""
 
     loaded: Loaded
     kept: Kept
@@ -44,7 +45,7 @@ class Remeasurement:
 
     @torch.inference_mode()
     def piece(self) -> bool:
-        """Measure one step, if nobody else is measuring; whether that was the last."""
+        """Measure one step, unless another process is measuring; return whether it was the last one."""
         with alone(self.kept.folder, 0.0) as undisturbed:
             if not undisturbed:
                 self.disturbed = True
@@ -58,7 +59,7 @@ class Remeasurement:
         return self._done >= ROUNDS * len(numbers)
 
     def profile(self) -> Profile:
-        """The profile as it was measured now, stable if rounds agreed and nobody else computed."""
+        """Return the remeasured profile, stable if rounds agreed and no other process computed meanwhile."""
         stable = agree(self._series.values()) and not (self.disturbed or self._others.disturb)
         factors = {rows: one.median / self.old.cost(rows) for rows, one in self._series.items()}
         return msgspec.structs.replace(
@@ -70,13 +71,14 @@ class Remeasurement:
 
 
 def contradicts(profile: Profile, other: Profile) -> bool:
-    """Whether two profiles differ by more than a quarter for some number of query tokens."""
+    """Return whether two profiles differ by more than a quarter for some number of query tokens."""
     ratios = [other.cost(rows) / profile.cost(rows) for rows in profile.cost.tokens]
     return max(*ratios, *(1 / ratio for ratio in ratios)) > 1 + APART
 
 
 def _corrected(cost: StepCost, factors: dict[int, float]) -> StepCost:
-    """The curve with each line multiplied by its factor, and lines beyond by that of the last measured."""
+    """Return the curve with each line multiplied by its factor, lines beyond by that of the last measured
+    one."""
     known = [rows for rows in cost.tokens if rows in factors]
     lines = []
     for rows, line in zip(cost.tokens, cost.seconds, strict=True):

@@ -1,4 +1,4 @@
-"""The steps that a profile measures: which ones, and as plans on a KV pool of their own."""
+"""The steps that a profile measures: their grid, and their plans on a separate KV pool."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from streamserve.speculation.tree import root
 
 @dataclass(frozen=True)
 class Point:
-    """A step: `rows` query rows and `context` tokens held before it, both spread evenly over `sequences`."""
+    """A step: `rows` query rows after `context` cached tokens, both distributed evenly over `sequences`."""
 
     rows: int
     context: int
     sequences: int
 
     def shares(self) -> list[tuple[int, int]]:
-        """Rows and context of each sequence."""
+        """Return rows and context of each sequence."""
         rows, context = _spread(self.rows, self.sequences), _spread(self.context, self.sequences)
         return list(zip(rows, context, strict=True))
 
@@ -41,8 +41,9 @@ def _blocks(tokens: int, block_size: int) -> int:
 def grid_points(
     rows: Sequence[int], contexts: Sequence[int], limits: EngineConfig, room: int
 ) -> list[list[Point]]:
-    """A line of points over `contexts` for each of `rows`, as far as the engine's limits and a pool of `room`
-    blocks allow; one row and no context always. As many sequences as there are rows, or as may run."""
+    """Return a line of points over `contexts` for each of `rows`, as far as the engine's limits and a
+    pool of `room` blocks allow; one row without context always. As many sequences as there are rows, up
+    to the limit."""
     lengths = sorted({min(context, limits.max_model_len - 1) for context in contexts} | {0})
     lengths = [one for one in lengths if not one or _fits(Point(1, one, 1), limits, room)]
     lines = [[Point(count, one, min(count, limits.max_num_seqs)) for one in lengths] for count in rows]
@@ -50,8 +51,8 @@ def grid_points(
 
 
 def span_points(rows: int, context: int, limits: EngineConfig, room: int) -> list[Point]:
-    """A span of `rows` of one sequence behind nothing, and behind up to `context` tokens; none where the
-    limits leave no room for both."""
+    """Return a span of `rows` of one sequence without context, and after up to `context` tokens; an empty
+    list where the limits do not fit both."""
     behind = min(context, limits.max_model_len - rows)
     points = [Point(rows, 0, 1), Point(rows, behind, 1)]
     return points if behind > 0 and all(_fits(point, limits, room) for point in points) else []
@@ -67,13 +68,13 @@ def _fits(point: Point, limits: EngineConfig, room: int) -> bool:
 
 
 class Steps:
-    """A loaded model that can run points, on KV which is freed with this object. Executors keep a state for
-    each sequence: every point has sequences of its own, and all of them use the same blocks."""
+    """Runs points on a loaded model, with KV that is freed with this object. Executors keep a state for each
+    sequence: every point has different sequences, and all of them use the same blocks."""
 
     def __init__(self, loaded: Loaded, points: Sequence[Point]) -> None:
         size, model = loaded.engine_config.block_size, loaded.model
         cache = KVCache(model.spec, max(point.blocks(size) for point in points), size, model.dtype)
-        cache.data.fill_(0.01)  # pages that nobody wrote are not read from memory
+        cache.data.fill_(0.01)  # pages that were never written are not read from memory
         self._cache = cache
         self._executor = TorchExecutor(model, cache, attention_on(cache, model.spec, loaded.team), ())
         self.plans: dict[Point, StepPlan] = {}
@@ -85,13 +86,15 @@ class Steps:
         self._executor.run(StepPlan(0, states, [], [], []))
 
     def swaps(self, blocks: int) -> tuple[HostPool, list[tuple[int, int]], list[tuple[int, int]]]:
-        """A host pool of `blocks` blocks, if the cache has as many, and the copies that fill and empty it."""
+        """Return a host pool of `blocks` blocks, or the cache's number if less, and the copies that fill and
+        empty it."""
         count = min(blocks, self._cache.num_blocks)
         numbers = [(block, block) for block in range(count)]
         return HostPool([self._cache], count), numbers, numbers
 
     def call(self, point: Point) -> Callable[[], object]:
-        """What carries out the point's step: layers, logits of one row a sequence, and the choice."""
+        """Return a function that runs the point's step: layers, logits of one row a sequence, and
+        sampling."""
         plan = self.plans[point]
         return lambda: self._executor.run(plan)
 

@@ -1,1 +1,1 @@
-"""What happened to each request and when: recorded, exported, written as a timeline."""
+"""Request tracing: recorded, exported, and written as a timeline."""

@@ -1,10 +1,11 @@
-"""What became of each request and when, over all processes, from what the fleet is told and does.
+"""Records the spans of each request over all processes, from the fleet's events and commands.
 
     FleetEvent, Command ──▶ Recorder ──▶ Span ──▶ sinks: a timeline file, OpenTelemetry
     Work of workers     ──▶
 
-A request's spans: queued (until its first chunk is planned), prompt (until output 0), transfer (of a ticket's
-KV, from when blocks were held for it), decode, and one for each worker that had it, with the moments there.
+A request's spans: queued (until its first chunk is scheduled), prompt (until output 0), transfer (of a
+reservation's KV, from the time its blocks were reserved), decode, and one for each worker that had it, with
+the lifecycle events there.
 """
 
 import logging
@@ -23,8 +24,9 @@ FRONT = "front"
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took from `start` to `end`, in seconds of the clock that all processes share. `moments`
-    came in it, each at its time; `rows` are a step's. `late`: it came after its request had ended."""
+    """An interval from `start` to `end`, in seconds of the clock that all processes share. `moments` are its
+    lifecycle events with their times; `rows` are a step's query tokens. `late`: it came after its request had
+    ended."""
 
     name: str
     process: str
@@ -37,20 +39,20 @@ class Span:
 
 
 class Sink(Protocol):
-    """Takes spans, each when it has ended. A request's own (`request`) is its last."""
+    """Receives spans, each when it has ended. A request's own span (`request`) is its last."""
 
     def add(self, span: Span) -> None:
-        """One more."""
+        """Add a span."""
         ...
 
     def close(self) -> None:
-        """There are no more."""
+        """Close: no more spans follow."""
         ...
 
 
 @dataclass
 class _Life:
-    """An open request: when its phases began, and what workers said of it."""
+    """An open request: when its phases began, and the events that workers reported for it."""
 
     submitted: float
     first_chunk: float | None = None
@@ -60,8 +62,8 @@ class _Life:
 
 
 class Recorder:
-    """Follows the open requests of one fleet, and gives their spans to all sinks. A sink that fails is left
-    out from then on; no request notices."""
+    """Follows the open requests of one fleet and gives their spans to all sinks. A sink that fails is not
+    used any more; requests are not affected."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
@@ -70,11 +72,11 @@ class Recorder:
 
     @property
     def open(self) -> int:
-        """How many requests are being followed."""
+        """The number of requests that are being followed."""
         return len(self._lives)
 
     def observe(self, event: FleetEvent, commands: Iterable[Command], now: float) -> None:
-        """The fleet was told something, and wants these commands done."""
+        """Record an event of the fleet and the commands it caused."""
         match event:
             case Open():
                 self._lives.setdefault(event.request, _Life(now))
@@ -91,7 +93,7 @@ class Recorder:
                 self._end(command.request, now)
 
     def worked(self, worker: str, work: Sequence[Work]) -> None:
-        """A worker told what it did."""
+        """Record what a worker did."""
         for one in work:
             if one.name == "step":
                 self._add(Span("step", worker, "", one.at, one.at + one.seconds, rows=one.rows))
@@ -101,7 +103,7 @@ class Recorder:
                 self._instant(one.name, one.request, one.at, worker)
 
     def close(self) -> None:
-        """End all sinks."""
+        """Close all sinks."""
         for sink in self._sinks:
             try:
                 sink.close()
@@ -163,6 +165,6 @@ class Recorder:
                 self._failed(sink, error)
 
     def _failed(self, sink: Sink, error: Exception) -> None:
-        """What looks on fails for itself alone: it is told once, and nothing more is given to it."""
+        """Count and log the failure of a sink, which is not used any more."""
         self.failures += 1
         logger.error("%s failed and takes nothing more: %s", type(sink).__name__, error)

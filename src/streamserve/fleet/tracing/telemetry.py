@@ -1,6 +1,7 @@
-"""Traces by OpenTelemetry: one for each request, a span for each phase and each worker that had it.
+"""OpenTelemetry traces: one for each request, with a span for each phase and each worker that had it.
 
-The library is optional, and imported only when traces are wanted."""
+The library is optional, and imported only when traces are enabled.
+"""
 
 import time
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ TELEMETRY_MISSING = 'OpenTelemetry is not installed: pip install "streamserve[ot
 
 
 def telemetry_installed() -> bool:
-    """Whether traces can be sent."""
+    """Return whether the OpenTelemetry exporter is installed."""
     try:
         return find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter") is not None
     except ModuleNotFoundError:
@@ -23,7 +24,7 @@ def telemetry_installed() -> bool:
 
 
 def exporting(endpoint: str) -> "SpanProcessor":
-    """Sends to an OTLP collector over HTTP, in batches, beside everything else."""
+    """Return a processor that sends spans to an OTLP collector over HTTP, in batches, in the background."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -31,8 +32,8 @@ def exporting(endpoint: str) -> "SpanProcessor":
 
 
 class Telemetry:
-    """Keeps a request's spans until it has ended, then hands them to `processor` as one trace. Steps, which
-    are many requests', are left out."""
+    """Collects a request's spans until it has ended, then passes them to `processor` as one trace. Steps,
+    which belong to many requests, are left out."""
 
     def __init__(self, processor: "SpanProcessor") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -46,11 +47,11 @@ class Telemetry:
 
     @property
     def pending(self) -> int:
-        """How many requests have spans that wait for their end."""
+        """The number of requests whose spans wait for the request's end."""
         return len(self._parts)
 
     def add(self, span: Span) -> None:
-        """One more; with a request's own span its trace is complete, and what comes late is left out."""
+        """Add a span. A request's own span completes its trace; later ones are left out."""
         if span.late or not span.request:
             return
         if span.name != "request":
@@ -68,7 +69,7 @@ class Telemetry:
         root.end(self._nanos(span.end))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
     def _begin(self, span: Span, context: Any) -> Any:
@@ -78,5 +79,5 @@ class Telemetry:
         )
 
     def _nanos(self, at: float) -> int:
-        """Of the shared clock, since 1970."""
+        """Return a time of the shared clock in nanoseconds since 1970."""
         return int(1e9 * (at + self._epoch))

@@ -1,4 +1,4 @@
-"""A timeline file that Chrome (chrome://tracing) and ui.perfetto.dev show: steps of each process, and each
+"""A timeline file for Chrome (chrome://tracing) and ui.perfetto.dev: the steps of each process, and each
 request's spans above them."""
 
 import json
@@ -8,11 +8,11 @@ from typing import Any
 from streamserve.fleet.tracing.recorder import Span
 
 STEPS = 0
-"""The thread that a process's steps are shown on."""
+"""The thread on which a process's steps are shown."""
 
 
 class Timeline:
-    """Writes one event a line as it comes, so that what there is can be read however the server ended. Raises
+    """Writes one event per line as it comes, so that the file is readable however the server ended. Raises
     OSError if the file cannot be written."""
 
     def __init__(self, path: str | Path) -> None:
@@ -21,8 +21,8 @@ class Timeline:
         self._processes: dict[str, int] = {}
 
     def add(self, span: Span) -> None:
-        """Steps are bars on their process's thread; spans of a request are a track of its own, for they
-        overlap; moments are marks."""
+        """Write a span. Steps are bars on their process's thread. A request's spans overlap, so they are
+        async tracks; lifecycle events are marks."""
         process = self._process(span.process)
         if span.name == "step":
             duration = _micros(span.end - span.start)
@@ -44,7 +44,7 @@ class Timeline:
         self._file.close()
 
     def _process(self, name: str) -> int:
-        """The number of a process, which is named when it first appears."""
+        """Return the number of a process; the first time, write its name."""
         if name not in self._processes:
             self._processes[name] = len(self._processes)
             self._write(name="process_name", ph="M", pid=self._processes[name], args={"name": name})

@@ -1,1 +1,1 @@
-"""Tool calls in what a model writes: how its family writes them, and reading them as they come."""
+"""Tool calls in a model's output: the formats of model families, and incremental parsing."""

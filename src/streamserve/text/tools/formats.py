@@ -1,11 +1,11 @@
-"""How families of models write tool calls, and which of them a chat template speaks.
+"""Tool call formats of model families, and detection of a chat template's format.
 
 hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>            (Hermes, Qwen)
 llama3_json  {"name": …, "parameters": {…}}; {…}                              (Llama 3)
 mistral      [TOOL_CALLS][{"name": …, "arguments": {…}}, …]                   (Mistral)
              [TOOL_CALLS]name[ARGS]{…}                                        (its newer models)
 
-A further family is one more entry in FORMATS.
+Add another family as one more entry in FORMATS.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """`opening` comes before a call and `closing` behind it; `around` are signs that may stand between calls,
-    besides blanks. `bare`: a message may begin with a call without its opening. `named`: the name may stand
-    before the arguments, followed by `separator` or not. Ids of calls have `id_length` letters and digits
-    behind `id_prefix`.
+    """A tool call format.
 
-    `calls` is what a grammar allows behind the first opening, as rules of Lark: {opening}, {closing},
-    {separator} stand for these signs, @call for a call as a JSON object with its arguments under `key`, and
-    `name_first` for a name with its arguments behind it.
+    `opening` comes before a call and `closing` after it; `around` are characters allowed between calls,
+    besides whitespace. `bare`: a message may begin with a call without its opening. `named`: the name may
+    come before the arguments, with or without `separator` between them. Ids of calls are `id_prefix` and
+    `id_length` letters and digits.
+
+    `calls` is what a grammar allows after the first opening, as Lark rules: {opening}, {closing}, {separator}
+    stand for these markers, @call for a call as a JSON object with its arguments under `key`, and
+    `name_first` for a name followed by its arguments.
     """
 
     opening: str = ""
@@ -61,14 +63,16 @@ FORMATS = {
 }
 
 REQUIRED = Format(around="[],", bare=True)
-"""What a grammar makes of a call that must come: a JSON list of calls, and nothing else."""
+"""The format that a grammar produces for required calls: a JSON list of calls, and nothing else."""
 
 NAMES = ("auto", "none", *FORMATS)
 
 
 def find_format(name: str, template: str | None) -> Format | None:
-    """The format called `name`; with "auto" the one that `template` writes itself. None for "none", and where
-    nothing is found."""
+    """Return the format called `name`; for "auto" the one that `template` uses.
+
+    None for "none", and if none is detected.
+    """
     if name != "auto":
         return FORMATS.get(name)
     if not template or not renders_tools(template):
@@ -83,5 +87,5 @@ def find_format(name: str, template: str | None) -> Format | None:
 
 
 def renders_tools(template: str | None) -> bool:
-    """Whether a chat template tells the model which tools there are."""
+    """Return whether a chat template renders the list of tools."""
     return template is not None and "tools" in template

@@ -1,4 +1,4 @@
-"""A grammar of messages that may call tools: free text, then calls with arguments by their schemas."""
+"""Grammar of messages that may call tools: free text, then calls with arguments that match their schemas."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,9 +18,12 @@ _NO_THOUGHT = rf" & ~/[ \r\n\t]*{OPENING}(.|\n)*/"
 def free_calls(
     form: Format, schemas: Mapping[str, Schema], special: Callable[[str], int | None], thinks: bool
 ) -> Grammar:
-    """Text, then perhaps calls in `form`, with which the message ends. `schemas` has the arguments of each
-    function by its name; `special` knows which signs are tokens of their own. Where the model `thinks`, what
-    begins a thought is no text: a thought may speak of calls without making one."""
+    """Return a grammar of text, then optionally calls in `form`, which end the message.
+
+    `schemas` maps each function's name to the schema of its arguments; `special` returns the id of a marker
+    that is a special token. If the model `thinks`, text may not begin with the reasoning's opening tag:
+    reasoning may mention calls without making one.
+    """
 
     def mark(sign: str) -> str:
         token = special(sign)
@@ -45,8 +48,10 @@ def free_calls(
 
 
 def calls_schema(schemas: Mapping[str, Schema], key: str) -> Schema:
-    """One call as a JSON object: the name, then the arguments under `key`. References within a function's
-    schema are moved to where it stands now."""
+    """Return the schema of one call as a JSON object: the name, then the arguments under `key`.
+
+    References within a function's schema are adjusted to its new location.
+    """
     calls = [
         {
             "type": "object",

@@ -1,4 +1,4 @@
-"""One tool call as a JSON object, read sign by sign: its name, and its arguments as they come."""
+"""Incremental parser of one tool call as a JSON object: its name, and its arguments as they are generated."""
 
 import json
 
@@ -7,11 +7,11 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCall:
-    """Reads `{"name": …, "arguments": …}`, further keys ignored, in any order. If the `name` is given, the
-    object holds the arguments themselves.
+    """Parses `{"name": …, "arguments": …}`, with keys in any order; further keys are ignored.
 
-    `text` is all that was read. `arguments` is what is known of them so far: the JSON text as it was written;
-    if it is a string, as some models have it, what the string holds.
+    If the `name` is given, the object holds the arguments themselves. `text` is everything parsed so far.
+    `arguments` is what is known of them so far: the JSON text as written; if it is a string, as with some
+    models, the content of the string.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -28,7 +28,10 @@ class JsonCall:
         self._token = ""
 
     def feed(self, text: str) -> int:
-        """Read on, up to the end of the object or to what cannot be part of it. Returns how many signs."""
+        """Parse up to the end of the object, or to what cannot be part of it.
+
+        Returns the number of characters.
+        """
         for count, sign in enumerate(text):
             if self.done or self.broken:
                 return count
@@ -70,7 +73,7 @@ class JsonCall:
             self._in_string = False
 
     def _stream(self, sign: str) -> None:
-        """Arguments that are a string can be read at its end only."""
+        """Append a character to the arguments. Arguments in a string are available only at its end."""
         if self._bare or (self._key in _ARGUMENTS and not self._token.startswith('"')):
             self.arguments += sign
 

@@ -1,7 +1,7 @@
-"""A model's text into what it says and which tools it calls, as it comes.
+"""Parse a model's text incrementally into content and tool calls.
 
-The result does not depend on how the text is cut into pieces: what may be the beginning of a call is held
-back until it is clear. What turns out to be no call, or calls what is no tool, is ordinary text.
+The result does not depend on how the text is split into pieces: what may be the beginning of a call is held
+back until it is decided. What turns out not to be a call, or calls an unknown tool, is ordinary text.
 """
 
 import re
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What is new of call number `index`. The first has its id and name."""
+    """The new part of call number `index`. The first has its id and name."""
 
     index: int
     arguments: str
@@ -29,18 +29,20 @@ class CallDelta:
 
 @dataclass
 class Said:
-    """What a piece of text brought."""
+    """The output of one parsed piece of text."""
 
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
 
 class CallReader:
-    """Reads one message. `tools` are the names there are; with `parallel` false only the first call counts.
-    With `named` the text holds the arguments of that tool.
+    """Parses one message.
 
-    It is within a text, in the gap before, between and behind calls, or in a call. What was skipped in a gap
-    becomes text if no call follows.
+    `tools` are the names of the available tools; if `parallel` is false only the first call counts. With
+    `named` the text holds the arguments of that tool.
+
+    The parser is within text, in the gap before, between and after calls, or in a call. What was skipped in a
+    gap becomes text if no call follows.
     """
 
     def __init__(
@@ -61,11 +63,11 @@ class CallReader:
         self._told = 0
 
     def feed(self, text: str) -> Said:
-        """Read on."""
+        """Parse the next piece."""
         return self._read(text, final=False)
 
     def finish(self) -> Said:
-        """What was held back, at the end of the text."""
+        """Return what was held back, at the end of the text."""
         said = self._read("", final=True)
         if self._call is not None and not self._begun:
             self._give_up(said, self._skipped + self._call.text)
@@ -90,7 +92,7 @@ class CallReader:
         return said
 
     def _read_text(self, said: Said, final: bool) -> bool:
-        """Pass text on up to the next opening. Returns False to wait for more text."""
+        """Emit text up to the next opening. Returns False to wait for more text."""
         opening = self._form.opening
         place = self._rest.find(opening) if opening else -1
         if place >= 0:
@@ -102,7 +104,7 @@ class CallReader:
         return False
 
     def _read_gap(self, said: Said, final: bool) -> bool:
-        """Skip what stands around calls. Returns False to wait for more text."""
+        """Skip the markers and whitespace around calls. Returns False to wait for more text."""
         form, rest = self._form, self._rest
         for mark in (form.closing, form.opening):
             if mark and rest.startswith(mark):
@@ -127,7 +129,8 @@ class CallReader:
         return True
 
     def _arguments_place(self, final: bool) -> int | None:
-        """Where the arguments begin behind a name; 0 if there is none, None if that isn't clear yet."""
+        """Return the index of the arguments after a name; 0 if there is no name, None if that is not decided
+        yet."""
         found = _NAME.match(self._rest)
         if found is None:
             return 0
@@ -142,7 +145,7 @@ class CallReader:
         return place
 
     def _read_call(self, said: Said, call: JsonCall) -> None:
-        """Read on in a call, and tell what is new of it."""
+        """Parse the rest of a call, and emit what is new of it."""
         self._take(call.feed(self._rest))
         if not self._begun and (call.broken or call.done or call.name is not None):
             if call.name not in self._tools:
@@ -165,7 +168,7 @@ class CallReader:
         return self._parallel or self.calls == 1
 
     def _give_up(self, said: Said, text: str) -> None:
-        """It was no call: `text`, and what follows, is said."""
+        """Treat `text` as content: it was not a call, and what follows is text too."""
         self._call, self._in_text, self._skipped = None, True, ""
         self._say(said, text)
 
@@ -174,7 +177,7 @@ class CallReader:
         return taken
 
     def _say(self, said: Said, text: str) -> None:
-        """Pass text on; blanks only once something follows them."""
+        """Emit text; trailing whitespace only once something follows it."""
         whole = self._blanks + text
         kept = whole.rstrip()
         self._blanks = whole[len(kept) :]
@@ -182,7 +185,7 @@ class CallReader:
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many signs at the end of `text` may be the beginning of `mark`."""
+    """Return how many characters at the end of `text` may be the beginning of `mark`."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
