@@ -27,7 +27,7 @@ from matplotlib import pyplot as plt
 from benchmarks.report import table, write
 from streamserve.execution.linear import Linear
 from streamserve.execution.native import library
-from streamserve.execution.native.library import Team, kernels
+from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.native.linear import NativeLinear
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 510)
@@ -64,7 +64,7 @@ def seconds(calls: Sequence[Callable[..., Any]], *arguments: Any) -> float:
     return (time.perf_counter() - start) / len(calls)
 
 
-def reader(team: Team, size: int) -> Callable[[], None]:
+def reader(team: ThreadPool, size: int) -> Callable[[], None]:
     """Return a function that reads `size` bytes with the thread pool, at memory bandwidth."""
     memory = team.memory(size)
     memory.fill_(1)
@@ -72,7 +72,7 @@ def reader(team: Team, size: int) -> Callable[[], None]:
 
 
 def measure(
-    team: Team, shape: tuple[int, int], rows: Sequence[int], rounds: int, dtype: torch.dtype
+    team: ThreadPool, shape: tuple[int, int], rows: Sequence[int], rounds: int, dtype: torch.dtype
 ) -> dict[int, Series]:
     """Measure all numbers of rows of one shape, in interleaved rounds."""
     size = dtype.itemsize * shape[0] * shape[1]
@@ -147,7 +147,7 @@ def main() -> None:
     if built is None:
         raise SystemExit("there are no kernels to measure: see the log")
     torch.set_num_threads(args.threads)
-    team = Team(built, args.threads, library.Path[args.path] if args.path else None)
+    team = ThreadPool(built, args.threads, library.Path[args.path] if args.path else None)
     dtype: torch.dtype = getattr(torch, args.dtype)
     results: dict[str, list[dict[str, float]]] = {}
     for name in args.shapes:

@@ -24,7 +24,7 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import Node, Recording, pack
-from streamserve.speculation.controller import Speculation, guessed_cost
+from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import parse_policy
 from streamserve.speculation.shapes import SPECINFER, Shape
 from streamserve.speculation.tree import TokenTree
@@ -69,7 +69,7 @@ def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
     """Return the target's greedy answers."""
     engine = Engine(
         loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0, None,
-        Speculation(parse_policy("off"), guessed_cost),
+        Speculation(parse_policy("off"), default_cost),
     )  # fmt: skip
     found: list[list[int]] = [[] for _ in asked]
     for number, prompt in enumerate(asked):

@@ -85,7 +85,7 @@ async def run(
         "targets": count,
         "per_target": [speed for speed, _ in found],
         "from_services": sum(one.accepted for one in remote),
-        "from_n_grams": sum(one.stand_in_accepted for one in remote),
+        "from_n_grams": sum(one.fallback_accepted for one in remote),
         "kv_bytes_per_block": ready[0].kv_cache_bytes // ready[0].num_blocks,
         "texts": texts,
     }

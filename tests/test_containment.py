@@ -109,9 +109,9 @@ async def survive(llm: AsyncLLM, marked: str, count: int, tries: int = TRIES) ->
 
 async def note_deaths(llm: AsyncLLM, deaths: list[float]) -> None:
     """When workers died."""
-    known = fleet(llm).crew.deaths
+    known = fleet(llm).supervisor.deaths
     while True:
-        now = fleet(llm).crew.deaths
+        now = fleet(llm).supervisor.deaths
         deaths += [time.monotonic()] * (now - known)
         known = now
         await asyncio.sleep(0.01)

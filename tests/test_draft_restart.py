@@ -22,7 +22,7 @@ from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.messages import Stop, encode
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import TokenTree, chain
-from streamserve.workers.draft_listener import Gate
+from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.checkpoints import make_checkpoint
@@ -98,7 +98,7 @@ class Running:
         child.connect("inproc://parent")
         own = OwnIdentity(model="m", tokenizer="t", vocabulary="v", vocab_size=320, max_model_len=512)
         self.service = Service(own, ServiceConfig(num_blocks=200, keep_warm="never"), self.secret)
-        self.gate = Gate(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+        self.gate = DraftListener(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
         self.drafter = Poisoned()
         self.runtime = ServiceRuntime(self.service, self.gate, child, self.context)
         self.runtime.start()

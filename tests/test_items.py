@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
-from streamserve.fleet.runtime import FleetShell
+from streamserve.fleet.runtime import FleetRuntime
 from streamserve.llm.items import read_items
 from streamserve.protocol.messages import Admitted, Event, Token
 from streamserve.protocol.sampling import SamplingParams
@@ -23,10 +23,10 @@ async def test_what_was_preempted_had_left_the_queue_and_its_own_blocks_are_no_h
         yield [Token("r", 1, 0, 1, 71, finish="length")]
 
     params = SamplingParams(max_tokens=2)
-    shell = cast(FleetShell, None)  # only asked to end a choice at its stop string
+    runtime = cast(FleetRuntime, None)  # only asked to end a choice at its stop string
     tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path))
     watch = Stopwatch(time.monotonic())
-    items = [item async for item in read_items(steps(), shell, tokenizer, "r", 40, params, watch)]
+    items = [item async for item in read_items(steps(), runtime, tokenizer, "r", 40, params, watch)]
     usage = items[-1]
     assert isinstance(usage, Usage)
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 2)

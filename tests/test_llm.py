@@ -163,7 +163,7 @@ def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
     before = generated(llm)
     for _ in llm.stream("hello", SamplingParams(max_tokens=8000, ignore_eos=True)):
         break
-    until(lambda: not llm._llm._shell._clients)
+    until(lambda: not llm._llm._runtime._clients)
     until(lambda: generated(llm) > before and idle(llm))
     assert generated(llm) - before < 7000
 

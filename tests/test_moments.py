@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from streamserve.engine.observer import Moment
+from streamserve.engine.observer import LifecycleEvent
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
@@ -75,7 +75,7 @@ def undisturbed(checkpoint: Path, scale: Scale) -> tuple[list[Request], list[obj
 @pytest.mark.parametrize(
     "victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")], ids=["prefill", "decode", "both"]
 )
-@pytest.mark.parametrize("moment", [*get_args(Moment), "draining"])
+@pytest.mark.parametrize("moment", [*get_args(LifecycleEvent), "draining"])
 async def test_a_worker_lost_at_a_moment_costs_time_never_text(
     moment: str,
     victims: tuple[str, ...],

@@ -52,7 +52,7 @@ async def serving(checkpoint: Path, **given: object) -> AsyncGenerator[AsyncLLM,
 
 
 def fleet(llm: AsyncLLM) -> Fleet:
-    return llm._shell.fleet
+    return llm._runtime.fleet
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -223,7 +223,7 @@ async def test_tickets_that_were_tampered_with_are_refused_and_the_prompts_compu
     async with serving(checkpoint) as llm:
         expected = await answers(llm, asked)
     async with serving(checkpoint, pairs=1) as llm:
-        send = llm._shell._send
+        send = llm._runtime._send
         tampering = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]
 
         async def tampered(command: Send) -> None:
@@ -234,7 +234,7 @@ async def test_tickets_that_were_tampered_with_are_refused_and_the_prompts_compu
             for ticket in tampering.pop()(message.ticket):
                 await send(Send(command.worker, Push(ticket)))
 
-        monkeypatch.setattr(llm._shell, "_send", tampered)
+        monkeypatch.setattr(llm._runtime, "_send", tampered)
         assert await answers(llm, asked) == expected
         assert not tampering
         await empty(llm)

@@ -66,11 +66,11 @@ async def test_clients_that_hang_up_leave_nothing(
     assert outcomes.count("left") > total // 4
     assert outcomes.count("whole") + outcomes.count("streamed") > total // 2
     deadline = time.monotonic() + 20
-    shell = server.llm._shell
+    runtime = server.llm._runtime
     # The metrics are the worker's last report, which may be older than a client that has just hung up.
     while (
-        shell._clients
-        or shell.fleet.requests
+        runtime._clients
+        or runtime.fleet.requests
         or server.metric("kv_cache_usage_perc")
         or server.metric("num_requests_running")
     ):

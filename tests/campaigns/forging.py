@@ -24,7 +24,7 @@ from streamserve.protocol.messages import (
     Withdrawn,
     encode,
 )
-from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, TransferReservation
 from tests.campaigns.mutate import PACKABLE, changed, disturbed_bytes
 
 LARGE = (-1, 0, 1, 7, 2**31, 2**62)
@@ -122,12 +122,14 @@ def _wrong_order(rng: Random, known: tuple[str, int]) -> Edit | Cancel | Push | 
     )
 
 
-def _ticket(rng: Random, name: str, attempt: int) -> Ticket:
+def _ticket(rng: Random, name: str, attempt: int) -> TransferReservation:
     number = rng.choice(LARGE)
     path = rng.choice(("", "/dev/null", "/proc/self/mem", "/nothing"))
     to = CacheAddress(path, number, number, rng.choice(("", "model/16/1")), number)
     blocks = [rng.choice(LARGE)] * rng.choice((0, 1, 1000))
-    return Ticket(f"{GHOST}-ticket", name, attempt, (0, 1), number, rng.choice(LARGE), blocks, to)
+    return TransferReservation(
+        f"{GHOST}-ticket", name, attempt, (0, 1), number, rng.choice(LARGE), blocks, to
+    )
 
 
 def _known(genuine: bytes) -> tuple[str, int]:

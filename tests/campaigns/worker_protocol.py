@@ -171,14 +171,14 @@ async def _in_time(work: Any, what: str) -> Any:
 
 
 async def _all_ready(llm: AsyncLLM) -> None:
-    workers = llm._shell.fleet.workers.values()
+    workers = llm._runtime.fleet.workers.values()
     while not all(worker.ready for worker in workers) or not llm.health().ready:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 
 async def _empty(llm: AsyncLLM) -> None:
     """Wait until neither fleet nor workers hold anything, of ghosts or others."""
-    fleet = llm._shell.fleet
+    fleet = llm._runtime.fleet
     for _ in range(500):
         reports = [worker.report for worker in fleet.workers.values()]
         held = [(r.blocks_live, r.running, r.waiting) for r in reports if r]
@@ -192,7 +192,7 @@ async def _empty(llm: AsyncLLM) -> None:
 
 
 def _no_death(llm: AsyncLLM) -> None:
-    workers = llm._shell.fleet.workers.items()
+    workers = llm._runtime.fleet.workers.items()
     died = {name: worker.incarnation for name, worker in workers if worker.incarnation > 1}
     if died:
         raise TrialFailure(DEATH, f"workers died: {died}")

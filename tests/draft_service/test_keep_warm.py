@@ -4,12 +4,14 @@ import random
 
 import pytest
 
-from streamserve.draft_service.server.keep_warm import AGAIN, GAP, KNOWN, LONGEST, Warmth
+from streamserve.draft_service.server.keep_warm import AGAIN, GAP, KNOWN, LONGEST, KeepWarmController
 
 COLD, WARM = 0.0016, 0.0012
 
 
-def gaps(warmth: Warmth, count: int, cold: float, warm: float, hiccups: float = 0.0) -> list[bool]:
+def gaps(
+    warmth: KeepWarmController, count: int, cold: float, warm: float, hiccups: float = 0.0
+) -> list[bool]:
     """Work comes after so many gaps, and a level takes `cold` or `warm` seconds after them; whether each gap
     was bridged."""
     rng, now, bridged = random.Random(1), 0.0, []
@@ -24,14 +26,14 @@ def gaps(warmth: Warmth, count: int, cold: float, warm: float, hiccups: float = 
 
 @pytest.mark.parametrize("hiccups", [0.0, 0.02])
 def test_where_it_pays_gaps_are_bridged(hiccups: float) -> None:
-    bridged = gaps(Warmth("auto"), 600, COLD, WARM, hiccups)
+    bridged = gaps(KeepWarmController("auto"), 600, COLD, WARM, hiccups)
     assert all(bridged[3 * KNOWN :])
     assert not all(bridged[:KNOWN]), "both ways were tried"
 
 
 @pytest.mark.parametrize("warm", [COLD, 0.99 * COLD, 1.2 * COLD])
 def test_where_it_does_not_pay_they_are_not(warm: float) -> None:
-    warmth = Warmth("auto")
+    warmth = KeepWarmController("auto")
     bridged = gaps(warmth, 600, COLD, warm)
     assert not any(bridged[3 * KNOWN :])
     assert any(bridged[:KNOWN]), "both ways were tried"
@@ -39,14 +41,14 @@ def test_where_it_does_not_pay_they_are_not(warm: float) -> None:
 
 
 def test_things_may_change() -> None:
-    warmth = Warmth("auto")
+    warmth = KeepWarmController("auto")
     assert not any(gaps(warmth, 900, COLD, COLD)[3 * KNOWN :])
     later = gaps(warmth, 5 * AGAIN, COLD, WARM)
     assert all(later[-AGAIN // 2 :])
 
 
 def test_what_came_right_after_other_work_says_nothing() -> None:
-    warmth = Warmth("auto")
+    warmth = KeepWarmController("auto")
     for now in range(200):
         warmth.gap(GAP / 2)
         warmth.drafted(COLD, float(now))
@@ -54,12 +56,12 @@ def test_what_came_right_after_other_work_says_nothing() -> None:
 
 
 def test_one_can_be_told_to_or_not_to() -> None:
-    assert all(gaps(Warmth("always"), 300, COLD, 2 * COLD))
-    assert not any(gaps(Warmth("never"), 300, COLD, WARM))
+    assert all(gaps(KeepWarmController("always"), 300, COLD, 2 * COLD))
+    assert not any(gaps(KeepWarmController("never"), 300, COLD, WARM))
 
 
 def test_passes_for_nobody_are_made_now_and_then_and_not_for_ever() -> None:
-    warmth = Warmth("always")
+    warmth = KeepWarmController("always")
     assert warmth.due(0.0) is None, "nobody has ever come"
     warmth.drafted(None, 1.0)
     now, made = 1.0, []
@@ -72,4 +74,4 @@ def test_passes_for_nobody_are_made_now_and_then_and_not_for_ever() -> None:
     assert made[0] > 1.0
     assert 1.0 + LONGEST - 0.01 < now < 1.0 + LONGEST + 0.01
     assert len(made) == warmth.passes == pytest.approx(LONGEST / 0.005, rel=0.1)
-    assert Warmth("never").due(0.0) is None
+    assert KeepWarmController("never").due(0.0) is None

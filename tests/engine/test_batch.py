@@ -115,9 +115,9 @@ def test_prompts_without_targets_do_not_wait_for_each_other() -> None:
 
 def test_who_cannot_meet_its_targets_any_more_holds_nobody_up() -> None:
     """A target that this machine never meets, beside those that it does."""
-    hopeless = ask("hopeless", 8, 100, tpot_ms=1.0)
+    infeasible = ask("hopeless", 8, 100, tpot_ms=1.0)
     others = [ask(f"o{i}", 8, 40, arrival=0.1, tpot_ms=20.0, ttft_ms=300.0) for i in range(4)]
-    played = play([hopeless, *others])
+    played = play([infeasible, *others])
     assert all(played.times[one.request][0] <= 0.1 + 0.3 for one in others)
     assert all(played.tpot(one.request) <= 0.02 for one in others)
 

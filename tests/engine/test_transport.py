@@ -10,20 +10,22 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, Pushed
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.tickets import CacheAddress, Push, Ticket
+from streamserve.protocol.tickets import CacheAddress, Push, TransferReservation
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
-from streamserve.speculation.controller import Speculation, guessed_cost
+from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import parse_policy
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 
 CONFIG = EngineConfig(num_blocks=32, block_size=4, max_model_len=64)
 PROMPT = list(range(10))
-GOOD = Ticket("decode/0", "r", 0, (0,), len(PROMPT), 0, [3, 1, 2], CacheAddress("decode", 0, 8, "pretended"))
+GOOD = TransferReservation(
+    "decode/0", "r", 0, (0,), len(PROMPT), 0, [3, 1, 2], CacheAddress("decode", 0, 8, "pretended")
+)
 
 
 def prefilled(
-    ticket: Ticket, twice: bool = False, wire: list[Callable[[], None]] | None = None
+    ticket: TransferReservation, twice: bool = False, wire: list[Callable[[], None]] | None = None
 ) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
     """A prefill worker that has computed the prompt and got this ticket: what it wrote, what it told. What
     is on the `wire`, if there is one, lands when the test says so."""
@@ -41,7 +43,7 @@ def prefilled(
         land() if wire is None else wire.append(land)
 
     transport = SimulatedTransport(own, lambda path: other if path == "decode" else None, later, 0.0)
-    speculation = Speculation(parse_policy("off"), guessed_cost)
+    speculation = Speculation(parse_policy("off"), default_cost)
     engine = Engine(
         CONFIG, model_info(64), own, lambda: 0.0, None, speculation, transport=transport, name="prefill"
     )  # fmt: skip

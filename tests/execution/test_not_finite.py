@@ -11,7 +11,7 @@ from streamserve.execution.drafters.guesses import best_guesses
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.load import drafter_on, load
-from streamserve.execution.native.library import Team, kernels
+from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.native.sampling import NativeChooser, NativeGuesser
 from streamserve.execution.sampling import NOT_FINITE, NotFiniteError, Row, Sampler, finite_rows
 from streamserve.protocol.config import ModelConfig
@@ -93,7 +93,7 @@ def test_a_wrong_draft_token_that_overflows_changes_nothing(folder):
 def test_no_token_comes_of_a_row_that_is_not_finite(native, kind, value):
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 4001)).astype(np.float32))
     logits[1, 2777] = VALUES[value]
-    chooser = NativeChooser(Team(kernels(), 1)) if native else None
+    chooser = NativeChooser(ThreadPool(kernels(), 1)) if native else None
     rows = [Row(row, KINDS[kind], 0, np.array([4]), []) for row in (0, 1)]
     sampler = Sampler(logits, (), chooser)
     first, second = sampler.sample(rows)
@@ -110,7 +110,7 @@ def test_no_token_comes_of_a_row_that_is_not_finite(native, kind, value):
 def test_nothing_is_drafted_after_a_row_that_is_not_finite(native, kind, value):
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 4001)).astype(np.float32))
     logits[1, 2777] = VALUES[value]
-    guesser = NativeGuesser(Team(kernels(), 1)) if native else best_guesses
+    guesser = NativeGuesser(ThreadPool(kernels(), 1)) if native else best_guesses
     first, second = guesser(logits, [KINDS[kind]] * 2, [0, 0], [0, 0], 3)
     assert len(first) == 3
     assert second == []

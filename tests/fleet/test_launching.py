@@ -15,7 +15,7 @@ import zmq.asyncio
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Beat, Heard, Lost, Open, Tick
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.runtime import FleetShell
+from streamserve.fleet.runtime import FleetRuntime
 from streamserve.fleet.tracing.recorder import Recorder
 from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.protocol.config import ModelConfig, WorkerConfig
@@ -91,21 +91,21 @@ class Launcher:
 @contextlib.asynccontextmanager
 async def running(
     launcher: Launcher, recorder: Recorder | None = None, ready: bool = True
-) -> AsyncGenerator[FleetShell, None]:
+) -> AsyncGenerator[FleetRuntime, None]:
     def settings(worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(
             worker=f"{worker}/{incarnation}", role="unified", endpoint=endpoint, model=ModelConfig(path="")
         )
 
-    async with asyncio.timeout(60), FleetShell(FleetConfig(), settings, recorder, launcher) as shell:
+    async with asyncio.timeout(60), FleetRuntime(FleetConfig(), settings, recorder, launcher) as runtime:
         if ready:
-            await shell.until_ready()
-        yield shell
+            await runtime.until_ready()
+        yield runtime
 
 
-async def ask(shell: FleetShell, name: str) -> list[int]:
+async def ask(runtime: FleetRuntime, name: str) -> list[int]:
     tokens: list[int] = []
-    async with aclosing(shell.submit(Open(name, [1, 2], PARAMS))) as steps:
+    async with aclosing(runtime.submit(Open(name, [1, 2], PARAMS))) as steps:
         async for events in steps:
             tokens += [event.token for event in events if isinstance(event, Token)]
     return tokens
@@ -120,80 +120,80 @@ async def until(condition) -> None:
     "identity", [b"nobody/1", b"unified-0/99", b"unified-0/x", b"unified-0", b"\xff", b"/"]
 )
 async def test_a_stranger_on_the_endpoint_costs_no_worker(identity: bytes) -> None:
-    async with running(Launcher()) as shell:
+    async with running(Launcher()) as runtime:
         stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         stranger.setsockopt(zmq.IDENTITY, identity)
-        stranger.connect(shell._endpoint)
+        stranger.connect(runtime._endpoint)
         for parts in ([b"\x01\x02"], [b"a", b"b", b"c"], [encode(Events([]))]):
             await stranger.send_multipart(parts)
         try:
             for name in "abc":
-                assert await ask(shell, name) == [0, 1, 2]
+                assert await ask(runtime, name) == [0, 1, 2]
                 await asyncio.sleep(0.05)
-            assert shell.fleet.workers[W].incarnation == 1
-            assert shell.fleet.health() == (True, "ready")
+            assert runtime.fleet.workers[W].incarnation == 1
+            assert runtime.fleet.health() == (True, "ready")
         finally:
             stranger.close(linger=0)
 
 
 async def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
     launcher = Launcher()
-    async with running(launcher) as shell:
-        assert await ask(shell, "a") == [0, 1, 2]
+    async with running(launcher) as runtime:
+        assert await ask(runtime, "a") == [0, 1, 2]
         launcher.error = OSError(24, "Too many open files")
         launcher.started[0].kill()
         await until(lambda: launcher.asked >= 3)
-        ready, why = shell.fleet.health()
+        ready, why = runtime.fleet.health()
         assert not ready
         assert "could not be started: [Errno 24] Too many open files" in why
-        waiting = asyncio.create_task(ask(shell, "b"))
+        waiting = asyncio.create_task(ask(runtime, "b"))
         await asyncio.sleep(0)
         launcher.error = None
         assert await waiting == [0, 1, 2]
-        assert shell.fleet.health() == (True, "ready")
+        assert runtime.fleet.health() == (True, "ready")
 
 
 async def test_who_waits_for_a_worker_is_told_when_its_starts_keep_failing() -> None:
     launcher = Launcher()
-    async with running(launcher) as shell:
-        shell.fleet.workers[W].failed_starts = 2
+    async with running(launcher) as runtime:
+        runtime.fleet.workers[W].failed_starts = 2
         launcher.error = OSError(12, "Cannot allocate memory")
         launcher.started[0].kill()
-        await until(lambda: not shell.fleet.health()[0])
+        await until(lambda: not runtime.fleet.health()[0])
         with pytest.raises(StartError, match="Cannot allocate memory"):
-            await shell.until_ready()
+            await runtime.until_ready()
         launcher.error = None
-        assert shell.fleet.crew.retry_after(0.0) > 0
+        assert runtime.fleet.supervisor.retry_after(0.0) > 0
 
 
 async def test_a_worker_that_cannot_be_started_at_all_is_told_at_the_start() -> None:
     launcher = Launcher()
     launcher.error = OSError(12, "Cannot allocate memory")
-    async with running(launcher, ready=False) as shell:
+    async with running(launcher, ready=False) as runtime:
         with pytest.raises(Exception, match="Cannot allocate memory"):
-            await shell.until_ready()
+            await runtime.until_ready()
 
 
 async def test_a_disk_that_is_full_costs_the_timeline_and_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timeline = Timeline(tmp_path / "timeline.json")
-    async with running(Launcher(), Recorder([timeline])) as shell:
-        assert await ask(shell, "a") == [0, 1, 2]
+    async with running(Launcher(), Recorder([timeline])) as runtime:
+        assert await ask(runtime, "a") == [0, 1, 2]
         timeline._file.close()
         timeline._file = Path("/dev/full").open("w", buffering=1)  # noqa: ASYNC230, SIM115
         for name in "bcd":
-            assert await ask(shell, name) == [0, 1, 2]
-        assert shell.incidents().observer_failures == 1
+            assert await ask(runtime, name) == [0, 1, 2]
+        assert runtime.incidents().observer_failures == 1
     assert len([record for record in caplog.records if "No space left" in record.message]) == 1
 
 
 async def test_a_recorder_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder([])
     monkeypatch.setattr(recorder, "observe", lambda *args: 1 / 0)
-    async with running(Launcher(), recorder) as shell:
-        assert await ask(shell, "a") == [0, 1, 2]
-        assert shell.incidents().observer_failures == 1
+    async with running(Launcher(), recorder) as runtime:
+        assert await ask(runtime, "a") == [0, 1, 2]
+        assert runtime.incidents().observer_failures == 1
 
 
 class FaultyFleet(Fleet):
@@ -218,31 +218,31 @@ def faulty(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_events_that_cannot_be_taken_cost_their_own_request(faulty: type[FaultyFleet]) -> None:
-    async with running(Launcher()) as shell:
+    async with running(Launcher()) as runtime:
         faulty.faults = [Events]
         with pytest.raises(RequestError, match="failed to handle") as refused:
-            await ask(shell, "a")
+            await ask(runtime, "a")
         assert refused.value.status == 500
-        assert await ask(shell, "b") == [0, 1, 2]
+        assert await ask(runtime, "b") == [0, 1, 2]
 
 
 async def test_a_tick_that_fails_is_not_the_last(faulty: type[FaultyFleet]) -> None:
-    async with running(Launcher()) as shell:
+    async with running(Launcher()) as runtime:
         faulty.faults = [Tick]
         await until(lambda: not faulty.faults)
         faulty.faults = [Tick]
         await until(lambda: not faulty.faults)
-        assert await ask(shell, "b") == [0, 1, 2]
+        assert await ask(runtime, "b") == [0, 1, 2]
 
 
 async def test_a_loss_that_cannot_be_taken_ends_the_server(faulty: type[FaultyFleet]) -> None:
     """Nobody knows what would become of the worker: whoever waits is told, and so is who runs this."""
     launcher = Launcher()
-    async with running(launcher) as shell:
-        failing = asyncio.create_task(shell.until_failed())
-        waiting = asyncio.create_task(shell.until_failed())
-        shell.fleet.workers[W].ready = None
-        asking = asyncio.create_task(ask(shell, "a"))
+    async with running(launcher) as runtime:
+        failing = asyncio.create_task(runtime.until_failed())
+        waiting = asyncio.create_task(runtime.until_failed())
+        runtime.fleet.workers[W].ready = None
+        asking = asyncio.create_task(ask(runtime, "a"))
         await asyncio.sleep(0.05)
         faulty.faults = [Lost]
         launcher.started[0].kill()
@@ -253,4 +253,4 @@ async def test_a_loss_that_cannot_be_taken_ends_the_server(faulty: type[FaultyFl
             await asking
         assert refused.value.status == 500
         with pytest.raises(RequestError):
-            await ask(shell, "b")
+            await ask(runtime, "b")

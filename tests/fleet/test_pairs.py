@@ -16,12 +16,12 @@ from streamserve.protocol.messages import (
     Reserved,
     Submit,
     Token,
-    TransferNews,
     Transfers,
+    TransferUpdate,
 )
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, TransferReservation
 from tests.api.test_metrics import REPORT
 from tests.fleet.test_fleet import READY
 
@@ -53,12 +53,12 @@ def say(fleet: Fleet, worker: str, *events: Event, incarnation: int = 1) -> list
     return fleet.handle(Heard(worker, incarnation, Events(list(events))), 1.0)
 
 
-def tell(fleet: Fleet, worker: str, *news: TransferNews, incarnation: int = 1) -> list[Command]:
+def tell(fleet: Fleet, worker: str, *news: TransferUpdate, incarnation: int = 1) -> list[Command]:
     return fleet.handle(Heard(worker, incarnation, Transfers(list(news))), 1.0)
 
 
-def ticket(attempt: int, request: str = "r", id: str = "decode-0/1/0") -> Ticket:
-    return Ticket(id, request, attempt, (0,), 3, 0, [5], CACHE)
+def ticket(attempt: int, request: str = "r", id: str = "decode-0/1/0") -> TransferReservation:
+    return TransferReservation(id, request, attempt, (0,), 3, 0, [5], CACHE)
 
 
 def test_a_ticket_goes_to_the_writer_and_what_landed_joins() -> None:

@@ -43,7 +43,7 @@ async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
         yield llm
         await assert_idle(llm)
     finally:
-        process, folder = llm.process_id(), llm._shell._folder
+        process, folder = llm.process_id(), llm._runtime._folder
         await llm.close()
     assert not psutil.pid_exists(process)
     assert not folder.exists()
@@ -57,9 +57,9 @@ async def test_a_close_that_is_cancelled_leaves_neither_socket_nor_folder(checkp
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert llm._shell._context.closed
-    assert not llm._shell._folder.exists()
-    for process in llm._shell._processes.values():
+    assert llm._runtime._context.closed
+    assert not llm._runtime._folder.exists()
+    for process in llm._runtime._processes.values():
         await process.end()
 
 
@@ -88,8 +88,8 @@ async def assert_idle(llm: AsyncLLM) -> Report:
         while True:
             report = llm.report()
             if report and not (report.running or report.waiting or report.blocks_live):
-                assert not llm._shell.fleet.requests
-                assert not llm._shell._clients
+                assert not llm._runtime.fleet.requests
+                assert not llm._runtime._clients
                 return report
             await asyncio.sleep(0.05)
 
@@ -225,7 +225,7 @@ async def test_a_bad_checkpoint_is_told_at_the_start(tmp_path: Path) -> None:
     llm = AsyncLLM(resolve(str(folder), {"profile": False}, environ={}))
     with pytest.raises(CheckpointError, match="safetensors"):
         await llm.start()
-    assert not llm._shell._folder.exists()
+    assert not llm._runtime._folder.exists()
 
 
 def test_a_worker_leaves_with_its_parent(checkpoint: Path, tmp_path: Path) -> None:

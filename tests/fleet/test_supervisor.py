@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.fleet.events import Beat, Kill, Start
-from streamserve.fleet.supervisor import GIVE_UP_STARTS, Crew
+from streamserve.fleet.supervisor import GIVE_UP_STARTS, WorkerSupervisor
 from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, pairs, unified
 from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.reports import StepParts
@@ -15,24 +15,24 @@ from tests.api.test_metrics import REPORT
 from tests.fleet.test_fleet import READY
 
 
-def started(topology: Topology, **given) -> Crew:
-    crew = Crew(topology, **({"stuck_after": 30.0} | given))
-    crew.start(0.0)
+def started(topology: Topology, **given) -> WorkerSupervisor:
+    supervisor = WorkerSupervisor(topology, **({"stuck_after": 30.0} | given))
+    supervisor.start(0.0)
     for worker in topology.names:
-        assert crew.join(worker, READY, 5.0)
-    return crew
+        assert supervisor.join(worker, READY, 5.0)
+    return supervisor
 
 
-def waits(crew: Crew, count: int, blamed: bool = False, ready: bool = False) -> list[float]:
+def waits(supervisor: WorkerSupervisor, count: int, blamed: bool = False, ready: bool = False) -> list[float]:
     """How long the worker waits before each of so many starts; with `ready` it comes up each time."""
     found = []
     for _ in range(count):
-        worker = crew.workers["unified-0"]
-        (start,) = crew.lose("unified-0", worker.incarnation, "killed", 10.0, blamed)
+        worker = supervisor.workers["unified-0"]
+        (start,) = supervisor.lose("unified-0", worker.incarnation, "killed", 10.0, blamed)
         assert start == Start("unified-0", worker.incarnation, start.after)
         found.append(start.after)
         if ready:
-            assert crew.join("unified-0", READY, 10.0)
+            assert supervisor.join("unified-0", READY, 10.0)
     return found
 
 
@@ -41,126 +41,126 @@ def test_each_further_loss_is_followed_by_a_longer_wait_up_to_a_limit() -> None:
 
 
 def test_no_worker_stays_down() -> None:
-    crew = started(unified(1))
-    waits(crew, 100)
-    assert not crew.serving(), "requests do not wait for it"
-    assert "killed" in crew.health()[1]
-    assert crew.join("unified-0", READY, 2000.0)
-    assert crew.health() == (True, "ready")
-    assert crew.serving() == {"unified-0"}
+    supervisor = started(unified(1))
+    waits(supervisor, 100)
+    assert not supervisor.serving(), "requests do not wait for it"
+    assert "killed" in supervisor.health()[1]
+    assert supervisor.join("unified-0", READY, 2000.0)
+    assert supervisor.health() == (True, "ready")
+    assert supervisor.serving() == {"unified-0"}
 
 
 def test_deaths_that_a_request_is_blamed_for_delay_nothing() -> None:
-    crew = started(unified(1))
-    assert waits(crew, 20, blamed=True, ready=True) == [0.0] * 20
-    assert waits(crew, 2) == [0.0, 0.5]
+    supervisor = started(unified(1))
+    assert waits(supervisor, 20, blamed=True, ready=True) == [0.0] * 20
+    assert waits(supervisor, 2) == [0.0, 0.5]
 
 
 def test_a_worker_that_has_worked_or_lived_for_a_while_is_started_at_once() -> None:
-    crew = started(unified(1))
-    waits(crew, 4, ready=True)
-    crew.worked("unified-0")
-    assert waits(crew, 2, ready=True) == [0.0, 0.5]
-    (start,) = crew.lose("unified-0", crew.workers["unified-0"].incarnation, "killed", 70.0)
+    supervisor = started(unified(1))
+    waits(supervisor, 4, ready=True)
+    supervisor.worked("unified-0")
+    assert waits(supervisor, 2, ready=True) == [0.0, 0.5]
+    (start,) = supervisor.lose("unified-0", supervisor.workers["unified-0"].incarnation, "killed", 70.0)
     assert start.after == 0.0
 
 
 def test_before_the_first_request_could_be_served_a_death_is_final() -> None:
-    crew = Crew(unified(1), 30.0)
-    crew.start(0.0)
-    assert crew.lose("unified-0", 1, "no such model", 1.0) == []
-    assert crew.workers["unified-0"].failure
+    supervisor = WorkerSupervisor(unified(1), 30.0)
+    supervisor.start(0.0)
+    assert supervisor.lose("unified-0", 1, "no such model", 1.0) == []
+    assert supervisor.workers["unified-0"].failure
 
 
 def test_recovery_is_the_wait_and_the_time_it_took_to_load() -> None:
-    crew = started(pairs(2))
-    assert crew.recovery(6.0) == 0.0
+    supervisor = started(pairs(2))
+    assert supervisor.recovery(6.0) == 0.0
     for half in ("decode-0", "decode-1"):
-        crew.lose(half, 1, "killed", 6.0)
-    assert crew.recovery(6.0) == 5.0, "loading took five seconds"
-    assert crew.recovery(8.0) == 3.0
-    assert crew.recovery(60.0) == 1.0, "any moment now"
+        supervisor.lose(half, 1, "killed", 6.0)
+    assert supervisor.recovery(6.0) == 5.0, "loading took five seconds"
+    assert supervisor.recovery(8.0) == 3.0
+    assert supervisor.recovery(60.0) == 1.0, "any moment now"
     for half in ("decode-0", "decode-1"):
-        crew.lose(half, 2, "killed", 8.0)
-    assert crew.recovery(8.0) == 5.5
+        supervisor.lose(half, 2, "killed", 8.0)
+    assert supervisor.recovery(8.0) == 5.5
 
 
 def test_a_loss_is_told_once() -> None:
-    crew = started(unified(1))
-    assert crew.lives("unified-0", 1)
-    assert crew.lose("unified-0", 1, "killed", 1.0)
-    assert not crew.lives("unified-0", 1)
+    supervisor = started(unified(1))
+    assert supervisor.lives("unified-0", 1)
+    assert supervisor.lose("unified-0", 1, "killed", 1.0)
+    assert not supervisor.lives("unified-0", 1)
 
 
 IN_A_STEP = Beat(at=0.0, phase="run", moved_at=0.0, predicted=50.0)
 
 
-def ticked(crew: Crew, now: float, **changes: float) -> list[Kill]:
+def ticked(supervisor: WorkerSupervisor, now: float, **changes: float) -> list[Kill]:
     beat = dataclasses.replace(IN_A_STEP, **changes)
-    return list(crew.tick(now, {("unified-0", crew.workers["unified-0"].incarnation): beat}))
+    return list(supervisor.tick(now, {("unified-0", supervisor.workers["unified-0"].incarnation): beat}))
 
 
 def test_a_step_that_is_predicted_to_be_long_may_be_long() -> None:
-    crew = started(unified(1), stuck_after=10.0)
+    supervisor = started(unified(1), stuck_after=10.0)
     for now in (60.0, 200.0, 450.0):
-        assert ticked(crew, now, at=now) == []
-        assert crew.health()[0]
+        assert ticked(supervisor, now, at=now) == []
+        assert supervisor.health()[0]
 
 
 def test_a_step_that_moves_on_may_be_long_whatever_was_predicted() -> None:
-    crew = started(unified(1), stuck_after=10.0)
+    supervisor = started(unified(1), stuck_after=10.0)
     for now in (60.0, 200.0, 450.0):
-        assert ticked(crew, now, at=now, moved_at=now - 5, predicted=0.0) == []
-        assert crew.health()[0]
+        assert ticked(supervisor, now, at=now, moved_at=now - 5, predicted=0.0) == []
+        assert supervisor.health()[0]
 
 
 def test_a_step_that_hangs_is_killed_though_beats_come() -> None:
-    crew = started(unified(1), stuck_after=10.0)
-    assert ticked(crew, 20.0, at=20.0, predicted=0.1) == []
-    assert not crew.health()[0]
-    assert ticked(crew, 46.0, at=46.0, predicted=0.1) == [Kill("unified-0")]
+    supervisor = started(unified(1), stuck_after=10.0)
+    assert ticked(supervisor, 20.0, at=20.0, predicted=0.1) == []
+    assert not supervisor.health()[0]
+    assert ticked(supervisor, 46.0, at=46.0, predicted=0.1) == [Kill("unified-0")]
     assert ticked(started(unified(1), stuck_after=10.0), 2006.0, at=2006.0) == [Kill("unified-0")]
 
 
 def test_a_stopped_worker_is_killed_however_long_its_step_was_to_be() -> None:
-    crew = started(unified(1), stuck_after=10.0)
-    assert ticked(crew, 46.0, at=5.0, predicted=1e6) == [Kill("unified-0")]
+    supervisor = started(unified(1), stuck_after=10.0)
+    assert ticked(supervisor, 46.0, at=5.0, predicted=1e6) == [Kill("unified-0")]
 
 
 def test_beats_between_steps_do_not_stand_for_reports() -> None:
-    crew = started(unified(1), stuck_after=10.0)
-    assert ticked(crew, 46.0, at=46.0, phase="") == [Kill("unified-0")]
+    supervisor = started(unified(1), stuck_after=10.0)
+    assert ticked(supervisor, 46.0, at=46.0, phase="") == [Kill("unified-0")]
 
 
 def test_beats_of_an_earlier_process_do_not_count() -> None:
-    crew = started(unified(1), stuck_after=10.0)
-    assert list(crew.tick(46.0, {("unified-0", 0): dataclasses.replace(IN_A_STEP, at=46.0)}))
+    supervisor = started(unified(1), stuck_after=10.0)
+    assert list(supervisor.tick(46.0, {("unified-0", 0): dataclasses.replace(IN_A_STEP, at=46.0)}))
 
 
 def test_a_worker_that_hangs_while_it_loads_is_killed() -> None:
-    crew = Crew(unified(1), 30.0)
-    crew.start(0.0)
-    assert list(crew.tick(100.0, {})) == []
-    assert list(crew.tick(300.0, {("unified-0", 1): Beat(at=299.0)})) == []
-    assert list(crew.tick(500.0, {("unified-0", 1): Beat(at=299.0)})) == [Kill("unified-0")]
+    supervisor = WorkerSupervisor(unified(1), 30.0)
+    supervisor.start(0.0)
+    assert list(supervisor.tick(100.0, {})) == []
+    assert list(supervisor.tick(300.0, {("unified-0", 1): Beat(at=299.0)})) == []
+    assert list(supervisor.tick(500.0, {("unified-0", 1): Beat(at=299.0)})) == [Kill("unified-0")]
 
 
 def test_one_half_that_drains_closes_its_pair() -> None:
-    crew = started(pairs(2))
-    crew.workers["decode-0"].draining = True
-    assert crew.open() == {"prefill-0", "prefill-1", "decode-1"}
-    assert crew.health() == (True, "ready")
-    assert crew.closed() == ""
+    supervisor = started(pairs(2))
+    supervisor.workers["decode-0"].draining = True
+    assert supervisor.open() == {"prefill-0", "prefill-1", "decode-1"}
+    assert supervisor.health() == (True, "ready")
+    assert supervisor.closed() == ""
 
 
 def test_who_drains_serves_what_is_open_when_nobody_else_is_left() -> None:
-    crew = started(pairs(2))
-    crew.workers["prefill-0"].draining = True
+    supervisor = started(pairs(2))
+    supervisor.workers["prefill-0"].draining = True
     for incarnation in range(1, 1 + GIVE_UP_STARTS + 1):
-        crew.lose("decode-1", incarnation, "killed", 1.0)
-    assert "prefill-0" in crew.open()
-    assert crew.closed() == "draining: prefill-0", "but nothing new"
-    assert not crew.health()[0]
+        supervisor.lose("decode-1", incarnation, "killed", 1.0)
+    assert "prefill-0" in supervisor.open()
+    assert supervisor.closed() == "draining: prefill-0", "but nothing new"
+    assert not supervisor.health()[0]
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_who_drains_serves_what_is_open_when_nobody_else_is_left() -> None:
     ],
 )
 def test_a_worker_that_does_not_fit_is_not_taken(other: dict[str, Any], both: tuple[str, str]) -> None:
-    crew = started(pairs(1))
-    crew.lose("decode-0", 1, "killed", 1.0)
-    assert not crew.join("decode-0", replace(READY, **other), 2.0)
-    worker = crew.workers["decode-0"]
+    supervisor = started(pairs(1))
+    supervisor.lose("decode-0", 1, "killed", 1.0)
+    assert not supervisor.join("decode-0", replace(READY, **other), 2.0)
+    worker = supervisor.workers["decode-0"]
     assert worker.ready is None
     assert not worker.failure, "its model may be put right again"
     assert worker.error == f"its KV is of {both[0]}, that of worker prefill-0 of {both[1]}"
@@ -186,9 +186,9 @@ def test_a_worker_is_priced_by_the_curve_it_tells() -> None:
         kv_token_bytes=10, tokens=(1, 100), kv_bytes=(0, 1000), seconds=((1.0, 2.0), (3.0, 4.0)),
         pair_seconds=0.5, token_seconds=0.0, byte_seconds=0.0,
     )  # fmt: skip
-    crew = started(unified(1))
-    assert crew.join("unified-0", replace(READY, cost=curve), 6.0)
-    costs = crew.workers["unified-0"].load("unified-0", 0.0).costs
+    supervisor = started(unified(1))
+    assert supervisor.join("unified-0", replace(READY, cost=curve), 6.0)
+    costs = supervisor.workers["unified-0"].load("unified-0", 0.0).costs
     assert costs
     assert costs.prefill(100) == 3.0 + 0.5 * (100 * 99 / 2), "long prompts cost more than their rows"
     assert costs.decode(1, 50) == 1.5

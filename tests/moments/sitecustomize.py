@@ -15,7 +15,7 @@ if folder:
     here, go, number = (Path(folder, name) for name in ("here", "go", "number"))
     counted: dict[str, int] = {}
 
-    def moment(self: watch.Unwatched, name: watch.Moment, request: str = "") -> None:
+    def moment(self: watch.NoObserver, name: watch.LifecycleEvent, request: str = "") -> None:
         """Wait if this is the moment."""
         if name != os.environ["TEST_MOMENT"] or go.exists():
             return
@@ -27,4 +27,4 @@ if folder:
         while not go.exists():
             time.sleep(0.002)
 
-    watch.Unwatched.moment = moment  # type: ignore[method-assign]
+    watch.NoObserver.moment = moment  # type: ignore[method-assign]

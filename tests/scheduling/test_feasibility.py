@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.scheduling.feasibility import Load, best_tpot, best_ttft, hopeless
+from streamserve.scheduling.feasibility import Load, best_tpot, best_ttft, infeasible
 
 
 def seconds(rows: int) -> float:
@@ -29,13 +29,13 @@ def test_guesses_make_tokens_faster_than_a_step() -> None:
 
 
 def test_what_can_be_met_is_not_refused() -> None:
-    assert hopeless(None, None, 10_000, IDLE) is None
-    assert hopeless(200.0, 10.0, 320, IDLE) is None
+    assert infeasible(None, None, 10_000, IDLE) is None
+    assert infeasible(200.0, 10.0, 320, IDLE) is None
 
 
 def test_a_refusal_says_what_could_be_met_and_when_to_come_again() -> None:
     busy = replace(IDLE, decoding=32, ahead=1600)
-    found = hopeless(500.0, 15.0, 160, busy)
+    found = infeasible(500.0, 15.0, 160, busy)
     assert found is not None
     missed, again = found
     assert missed == ["ttft_ms is 500, and 1320.0 could be met", "tpot_ms is 15, and 20.6 could be met"]
@@ -43,7 +43,7 @@ def test_a_refusal_says_what_could_be_met_and_when_to_come_again() -> None:
 
 
 def test_what_an_idle_machine_could_not_meet_is_put_off_longest() -> None:
-    found = hopeless(None, 5.0, 160, IDLE)
+    found = infeasible(None, 5.0, 160, IDLE)
     assert found is not None
     assert found[1] == 60.0
 
@@ -51,5 +51,5 @@ def test_what_an_idle_machine_could_not_meet_is_put_off_longest() -> None:
 @given(st.integers(0, 64), st.integers(0, 5000), st.integers(1, 5000), st.floats(0.1, 1e5))
 def test_more_load_never_gives_hope(decoding: int, ahead: int, prompt: int, target: float) -> None:
     load = replace(IDLE, decoding=decoding, ahead=ahead)
-    if hopeless(target, target, prompt, load):
-        assert hopeless(target, target, prompt, replace(load, decoding=decoding + 1, ahead=ahead + 1))
+    if infeasible(target, target, prompt, load):
+        assert infeasible(target, target, prompt, replace(load, decoding=decoding + 1, ahead=ahead + 1))

@@ -65,8 +65,8 @@ def test_a_sooner_deadline_takes_more() -> None:
 
 def test_what_cannot_be_in_time_is_not_chased() -> None:
     """2000 tokens take 1.25 s at least; 100 tokens in 0.08 s are eight steps of 13, behind those to spare."""
-    hopeless, urgent = Prompt(2000, 2000, 0.0, 0.5), Prompt(100, 100, 0.0, 0.08 + MARGIN * 0.01)
-    due = due_tokens([hopeless, urgent], company())
+    infeasible, urgent = Prompt(2000, 2000, 0.0, 0.5), Prompt(100, 100, 0.0, 0.08 + MARGIN * 0.01)
+    due = due_tokens([infeasible, urgent], company())
     assert due[1] == 13
     assert due[0] == due_tokens([Prompt(2000, 2000), urgent], company())[0] < 20
 

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Send
 from streamserve.fleet.worker_state import pairs
-from streamserve.protocol.tickets import Push, Ticket
+from streamserve.protocol.tickets import Push, TransferReservation
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
 from tests.simulate.test_moments import ENGINE, ask, check
 
-Tamper = Callable[[Ticket], list[Ticket]]
+Tamper = Callable[[TransferReservation], list[TransferReservation]]
 """What arrives instead of a ticket."""
 
 TAMPERED: dict[str, Tamper] = {

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from streamserve.engine.observer import Moment
+from streamserve.engine.observer import LifecycleEvent
 from streamserve.engine.plan import DraftRequest
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Edit, Open, Rest
@@ -17,7 +17,7 @@ from streamserve.fleet.worker_state import Topology, pairs
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor, next_token
-from streamserve.simulate.simulation import Fate, Simulation
+from streamserve.simulate.simulation import FaultInjection, Simulation
 from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
 from tests.engine.drive import VOCAB, assert_engine_empty, expected, model_info
@@ -27,7 +27,7 @@ ENGINE = EngineConfig(
     num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=24, max_chunk=12,
     eviction="swap", swap_blocks=80,
 )  # fmt: skip
-MOMENTS: tuple[Moment, ...] = get_args(Moment)
+MOMENTS: tuple[LifecycleEvent, ...] = get_args(LifecycleEvent)
 VICTIMS = (("prefill-0",), ("decode-0",), ("prefill-0", "decode-0"))
 ROUNDS = 5
 
@@ -106,7 +106,7 @@ def check(simulation: Simulation, answers: Answers) -> float:
 @pytest.mark.parametrize("victims", VICTIMS, ids=["prefill", "decode", "both"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_worker_lost_at_a_moment_costs_time_never_text(
-    moment: Moment, victims: tuple[str, ...], stop: bool, scale: Scale, record: Callable[..., None]
+    moment: LifecycleEvent, victims: tuple[str, ...], stop: bool, scale: Scale, record: Callable[..., None]
 ) -> None:
     calm = pair(pairs(1))
     calm_end = check(calm, ask(calm, 0))
@@ -114,7 +114,7 @@ def test_a_worker_lost_at_a_moment_costs_time_never_text(
     for number in range(1, 1 + scale.pick(1, ROUNDS)):
         simulation = pair(pairs(1))
         answers = ask(simulation, 0)
-        simulation.destine(Fate(moment, number, victims, stop))
+        simulation.destine(FaultInjection(moment, number, victims, stop))
         took.append(round(check(simulation, answers) - calm_end, 2))
         assert simulation.met == [moment]
         for worker in victims:
@@ -128,7 +128,7 @@ def test_a_worker_lost_while_it_drains_costs_time_never_text(victim: str, stop: 
     simulation = pair(pairs(2))
     answers = ask(simulation, 0)
     simulation.at(1.5, Rest(victim, True))
-    simulation.destine(Fate("finishing", 3, (victim,), stop))
+    simulation.destine(FaultInjection("finishing", 3, (victim,), stop))
     check(simulation, answers)
     assert simulation.met == ["finishing"]
     assert simulation.fleet.workers[victim].draining

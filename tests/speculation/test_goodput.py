@@ -20,11 +20,11 @@ def rate(forest, kept, plain, spent, curve) -> float:
     return total / (spent + curve[plain + guessed])
 
 
-def drafted(forest, curve, plain=None, spent=0.0, budget=64, needs=None, bystanders=()) -> Drafted:
+def drafted(forest, curve, plain=None, spent=0.0, budget=64, needs=None, undrafted=()) -> Drafted:
     """A step of these trees; without needs nobody has a target."""
-    plain = len(forest) + len(bystanders) if plain is None else plain
+    plain = len(forest) + len(undrafted) if plain is None else plain
     step = curve if callable(curve) else lambda rows: curve[rows]
-    return Drafted(forest, needs or [NO_NEED] * len(forest), bystanders, plain, spent, step, budget)
+    return Drafted(forest, needs or [NO_NEED] * len(forest), undrafted, plain, spent, step, budget)
 
 
 @given(st.lists(trees(4), min_size=1, max_size=3), curves, st.floats(0, 3), st.integers(0, 12))
@@ -44,7 +44,7 @@ def test_the_selection_is_the_best_of_all_connected_ones(forest, curve, spent, b
 @given(st.lists(trees(), min_size=1, max_size=4), curves, st.integers(1, 8))
 def test_requests_without_guesses_keep_their_speed(forest, curve, others):
     plain = len(forest) + others
-    kept = select(drafted(forest, curve, bystanders=[NO_NEED] * others))
+    kept = select(drafted(forest, curve, undrafted=[NO_NEED] * others))
     guessed = sum(len(nodes) - 1 for nodes in kept)
     assert curve[plain + guessed] <= curve[plain] / SLOWEST + 1e-12
 
@@ -102,7 +102,7 @@ def met(step: Drafted, kept: list[list[int]], leeway: float = 0.0) -> list[bool]
     return [
         spread(need).tokens(seconds) <= tokens + leeway + 1e-9
         for need, tokens in zip(
-            (*step.needs, *step.bystanders), (*brought, *(1.0 for _ in step.bystanders)), strict=True
+            (*step.needs, *step.undrafted), (*brought, *(1.0 for _ in step.undrafted)), strict=True
         )
     ]
 
@@ -129,8 +129,8 @@ def test_who_is_behind_catches_up_over_some_steps_and_who_is_ahead_may_use_it(
 def test_what_cannot_be_met_is_not_chased_at_the_cost_of_those_on_target() -> None:
     curve = lambda rows: 0.9 + 0.05 * rows  # noqa: E731
     long = TokenTree(tuple(range(9)), tuple(range(-1, 8)), (1.0,) * 9, tuple(0.9**n for n in range(9)))
-    hopeless = Need(tpot=0.01, decode_seconds=10.0, decoded=10)
-    step = drafted([long, long.keep([0])], curve, needs=[hopeless, BUSY])
+    infeasible = Need(tpot=0.01, decode_seconds=10.0, decoded=10)
+    step = drafted([long, long.keep([0])], curve, needs=[infeasible, BUSY])
     assert met(step, select(step), LEEWAY)[1]
 
 
@@ -145,9 +145,9 @@ def test_all_targets_are_met_where_any_connected_selection_meets_them(forest, cu
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), curves, st.lists(needs, max_size=3), st.data())
-def test_nobody_on_target_is_pushed_off_it_by_more_than_the_leeway(forest, curve, bystanders, data) -> None:
+def test_nobody_on_target_is_pushed_off_it_by_more_than_the_leeway(forest, curve, undrafted, data) -> None:
     asked = [data.draw(needs) for _ in forest]
-    step = drafted(forest, curve, needs=asked, bystanders=bystanders)
+    step = drafted(forest, curve, needs=asked, undrafted=undrafted)
     plainly = met(step, [[0] for _ in forest])
     after = met(step, select(step), LEEWAY)
     assert sum(after) >= sum(plainly)
@@ -157,7 +157,7 @@ def test_nobody_on_target_is_pushed_off_it_by_more_than_the_leeway(forest, curve
 
 @given(st.lists(trees(), min_size=1, max_size=4), curves, st.integers(1, 4))
 def test_targets_leave_those_without_one_their_speed(forest, curve, others) -> None:
-    step = drafted(forest, curve, needs=[BUSY] * len(forest), bystanders=[NO_NEED] * others)
+    step = drafted(forest, curve, needs=[BUSY] * len(forest), undrafted=[NO_NEED] * others)
     guessed = sum(len(nodes) - 1 for nodes in select(step))
     assert curve[step.plain + guessed] <= curve[step.plain] / SLOWEST + 1e-12
 
@@ -181,15 +181,15 @@ def test_loose_targets_change_nothing(forest, curve, spent) -> None:
     assert select(drafted(forest, curve, spent=spent, needs=loose)) == blind
 
 
-def outlook(needs, curve, covers=((0.7,),), bystanders=()) -> Outlook:
+def outlook(needs, curve, covers=((0.7,),), undrafted=()) -> Outlook:
     return Outlook(
         candidates=[Candidate(16, 16, need) for need in needs],
-        others=len(bystanders),
+        others=len(undrafted),
         step=curve,
         draft=lambda shapes: 0.1 * max(shape.depth for shape in shapes),
         covers=covers,
         nodes=16,
-        bystanders=bystanders,
+        undrafted=undrafted,
     )
 
 

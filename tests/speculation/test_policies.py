@@ -22,15 +22,15 @@ candidates = st.lists(
 )  # fmt: skip
 
 
-def outlook(asking, curve=None, bystanders=()) -> Outlook:
+def outlook(asking, curve=None, undrafted=()) -> Outlook:
     return Outlook(
         candidates=asking,
-        others=len(bystanders),
+        others=len(undrafted),
         step=(lambda rows: curve[rows]) if curve else lambda rows: 1.0 + rows / 100,
         draft=lambda shapes: 0.05 * max(shape.depth for shape in shapes),
         covers=((0.6,), (0.7,)),
         nodes=8,
-        bystanders=bystanders,
+        undrafted=undrafted,
         load=0.5,
         acceptance=0.5,
         throughput=100.0,
@@ -38,9 +38,9 @@ def outlook(asking, curve=None, bystanders=()) -> Outlook:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(asking=candidates, curve=curves, bystanders=st.lists(needs, max_size=3))
-def test_every_request_gets_a_shape(name, asking, curve, bystanders) -> None:
-    found, _ = shapes(parse_policy(name), outlook(asking, curve, bystanders), Flow())
+@given(asking=candidates, curve=curves, undrafted=st.lists(needs, max_size=3))
+def test_every_request_gets_a_shape(name, asking, curve, undrafted) -> None:
+    found, _ = shapes(parse_policy(name), outlook(asking, curve, undrafted), Flow())
     assert len(found) == len(asking)
     for shape, one in zip(found, asking, strict=True):
         cut = fit(shape, one.depth, one.nodes)
@@ -53,9 +53,9 @@ def test_every_request_gets_a_shape(name, asking, curve, bystanders) -> None:
 def test_what_is_verified_is_connected_and_within_the_budget(
     name, forest, curve, spent, budget, data
 ) -> None:
-    bystanders = data.draw(st.lists(needs, max_size=3))
+    undrafted = data.draw(st.lists(needs, max_size=3))
     drafted = Drafted(
-        forest, [data.draw(needs) for _ in forest], bystanders, len(forest) + len(bystanders), spent,
+        forest, [data.draw(needs) for _ in forest], undrafted, len(forest) + len(undrafted), spent,
         lambda rows: curve[rows], budget,
     )  # fmt: skip
     kept = select(parse_policy(name), drafted)

@@ -16,7 +16,7 @@ from zmq.utils import z85
 from streamserve.protocol.config import DraftingConfig
 from streamserve.protocol.curve import KeyPair, write_key_pair
 from streamserve.protocol.drafting import DRAFT_VERSION, Hello, encode
-from streamserve.workers.draft_listener import MOST_AT_ONCE, Disconnected, Failure, Gate, Received
+from streamserve.workers.draft_listener import MOST_AT_ONCE, Disconnected, DraftListener, Failure, Received
 from tests.conftest import Scale
 from tests.fuzz.zmtp import BODIES, SCRAPS, handshakes, shake_hands
 
@@ -24,24 +24,24 @@ HELLO = encode(Hello(version=DRAFT_VERSION, tokenizer="t", vocabulary="v", name=
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate() -> Iterator[DraftListener]:
     with zmq.Context() as context:
-        made = Gate(context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+        made = DraftListener(context, DraftingConfig(listen="tcp://127.0.0.1:0"))
         yield made
         made.close()
 
 
-def port(gate: Gate) -> int:
+def port(gate: DraftListener) -> int:
     return int(gate.address.rpartition(":")[2])
 
 
-def say(gate: Gate, data: bytes) -> socket.socket:
+def say(gate: DraftListener, data: bytes) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port(gate)))
     connection.sendall(data)
     return connection
 
 
-def hears(gate: Gate, seconds: float = 10.0) -> list[Received]:
+def hears(gate: DraftListener, seconds: float = 10.0) -> list[Received]:
     """Everything that comes until an honest client is heard, which must be soon."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as honest:
         honest.setsockopt(zmq.LINGER, 0)
@@ -56,7 +56,7 @@ def hears(gate: Gate, seconds: float = 10.0) -> list[Received]:
         return heard
 
 
-def test_a_zmtp_1_greeting_is_refused_and_the_gate_goes_on(gate: Gate) -> None:
+def test_a_zmtp_1_greeting_is_refused_and_the_gate_goes_on(gate: DraftListener) -> None:
     with say(gate, bytes.fromhex("0100020041")):
         assert gate.socket.poll(5000)
         (old,) = gate.receive()
@@ -65,7 +65,7 @@ def test_a_zmtp_1_greeting_is_refused_and_the_gate_goes_on(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("version", ["ZMTP 1.0", "ZMTP 2.0", "ZMTP 3.0", "ZMTP 3.1"])
-def test_a_handshake_cut_anywhere_is_taken(gate: Gate, version: str) -> None:
+def test_a_handshake_cut_anywhere_is_taken(gate: DraftListener, version: str) -> None:
     whole = handshakes()[version]
     for end in range(1, len(whole) + 1, max(1, len(whole) // 40)):
         with say(gate, whole[:end]):
@@ -74,7 +74,7 @@ def test_a_handshake_cut_anywhere_is_taken(gate: Gate, version: str) -> None:
         assert hears(gate)
 
 
-def test_scraps_and_random_bytes_are_taken(gate: Gate) -> None:
+def test_scraps_and_random_bytes_are_taken(gate: DraftListener) -> None:
     rng = random.Random(1)
     whole = list(handshakes().values())
     open_ones = [say(gate, scrap) for scrap in SCRAPS]
@@ -90,7 +90,7 @@ def test_scraps_and_random_bytes_are_taken(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("minor", [0, 1])
-def test_whatever_follows_a_handshake_is_taken(gate: Gate, minor: int) -> None:
+def test_whatever_follows_a_handshake_is_taken(gate: DraftListener, minor: int) -> None:
     rng = random.Random(minor)
     disturbed = [
         body[: rng.randrange(len(body) + 1)] + rng.randbytes(30) for body in BODIES for _ in range(5)
@@ -113,7 +113,7 @@ def test_whatever_follows_a_handshake_is_taken(gate: Gate, minor: int) -> None:
         assert hears(gate)
 
 
-def test_half_open_connections_end_and_leave_nothing(gate: Gate) -> None:
+def test_half_open_connections_end_and_leave_nothing(gate: DraftListener) -> None:
     """As many as this process may hold open at once; those that go on are not in their way."""
     waiting = [say(gate, b"\xff" + bytes(rest)) for rest in range(8) for _ in range(25)]
     assert hears(gate)
@@ -123,7 +123,7 @@ def test_half_open_connections_end_and_leave_nothing(gate: Gate) -> None:
     assert len(gate.peers) <= 2
 
 
-def test_a_flood_of_connections_is_heard_of_in_pieces(gate: Gate) -> None:
+def test_a_flood_of_connections_is_heard_of_in_pieces(gate: DraftListener) -> None:
     """Events of connections that end all the time must not keep the receiver from messages."""
     unknown = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NOPE".ljust(20, b"\0") + bytes(32)
     for _ in range(2 * MOST_AT_ONCE):
@@ -148,7 +148,7 @@ def test_with_keys_old_protocols_and_strangers_are_kept_out(tmp_path: Path) -> N
         listen="tcp://127.0.0.1:0", key=str(tmp_path / "key"), clients=str(tmp_path / "clients")
     )
     with zmq.Context() as context:
-        gate = Gate(context, config)
+        gate = DraftListener(context, config)
         open_ones = [say(gate, whole) for whole in handshakes().values()]
         with zmq.Context() as other, other.socket(zmq.DEALER) as honest:
             honest.setsockopt(zmq.LINGER, 0)
@@ -219,7 +219,7 @@ def test_with_all_files_open_those_inside_are_served_and_others_come_in_later(sc
         assert process.poll() is None
 
 
-def test_a_stolen_routing_id_takes_nothing_from_its_owner(gate: Gate) -> None:
+def test_a_stolen_routing_id_takes_nothing_from_its_owner(gate: DraftListener) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as first, context.socket(zmq.DEALER) as second:
         for one in (first, second):
             one.setsockopt(zmq.LINGER, 0)

@@ -5,7 +5,7 @@ import threading
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, Submit, ToEngine
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.workers.grammar_gate import GrammarGate
+from streamserve.workers.grammar_gate import GrammarQueue
 from tests.api.serving import until
 
 DIGITS, LETTERS = Grammar(kind="regex", text="[0-9]+"), Grammar(kind="regex", text="[a-z]+")
@@ -32,7 +32,7 @@ def submit(request: str, grammar: Grammar | None = None) -> Submit:
 
 def test_who_waits_for_a_grammar_lets_others_pass() -> None:
     compiler = Compiler()
-    gate = GrammarGate(compiler)
+    gate = GrammarQueue(compiler)
     plain, first, second, other = submit("a"), submit("b", DIGITS), submit("c", DIGITS), submit("d", LETTERS)
     assert [gate.take(message) for message in (first, plain, second, other)] == [[], [plain], [], []]
     cancel: ToEngine = Cancel("b", 0)
@@ -57,6 +57,6 @@ def test_who_waits_for_a_grammar_lets_others_pass() -> None:
 
 
 def test_without_a_tokenizer_nothing_waits() -> None:
-    gate = GrammarGate(None)
+    gate = GrammarQueue(None)
     assert gate.take(submit("a", DIGITS)) == [submit("a", DIGITS)]
     gate.close()

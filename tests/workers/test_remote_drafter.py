@@ -55,7 +55,7 @@ def test_where_no_service_has_a_tree_n_grams_do(place: tuple[zmq.Socket, str]) -
     assert drafter.collect(time.monotonic() + 1.0) == {}, "9 was never seen before"
     report = drafter.report()
     assert (report.services, report.trees, report.accepted) == (0, 0, 0)
-    assert (report.stand_in_trees, report.stand_in_accepted) == (1, 2)
+    assert (report.fallback_trees, report.fallback_accepted) == (1, 2)
     drafter.release([1])
     drafter.close()
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from streamserve.protocol.reports import Report
-from streamserve.workers.throughput_log import SECONDS, Pace
+from streamserve.workers.throughput_log import SECONDS, ThroughputLog
 
 NOTHING = Report(
     running=0, waiting=0, blocks_total=1, blocks_live=0, steps=0, prompt_tokens=0, generation_tokens=0,
@@ -25,7 +25,7 @@ def after(report: Report, steps: int, floor: float | None = 10.0) -> Report:
 
 
 def test_a_minute_of_work_is_one_line_about_it() -> None:
-    pace = Pace(NOTHING, 5.0)
+    pace = ThroughputLog(NOTHING, 5.0)
     first = after(NOTHING, 400)
     assert pace.line(first, 5.0 + SECONDS / 2) is None
     assert pace.line(first, 5.0 + SECONDS) == (
@@ -36,7 +36,7 @@ def test_a_minute_of_work_is_one_line_about_it() -> None:
 
 
 def test_an_idle_minute_is_no_line() -> None:
-    pace = Pace(NOTHING, 0.0)
+    pace = ThroughputLog(NOTHING, 0.0)
     assert pace.line(NOTHING, SECONDS) is None
     assert pace.line(after(NOTHING, 100), 1.5 * SECONDS) is None
     assert "100 steps" in (pace.line(after(NOTHING, 100), 2 * SECONDS) or "")
@@ -44,5 +44,5 @@ def test_an_idle_minute_is_no_line() -> None:
 
 def test_without_a_profile_there_is_no_share() -> None:
     unknown = msgspec.structs.replace(NOTHING, step_floor_seconds=None)
-    line = Pace(unknown, 0.0).line(after(unknown, 10, floor=None), SECONDS)
+    line = ThroughputLog(unknown, 0.0).line(after(unknown, 10, floor=None), SECONDS)
     assert line == "10 steps in 20.0 s: 2 tokens/s, 700 tokens of prompts"

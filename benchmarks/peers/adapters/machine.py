@@ -27,14 +27,14 @@ class Engine:
         import torch
 
         from streamserve.execution.linear import Linear
-        from streamserve.execution.native.library import Team, kernels
+        from streamserve.execution.native.library import ThreadPool, kernels
         from streamserve.execution.native.linear import NativeLinear
 
         library = kernels()
         if library is None:
             raise RuntimeError("the floor is measured with our kernels, and they cannot be compiled here")
         torch.set_num_threads(threads)
-        team = Team(library, threads)
+        team = ThreadPool(library, threads)
         memory = team.memory(SIZE)
         memory.fill_(1)
         weight = torch.randn(options["out"], options["in"]).bfloat16()

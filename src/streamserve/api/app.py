@@ -3,10 +3,10 @@
 from fastapi import FastAPI
 
 from streamserve import __version__
-from streamserve.api.generation import Door
+from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
-from streamserve.api.http.cors import Origins
+from streamserve.api.http.cors import CORS
 from streamserve.api.http.errors import install_error_handlers
 from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.memory import MemoryAccount
@@ -38,7 +38,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
     settings = settings or ApiSettings()
     SamplingParams(**settings.default_sampling)
     metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
-    door = Door(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes))
+    door = AppContext(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes))
     metrics.memory.set_function(lambda: door.memory.held)
     app = FastAPI(
         title="streamserve", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None
@@ -55,7 +55,7 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> FastAPI:
         admin_keys=settings.admin_keys,
         max_requests_per_key=settings.max_requests_per_key,
     )
-    app.add_middleware(Origins, origins=settings.cors_origins, local_only=settings.local_only)
+    app.add_middleware(CORS, origins=settings.cors_origins, local_only=settings.local_only)
     app.add_middleware(RequestIds)
     app.include_router(completion_routes(door))
     app.include_router(chat_routes(door))

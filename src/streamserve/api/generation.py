@@ -27,7 +27,7 @@ from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
 @dataclass(frozen=True)
-class Door:
+class AppContext:
     """The application context that every route needs.
 
     `side` runs work that takes more than a few milliseconds; `forms` converts grammars, each of which may
@@ -61,7 +61,7 @@ class Door:
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
     Its choice indices follow those of the prompts before it. `arriving` is its prompt stream, if there is
@@ -81,7 +81,7 @@ class Job:
         return self.number * self.params.n + choice
 
 
-Sink = Callable[[Job, Item], Awaitable[None]]
+Sink = Callable[[GenerationTask, Item], Awaitable[None]]
 
 
 def new_id(kind: str) -> str:
@@ -89,7 +89,7 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(16)}"
 
 
-async def generate(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
+async def generate(door: AppContext, jobs: Sequence[GenerationTask], sink: Sink) -> None:
     """Run all jobs concurrently and pass their items to `sink`. The first failure cancels the others.
 
     Raises RequestError if one is refused, lost or times out. Cancelling this cancels all of them in the
@@ -108,7 +108,7 @@ async def generate(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
         raise RequestError(message, status=504) from None
 
 
-async def _generate_all(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
+async def _generate_all(door: AppContext, jobs: Sequence[GenerationTask], sink: Sink) -> None:
     if len(jobs) == 1:
         await _generate_one(door, jobs[0], sink)
         return
@@ -121,7 +121,7 @@ async def _generate_all(door: Door, jobs: Sequence[Job], sink: Sink) -> None:
         raise errors.exceptions[0] from None  # the others were cancelled because of this one
 
 
-async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
+async def _generate_one(door: AppContext, job: GenerationTask, sink: Sink) -> None:
     arriving = job.arriving
     created = arriving.created if arriving else None
     with door.metrics.request(len(job.prompt.ids), job.params.n, created) as watch:
@@ -135,7 +135,7 @@ async def _generate_one(door: Door, job: Job, sink: Sink) -> None:
                 await sink(job, item)
 
 
-def _items(door: Door, job: Job) -> AsyncGenerator[Item, None]:
+def _items(door: AppContext, job: GenerationTask) -> AsyncGenerator[Item, None]:
     if job.arriving:
         return job.arriving.answer(job.prompt.ids, job.params)
     return door.llm.submit(
@@ -172,10 +172,10 @@ class Piece:
 
 
 @dataclass
-class JobOutput:
+class GenerationOutput:
     """All output of a job."""
 
-    job: Job
+    job: GenerationTask
     choices: list[Piece]
     prompt_logprobs: PromptScores = field(default_factory=PromptScores)
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
@@ -190,7 +190,7 @@ class JobOutput:
             self.choices[item.choice].add(item)
 
 
-def charged_reply(door: Door, jobs: Sequence[Job], whole: bool) -> Charge:
+def charged_reply(door: AppContext, jobs: Sequence[GenerationTask], whole: bool) -> Charge:
     """Return the charge for the log-probabilities of a reply to `jobs`; see scores.reply_charge."""
     return reply_charge(
         door.memory,
@@ -202,16 +202,18 @@ def charged_reply(door: Door, jobs: Sequence[Job], whole: bool) -> Charge:
 
 
 async def collect(
-    door: Door, jobs: Sequence[Job], write: Callable[[list[JobOutput]], msgspec.Struct]
+    door: AppContext,
+    jobs: Sequence[GenerationTask],
+    write: Callable[[list[GenerationOutput]], msgspec.Struct],
 ) -> bytes:
     """Run all jobs to their end; return the reply that `write` builds from their outputs, as JSON.
 
     A reply with many log-probabilities is encoded outside of the event loop.
     """
-    outputs = [JobOutput(job, [Piece() for _ in range(job.params.n)]) for job in jobs]
+    outputs = [GenerationOutput(job, [Piece() for _ in range(job.params.n)]) for job in jobs]
     with charged_reply(door, jobs, whole=True) as charge:
 
-        async def take(job: Job, item: Item) -> None:
+        async def take(job: GenerationTask, item: Item) -> None:
             if isinstance(item, Delta):
                 charge_delta(charge, item)
             outputs[job.number].add(item)

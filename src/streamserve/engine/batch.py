@@ -36,7 +36,7 @@ RECENT = 0.05
 
 
 @dataclass
-class Pace:
+class RunningAverages:
     """Running averages of one engine.
 
     * `output`: tokens of an output.
@@ -67,7 +67,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Agenda:
+class BatchCandidates:
     """The batch candidates of one step.
 
     * `ranked`: the order in which sequences keep sequence slots and memory, highest rank first.
@@ -98,8 +98,8 @@ def agenda(
     config: EngineConfig,
     now: float,
     speculation: Speculation,
-    pace: Pace,
-) -> Agenda:
+    pace: RunningAverages,
+) -> BatchCandidates:
     """Return the batch candidates of a step that begins at `now`."""
     cost, order, budget = speculation.step_cost, config.order, config.max_num_batched_tokens
     apart, token_seconds = order in COMPLETE_FIRST, cost(config.max_chunk, 0) / config.max_chunk
@@ -147,7 +147,7 @@ def agenda(
         wanted |= {one.id: Chunk(1, 1) for one in waiting if not one.reserved}
     if apart:
         wanted |= {one.id: _steady(one, wanted.get(one.id), config) for one in prompts if one.open}
-    return Agenda(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
+    return BatchCandidates(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
 
 
 def _first(prompts: list[Sequence], tokens: int, idle: bool) -> list[Sequence]:
@@ -162,7 +162,7 @@ def _taken_in(
     now: float,
     speculation: Speculation,
     kv_tokens: int,
-    pace: Pace,
+    pace: RunningAverages,
 ) -> list[Sequence]:
     """Return those of the `prompts` that continue or begin: all but those that would make other requests miss
     their targets. One of the latter at a time is aged in when it has reached the maximum wait."""
@@ -203,7 +203,7 @@ def workload(
     config: EngineConfig,
     message: Submit,
     speculation: Speculation,
-    pace: Pace,
+    pace: RunningAverages,
 ) -> Load:
     """Return the load before and together with a request that arrives now."""
     ttft = message.params.slo.ttft_ms

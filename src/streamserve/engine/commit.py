@@ -1,8 +1,8 @@
 """Commit of a step: append tokens, fork, finish or hand over choices, and return the events."""
 
-from streamserve.engine.batch import Pace
-from streamserve.engine.kv_transfer import Exchange
-from streamserve.engine.observer import Watch
+from streamserve.engine.batch import RunningAverages
+from streamserve.engine.kv_transfer import KVTransferManager
+from streamserve.engine.observer import Observer
 from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
@@ -11,16 +11,16 @@ from streamserve.protocol.messages import Event, Finished, FinishReason, Guessed
 NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
 
 
-class Outcomes:
+class StepCommitter:
     """Commits results to the sequences of `scheduler`. `eos`: the token ids that end a text; `pace` and
     `watch` are updated when an output ends."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        exchange: Exchange,
-        pace: Pace,
-        watch: Watch,
+        exchange: KVTransferManager,
+        pace: RunningAverages,
+        watch: Observer,
         eos: frozenset[int],
         max_model_len: int,
     ) -> None:

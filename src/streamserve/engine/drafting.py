@@ -3,8 +3,8 @@ verifying."""
 
 from collections.abc import Callable, Iterable
 
-from streamserve.engine.batch import Pace
-from streamserve.engine.observer import Journal, Watch
+from streamserve.engine.batch import RunningAverages
+from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
@@ -27,8 +27,8 @@ class Drafting:
         config: EngineConfig,
         clock: Callable[[], float],
         wait: float,
-        watch: Watch,
-        pace: Pace,
+        watch: Observer,
+        pace: RunningAverages,
         journal: Journal,
     ) -> None:
         self._drafter = drafter

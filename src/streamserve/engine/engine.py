@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from streamserve.engine.batch import Pace, agenda, workload
-from streamserve.engine.commit import Outcomes
+from streamserve.engine.batch import RunningAverages, agenda, workload
+from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_plan, check_state
-from streamserve.engine.kv_transfer import Exchange
-from streamserve.engine.observer import Journal, OfClients, StepPhase, Unwatched, Unwritten, Watch
+from streamserve.engine.kv_transfer import KVTransferManager
+from streamserve.engine.observer import Journal, NoObserver, Observer, OfClients, StepPhase, Unwritten
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.transport import Incoming, Outgoing, Transport
-from streamserve.engine.validation import ends, hopeless_ends, may_be_hopeless, refusal, sequence_of
+from streamserve.engine.validation import ends, infeasible_ends, may_be_infeasible, refusal, sequence_of
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
@@ -29,9 +29,9 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
 from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import GUESSED_SWAP, Costs
+from streamserve.scheduling.eviction import DEFAULT_SWAP_COST, Costs
 from streamserve.scheduling.prefix import namespace
-from streamserve.speculation.controller import Speculation, guessed_cost
+from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import SpeculationPolicy
 
 
@@ -59,11 +59,11 @@ class Engine:
         speculation: Speculation | None = None,
         draft_wait: float = 1.0,
         floor: Callable[[StepPlan], float] | None = None,
-        swap_cost: SwapCost = GUESSED_SWAP,
+        swap_cost: SwapCost = DEFAULT_SWAP_COST,
         transport: Transport | None = None,
         cache: CacheAddress | None = None,
         name: str = "",
-        watch: Watch | None = None,
+        watch: Observer | None = None,
         journal: Journal | None = None,
     ) -> None:
         self.config = config
@@ -71,13 +71,13 @@ class Engine:
         self.executor = executor
         self.clock = clock
         self.drafter = drafter
-        speculation = speculation or Speculation(SpeculationPolicy("goodput"), guessed_cost)
+        speculation = speculation or Speculation(SpeculationPolicy("goodput"), default_cost)
         planes = 1 + (drafter is not None and drafter.plane == DRAFT)
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, planes, drafter is not None, costs)
-        self._watch = OfClients(watch) if watch else Unwatched()
+        self._watch = OfClients(watch) if watch else NoObserver()
         self._journal = journal or Unwritten()
-        self.pace = Pace()
+        self.pace = RunningAverages()
         self._drafting = Drafting(
             drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch, self.pace,
             self._journal,
@@ -92,9 +92,9 @@ class Engine:
         incoming = Incoming(cache, name, pool, config.block_size) if cache else None
         if transport or cache:
             pool.note_changes()
-        self.exchange = Exchange(self.scheduler, outgoing, incoming, self._watch)
+        self.exchange = KVTransferManager(self.scheduler, outgoing, incoming, self._watch)
         eos = frozenset(model.eos_token_ids)
-        self._outcomes = Outcomes(
+        self._outcomes = StepCommitter(
             self.scheduler, self.exchange, self.pace, self._watch, eos, config.max_model_len
         )
         self._prompt_tokens = 0
@@ -264,10 +264,10 @@ class Engine:
         error = refusal(message, self.config, self.model, self.exchange.serves(message.phase))
         if error:
             return ends(message, error)
-        if self.config.slo_admission and may_be_hopeless(message) and self.speculation.step_cost.observed:
+        if self.config.slo_admission and may_be_infeasible(message) and self.speculation.step_cost.observed:
             sequences = list(self.scheduler.sequences.values())
             load = workload(sequences, self.config, message, self.speculation, self.pace)
-            return hopeless_ends(message, load) or None
+            return infeasible_ends(message, load) or None
         return None
 
     def _edit(self, message: Edit) -> list[Event]:

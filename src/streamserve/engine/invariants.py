@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.kv_transfer import Exchange
+from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
@@ -27,7 +27,7 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
     _raise_first(_plan_faults(plan, scheduler))
 
 
-def check_state(scheduler: Scheduler, exchange: Exchange) -> None:
+def check_state(scheduler: Scheduler, exchange: KVTransferManager) -> None:
     """Check the engine's counts between steps. Raises InvariantError if one is wrong."""
     _raise_first(_state_faults(scheduler, exchange))
 
@@ -60,7 +60,7 @@ def _plan_faults(plan: StepPlan, scheduler: Scheduler) -> Iterator[str]:
             yield f"block {block} is written while it is swapped"
 
 
-def _state_faults(scheduler: Scheduler, exchange: Exchange) -> Iterator[str]:
+def _state_faults(scheduler: Scheduler, exchange: KVTransferManager) -> Iterator[str]:
     sequences = scheduler.sequences.values()
     holders = Counter(block for sequence in sequences for block in sequence.blocks)
     holders.update(exchange.held_blocks())

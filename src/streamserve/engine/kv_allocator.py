@@ -32,7 +32,7 @@ class EvictionCounters:
     recompute_seconds: float = 0.0
 
 
-class Room:
+class KVAllocator:
     """Allocates the blocks of `tables` and `swap` to the `sequences` of one engine."""
 
     def __init__(

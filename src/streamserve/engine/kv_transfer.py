@@ -4,17 +4,17 @@ from collections.abc import Iterator
 
 from msgspec.structs import asdict
 
-from streamserve.engine.observer import Watch
+from streamserve.engine.observer import Observer
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.transport import Incoming, Outgoing
-from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferNews
+from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.tickets import Join, Push, Release
 
 
-class Exchange:
+class KVTransferManager:
     """Manages the sequences of `scheduler` whose KV is sent or received. `watch` receives lifecycle events of
     transfers."""
 
@@ -23,13 +23,13 @@ class Exchange:
         scheduler: Scheduler,
         outgoing: Outgoing | None,
         incoming: Incoming | None,
-        watch: Watch,
+        watch: Observer,
     ) -> None:
         self._scheduler = scheduler
         self._outgoing = outgoing
         self._incoming = incoming
         self._watch = watch
-        self._told: list[TransferNews] = []
+        self._told: list[TransferUpdate] = []
 
     @property
     def busy(self) -> bool:
@@ -83,7 +83,7 @@ class Exchange:
             self._incoming.withdraw(sequence)
         self._scheduler.remove(sequence)
 
-    def news(self) -> list[TransferNews]:
+    def news(self) -> list[TransferUpdate]:
         """Return the notifications since the last call, to be sent after the events so far. Removes sequences
         whose KV has landed elsewhere."""
         if self._outgoing is not None:

@@ -11,7 +11,7 @@ from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import RETURN, ToEngine
 
-Moment = Literal[
+LifecycleEvent = Literal[
     "submitted",
     "reserved",
     "first chunk",
@@ -75,10 +75,10 @@ class Unwritten:
         """Do nothing."""
 
 
-class Watch(Protocol):
+class Observer(Protocol):
     """Observes an engine: receives events when they happen."""
 
-    def moment(self, name: Moment, request: str = "") -> None:
+    def moment(self, name: LifecycleEvent, request: str = "") -> None:
         """Receive a lifecycle event of a request; `request` is empty for an event that all in a step
         share."""
         ...
@@ -88,10 +88,10 @@ class Watch(Protocol):
         ...
 
 
-class Unwatched:
+class NoObserver:
     """An observer that does nothing."""
 
-    def moment(self, name: Moment, request: str = "") -> None:
+    def moment(self, name: LifecycleEvent, request: str = "") -> None:
         """Do nothing."""
 
     def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
@@ -101,10 +101,10 @@ class Unwatched:
 class OfClients:
     """Passes the events of clients' requests on to `watch`, without those of KV write-backs."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Observer) -> None:
         self._watch = watch
 
-    def moment(self, name: Moment, request: str = "") -> None:
+    def moment(self, name: LifecycleEvent, request: str = "") -> None:
         """Pass the event on if it is of a client's request."""
         if not request.startswith(RETURN):
             self._watch.moment(name, request)

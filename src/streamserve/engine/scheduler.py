@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from streamserve.engine.batch import Agenda
+from streamserve.engine.batch import BatchCandidates
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.kv_allocator import Room
+from streamserve.engine.kv_allocator import KVAllocator
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.swap import SwapSpace, cut
@@ -54,7 +54,7 @@ class _Step:
     * `busy`: whether a complete prompt is part of the step.
     """
 
-    agenda: Agenda
+    agenda: BatchCandidates
     decoding: set[int]
     budget: int
     places: int
@@ -75,7 +75,7 @@ class Scheduler:
         )
         self.swap = SwapSpace(self.tables, config.swap_blocks)
         self.sequences: dict[int, Sequence] = {}
-        self.room = Room(config, costs, self.tables, self.swap, self.sequences)
+        self.room = KVAllocator(config, costs, self.tables, self.swap, self.sequences)
         self.released: list[int] = []
         self.reserved: list[Sequence] = []
         self._last_id = 0
@@ -121,7 +121,7 @@ class Scheduler:
         if sequence.known:
             self.released.append(sequence.id)
 
-    def plan(self, agenda: Agenda) -> list[Proposal]:
+    def plan(self, agenda: BatchCandidates) -> list[Proposal]:
         """Allocate blocks for the batch candidates in service order, and return the proposals. A proposed
         sequence holds its blocks until the step is committed."""
         step = self._begin(agenda)
@@ -145,7 +145,7 @@ class Scheduler:
                 step.places = 0
         return list(step.proposals.values())
 
-    def _begin(self, agenda: Agenda) -> "_Step":
+    def _begin(self, agenda: BatchCandidates) -> "_Step":
         self.steps += 1
         decoding = {s.id for s in agenda.turns if s.decoding}
         step = _Step(agenda, decoding, agenda.budget, self.config.max_num_seqs, self.config.max_num_seqs)

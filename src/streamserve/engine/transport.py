@@ -4,7 +4,7 @@ prefill worker                                     decode worker
 Outgoing: sequence → reservation, with blocks      Incoming: reservation → sequence that waits for its KV,
 pinned while they are read                         or blocks in quarantine until no worker writes to them
 
-A `Ticket` is a transfer reservation.
+A `TransferReservation` is a transfer reservation.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import Pushed
 from streamserve.protocol.reports import TransferReport
-from streamserve.protocol.tickets import CacheAddress, Ticket
+from streamserve.protocol.tickets import CacheAddress, TransferReservation
 
 
 class TransferError(Exception):
@@ -60,7 +60,7 @@ class _Sending:
     are waited for. The KV of the first `planes` groups is complete in all that was sent. `waited`: whether a
     request is to decode after the transfer. `error`: of the transport."""
 
-    ticket: Ticket
+    ticket: TransferReservation
     sequence: Running | None
     sent_tokens: int
     planes: int
@@ -99,7 +99,7 @@ class Outgoing:
         """Return the sequences whose KV is sent."""
         return [sending.sequence for sending in self._sending.values() if sending.sequence]
 
-    def grant(self, ticket: Ticket, sequence: Running | None) -> bool:
+    def grant(self, ticket: TransferReservation, sequence: Running | None) -> bool:
         """Accept a transfer reservation for `sequence`, or refuse it; None where no sequence matches (any
         more). Returns whether anything was sent at once."""
         served = [sending.ticket for sending in [*self._sending.values(), *self._closing]]
@@ -131,7 +131,7 @@ class Outgoing:
             sequence.held, sequence.stale = False, True
         return self.advance(sequence)
 
-    def _fits(self, ticket: Ticket) -> bool:
+    def _fits(self, ticket: TransferReservation) -> bool:
         """Whether a reservation's blocks are as many as its tokens need, each once, all in its cache."""
         needed = -(-ticket.tokens // self._block_size) - ticket.have // self._block_size
         inside = all(0 <= block < ticket.to.num_blocks for block in ticket.blocks)
@@ -250,13 +250,13 @@ class Incoming:
         """Return the sequences that wait for KV."""
         return list(self._waiting.values())
 
-    def issue(self, sequence: Running) -> Ticket:
+    def issue(self, sequence: Running) -> TransferReservation:
         """Issue a reservation for a sequence that holds blocks for all its tokens."""
         have = sequence.computed[0]
         id = f"{self._name}/{next(self._numbers)}"
         self._waiting[id] = sequence
         last = -(-len(sequence.tokens) // self._block_size)
-        return Ticket(
+        return TransferReservation(
             id=id,
             request=sequence.request,
             attempt=sequence.attempt,

@@ -3,7 +3,7 @@
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Event, Finished, ModelInfo, Submit
-from streamserve.scheduling.feasibility import Load, hopeless
+from streamserve.scheduling.feasibility import Load, infeasible
 
 
 def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: bool) -> str:
@@ -28,18 +28,18 @@ def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: boo
     return ""
 
 
-def may_be_hopeless(message: Submit) -> bool:
+def may_be_infeasible(message: Submit) -> bool:
     """Whether SLO admission applies to the request: one that has begun elsewhere, or is a prompt stream, is
     exempt."""
     return not (any(message.outputs.values()) or message.phase == "decode" or message.open)
 
 
-def hopeless_ends(message: Submit, load: Load) -> list[Event]:
+def infeasible_ends(message: Submit, load: Load) -> list[Event]:
     """Return the final events of a request whose latency targets are infeasible at this load; none if
     feasible."""
     slo = message.params.slo
     tpot = slo.tpot_ms if message.phase == "both" else None  # otherwise another worker decodes
-    found = hopeless(slo.ttft_ms, tpot, len(message.prompt), load)
+    found = infeasible(slo.ttft_ms, tpot, len(message.prompt), load)
     if found is None:
         return []
     missed, again = found

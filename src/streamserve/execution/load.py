@@ -24,7 +24,7 @@ from streamserve.execution.linear import packs
 from streamserve.execution.memory import after_weights, available_bytes, size_pool, size_swap
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MOST_QUERIES, NativeAttention
-from streamserve.execution.native.library import Team, kernels
+from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.sampling import NativeChooser, NativeGuesser
@@ -58,7 +58,7 @@ class Loaded:
     model_info: ModelInfo
     kv_cache_bytes: int
     model: Model
-    team: Team | None
+    team: ThreadPool | None
     cache: KVCache
     drafter: Drafter | None = None
     caches: tuple[KVCache, ...] = ()
@@ -129,7 +129,7 @@ def _load_drafter(
     draft: DraftChoice,
     model: Model,
     cache: KVCache,
-    team: Team | None,
+    team: ThreadPool | None,
     drawing: bool,
     grammars: Grammars | None,
     memory: Tensor | None,
@@ -164,7 +164,7 @@ def drafter_on(loaded: Loaded, plane: int = TARGET) -> ModelDrafter:
     return ModelDrafter(loaded.model, loaded.cache, attention, plane, eos_token_ids=eos, guesser=guesser)
 
 
-def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> Team | None:
+def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> ThreadPool | None:
     """Return the kernels' thread pool; None where plain torch computes."""
     threads = config.threads or len(os.sched_getaffinity(0))
     fits = spec.num_heads // spec.num_kv_heads <= MOST_QUERIES
@@ -173,23 +173,25 @@ def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) 
         raise CheckpointError("--backend native: there are no kernels for this model here (see the log)")
     # With the kernels, torch runs only small operations: its threads would spin on the kernels' cores.
     torch.set_num_threads(1 if library else threads)
-    return Team(library, threads, cpus=cores[1:threads]) if library else None
+    return ThreadPool(library, threads, cpus=cores[1:threads]) if library else None
 
 
-def _head_is_second(team: Team | None, dtype: torch.dtype) -> bool:
+def _head_is_second(team: ThreadPool | None, dtype: torch.dtype) -> bool:
     """Return whether a tied head is stored in addition to the embedding. The kernels need no second copy:
     they read embedding rows from the packed weight."""
     return team is None and packs(dtype)
 
 
-def _load_model(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, team: Team | None) -> Model:
+def _load_model(
+    checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, team: ThreadPool | None
+) -> Model:
     if team is None:
         return load_model(checkpoint, spec, dtype)
     linear, gate_up = partial(NativeLinear, team), partial(NativeLinear, team, paired=True)
     return NativeModel.of(load_model(checkpoint, spec, dtype, linear, gate_up), team)
 
 
-def attention_on(cache: KVCache, spec: ModelSpec, team: Team | None) -> AttentionBackend:
+def attention_on(cache: KVCache, spec: ModelSpec, team: ThreadPool | None) -> AttentionBackend:
     """Return attention over `cache`: by the kernels on `team`, or in plain torch without one."""
     group = spec.num_heads // spec.num_kv_heads
     if team is None:

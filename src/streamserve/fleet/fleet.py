@@ -36,8 +36,8 @@ from streamserve.fleet.kv_writeback import Returns
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
 from streamserve.fleet.requests import GapError, OpenRequest
-from streamserve.fleet.reservations import TicketBook
-from streamserve.fleet.supervisor import Crew
+from streamserve.fleet.reservations import ReservationBook
+from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import Queued, WorkerState
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
@@ -53,8 +53,8 @@ from streamserve.protocol.messages import (
     Ready,
     Reserved,
     Token,
-    TransferNews,
     Transfers,
+    TransferUpdate,
     Withdrawn,
 )
 from streamserve.protocol.reports import IncidentReport, Report
@@ -65,15 +65,15 @@ class Fleet:
 
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
-        self.crew = Crew(config.topology, config.stuck_after)
+        self.supervisor = WorkerSupervisor(config.topology, config.stuck_after)
         self.quarantine = Quarantine(config.topology, config.max_attempts)
         self.requests: dict[str, OpenRequest] = {}
-        self.tickets = TicketBook()
+        self.tickets = ReservationBook()
         self.returns = Returns(config.topology)
-        self.placement = Placement(self.crew, config.router, config.continue_tokens)
+        self.placement = Placement(self.supervisor, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._isolation = Isolation(
-            self.quarantine, self.crew, self.requests, self._withdraw, self._place_waiting
+            self.quarantine, self.supervisor, self.requests, self._withdraw, self._place_waiting
         )
         self._attempts = count()
         self.convicted = 0
@@ -81,11 +81,11 @@ class Fleet:
     @property
     def workers(self) -> dict[str, WorkerState]:
         """The state of each worker, by name."""
-        return self.crew.workers
+        return self.supervisor.workers
 
     def start(self, now: float) -> list[Command]:
         """Return the commands that start the workers."""
-        return [*self.crew.start(now)]
+        return [*self.supervisor.start(now)]
 
     def handle(self, event: FleetEvent, now: float) -> list[Command]:
         """Process one event; return the resulting commands in order."""
@@ -107,12 +107,12 @@ class Fleet:
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and if not, why."""
-        return self.crew.health()
+        return self.supervisor.health()
 
     def incidents(self) -> IncidentReport:
         """Return the incident counters: worker deaths, suspected, quarantined and convicted requests."""
         return IncidentReport(
-            deaths=self.crew.deaths,
+            deaths=self.supervisor.deaths,
             suspects=self.quarantine.suspected,
             quarantined=len(self.quarantine),
             convicted=self.convicted,
@@ -140,7 +140,7 @@ class Fleet:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
             return
         refusal = self._admission.refusal(event, self.requests.values(), now)
-        if refusal is None and (closed := self.crew.closed()):
+        if refusal is None and (closed := self.supervisor.closed()):
             refusal = self._unserved(closed, now)
         if refusal:
             yield Refuse(event.request, refusal)
@@ -173,7 +173,7 @@ class Fleet:
 
     def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Route a request to the router's choice; without a free route candidate it stays waiting."""
-        if not self.crew.served:
+        if not self.supervisor.served:
             yield self._refuse(request, self._unserved(self.health()[1], now))
             return
         name, trial = request.name, self.quarantine.trial
@@ -214,19 +214,19 @@ class Fleet:
             self._end(request, now)
 
     def _heard(self, event: Heard, now: float) -> Iterator[Command]:
-        worker = self.crew.hear(event.worker, event.incarnation, now)
+        worker = self.supervisor.hear(event.worker, event.incarnation, now)
         if worker is None:
             return
         match event.message:
             case Ready():
-                if self.crew.join(event.worker, event.message, now):
+                if self.supervisor.join(event.worker, event.message, now):
                     yield from self._isolation.advance(now)
                     yield from self._place_waiting(now)
                 else:
                     yield Kill(event.worker)
                     yield from self._fail_all(now)
             case Failed():
-                self.crew.fail(event.worker, event.message)
+                self.supervisor.fail(event.worker, event.message)
                 yield from self._fail_all(now)
             case Report():
                 worker.reported(event.message)
@@ -308,7 +308,7 @@ class Fleet:
             request.reserving = True
             yield Send(request.decode, request.submit("decode"))
 
-    def _transfer(self, worker: str, news: TransferNews, now: float) -> Iterator[Command]:
+    def _transfer(self, worker: str, news: TransferUpdate, now: float) -> Iterator[Command]:
         known = ChainMap(self.requests, self.returns.open)
         request = known.get(news.request)
         if isinstance(news, Reserved):
@@ -334,11 +334,11 @@ class Fleet:
 
     def _lost(self, event: Lost, now: float) -> Iterator[Command]:
         """Blame the requests of the lost step; requeue all requests that depended on the worker."""
-        if not self.crew.lives(event.worker, event.incarnation):
+        if not self.supervisor.lives(event.worker, event.incarnation):
             return
         affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
         blamed, convicted = self.quarantine.lost(event.worker, affected, event.suspects)
-        yield from self.crew.lose(event.worker, event.incarnation, event.reason, now, blamed)
+        yield from self.supervisor.lose(event.worker, event.incarnation, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
         yield from self.tickets.lose(event.worker)
         yield from self.returns.lose(event.worker)
@@ -359,7 +359,7 @@ class Fleet:
         request.next_attempt(next(self._attempts))
 
     def _tick(self, event: Tick, now: float) -> Iterator[Command]:
-        yield from self.crew.tick(now, event.beats)
+        yield from self.supervisor.tick(now, event.beats)
         yield from self._isolation.tick(now)
 
     def _retry(self, request: OpenRequest, reason: str, now: float) -> Iterator[Command]:
@@ -388,7 +388,7 @@ class Fleet:
         self._admission.finished(now)
         self.placement.ended(request)
         for worker in request.workers:
-            self.crew.worked(worker)
+            self.supervisor.worked(worker)
         self._forget(request)
 
     def _forget(self, request: OpenRequest) -> None:
@@ -397,11 +397,11 @@ class Fleet:
         self.quarantine.left(request.name)
 
     def _unserved(self, why: str, now: float) -> RequestError:
-        return RequestError(why, status=503, retry_after=self.crew.retry_after(now))
+        return RequestError(why, status=503, retry_after=self.supervisor.retry_after(now))
 
     def _fail_all(self, now: float) -> Iterator[Command]:
         """Refuse all requests if no worker can serve them any more."""
-        if not self.crew.served:
+        if not self.supervisor.served:
             for request in list(self.requests.values()):
                 yield from self._place(request, now)
 

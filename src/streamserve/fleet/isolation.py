@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from streamserve.fleet.events import Command, Lost
 from streamserve.fleet.quarantine import Quarantine, Trial
 from streamserve.fleet.requests import OpenRequest
-from streamserve.fleet.supervisor import Crew
+from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.protocol.errors import RequestError
 
 
@@ -17,13 +17,13 @@ class Isolation:
     def __init__(
         self,
         quarantine: Quarantine,
-        crew: Crew,
+        supervisor: WorkerSupervisor,
         requests: dict[str, OpenRequest],
         withdraw: Callable[[OpenRequest], Iterator[Command]],
         place_waiting: Callable[[float], Iterator[Command]],
     ) -> None:
         self._quarantine = quarantine
-        self._crew = crew
+        self._supervisor = supervisor
         self._requests = requests
         self._withdraw = withdraw
         self._place_waiting = place_waiting
@@ -37,7 +37,7 @@ class Isolation:
                 yield from self._place_waiting(now)
             return
         place = self._place()
-        if not self._crew.whole(place):
+        if not self._supervisor.whole(place):
             return
         self._quarantine.begin(place, now)
         for request in list(self._requests.values()):
@@ -57,8 +57,8 @@ class Isolation:
 
     def _place(self) -> frozenset[str]:
         """Return the workers to hold trials on: those of the first death, or others if these cannot serve."""
-        serving, place = self._crew.serving(), self._quarantine.place
-        others = (other for other in self._crew.topology.places() if serving.issuperset(other))
+        serving, place = self._supervisor.serving(), self._quarantine.place
+        others = (other for other in self._supervisor.topology.places() if serving.issuperset(other))
         return place if serving.issuperset(place) else next(others, place)
 
     def _held_up(self, trial: Trial) -> bool:

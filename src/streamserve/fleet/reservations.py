@@ -1,7 +1,7 @@
 """The fleet's open transfer reservations: which worker may write KV to which, until the write is known to be
 over.
 
-Reserved  ──▶  TicketBook  ──▶  Push to the writer, or Release if the request no longer needs it
+Reserved  ──▶  ReservationBook  ──▶  Push to the writer, or Release if the request no longer needs it
 Pushed                          Join to the owner, or Release if its KV is missing
 """
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from streamserve.fleet.events import Send
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Pushed, Reserved
-from streamserve.protocol.tickets import Join, Push, Release, Ticket
+from streamserve.protocol.tickets import Join, Push, Release, TransferReservation
 
 
 @dataclass(frozen=True)
-class OpenTicket:
+class OpenReservation:
     """Permission for the worker `writer` to write into blocks of the worker `owner`."""
 
-    ticket: Ticket
+    ticket: TransferReservation
     writer: str
     owner: str
 
 
-class TicketBook:
+class ReservationBook:
     """All transfer reservations that may still be written to."""
 
     def __init__(self) -> None:
-        self._open: dict[str, OpenTicket] = {}
+        self._open: dict[str, OpenReservation] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -42,7 +42,7 @@ class TicketBook:
             return []
         if request is None or not wanted or not own or request.worker is None:
             return [Send(owner, Release(ticket.id))]
-        self._open[ticket.id] = OpenTicket(ticket, request.worker, owner)
+        self._open[ticket.id] = OpenReservation(ticket, request.worker, owner)
         return [Send(request.worker, Push(ticket))]
 
     def pushed(
@@ -91,5 +91,5 @@ class TicketBook:
                     yield from _released(entry)
 
 
-def _released(entry: OpenTicket | None) -> list[Send]:
+def _released(entry: OpenReservation | None) -> list[Send]:
     return [Send(entry.owner, Release(entry.ticket.id))] if entry else []

@@ -36,7 +36,7 @@ from streamserve.fleet.events import (
 )
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.mailbox import Mailbox, Undelivered
-from streamserve.fleet.tasks import Supervisor
+from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.tracing.recorder import Recorder
 from streamserve.fleet.worker_process import WorkerProcess, start_worker
 from streamserve.protocol.config import WorkerConfig
@@ -77,7 +77,7 @@ def _free(
     folder.remove()
 
 
-class FleetShell:
+class FleetRuntime:
     """Runs a Fleet in the current event loop. Use as an async context manager, or `start` and `close`."""
 
     def __init__(
@@ -94,7 +94,7 @@ class FleetShell:
         self._clients: dict[str, Mailbox] = {}
         self._undelivered = Undelivered()
         self._processes: dict[str, WorkerProcess] = {}
-        self._supervisor = Supervisor(self._give_up)
+        self._tasks = TaskSupervisor(self._give_up)
         self._failure: FleetError | None = None
         self._crash_reports = self._observer_failures = 0
         self._changed = asyncio.Event()
@@ -115,8 +115,8 @@ class FleetShell:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(self._endpoint)
         self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, folder)
-        self._supervisor.keep(self._receive, "receive")
-        self._supervisor.keep(self._tick, "tick")
+        self._tasks.keep(self._receive, "receive")
+        self._tasks.keep(self._tick, "tick")
         await self._do(self.fleet.start(time.monotonic()))
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class FleetShell:
             for worker in self._processes:
                 await self._send(Send(worker, Stop()))
             await asyncio.gather(*(process.end() for process in self._processes.values()))
-            await self._supervisor.close()
+            await self._tasks.close()
         finally:
             self._free()
         if self._recorder:
@@ -140,7 +140,7 @@ class FleetShell:
             except RuntimeError:  # the interpreter is shutting down and starts no more threads
                 self._recorder.close()
 
-    async def __aenter__(self) -> "FleetShell":
+    async def __aenter__(self) -> "FleetRuntime":
         await self.start()
         return self
 
@@ -160,7 +160,7 @@ class FleetShell:
             for failure in (worker.failure for worker in self.fleet.workers.values()):
                 if failure:
                     raise (CheckpointError if failure.code == 2 else StartError)(failure.error)
-            if not self.fleet.crew.served:
+            if not self.fleet.supervisor.served:
                 raise StartError(self.fleet.health()[1])
             self._changed.clear()
             await self._changed.wait()
@@ -256,7 +256,7 @@ class FleetShell:
                     if command.request in self._clients:
                         self._clients[command.request].put(command)
                 case Start():
-                    self._supervisor.spawn(self._run(command))
+                    self._tasks.spawn(self._run(command))
                 case Kill():
                     logger.error(
                         "worker %s has been silent for too long, or does not fit: killing it", command.worker

@@ -1,7 +1,7 @@
 """The worker supervisor: which workers serve, match the others' KV format, died, are stuck or draining, and
 when a dead one is restarted. What happens to its requests is decided by the Fleet.
 
-    Ready, Failed, Lost, Tick  ──▶  Crew  ──▶  Start, Kill
+    Ready, Failed, Lost, Tick  ──▶  WorkerSupervisor  ──▶  Start, Kill
 
 Once the server has been ready, every worker that ends is restarted, with bounded exponential back-off.
 """
@@ -44,7 +44,7 @@ GIVE_UP_STARTS = 4
 """Failed starts in a row after which requests no longer wait for a worker. It is still restarted."""
 
 
-class Crew:
+class WorkerSupervisor:
     """The workers of one server. A worker that is silent for `stuck_after` seconds counts as stuck."""
 
     def __init__(self, topology: Topology, stuck_after: float) -> None:

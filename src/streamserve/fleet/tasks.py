@@ -20,7 +20,7 @@ FAILURE_WINDOW = 30.0
 Work = Coroutine[object, object, None]
 
 
-class Supervisor:
+class TaskSupervisor:
     """Runs tasks in the current event loop, and calls `fatal` with unrecoverable errors."""
 
     def __init__(self, fatal: Callable[[Exception], None]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
-from streamserve.fleet.runtime import FleetShell
+from streamserve.fleet.runtime import FleetRuntime
 from streamserve.fleet.tracing.recorder import Recorder, Sink
 from streamserve.fleet.tracing.telemetry import Telemetry, exporting
 from streamserve.fleet.tracing.timeline import Timeline
@@ -80,16 +80,16 @@ class AsyncLLM:
             continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
         )
         self._grammars: GrammarCheck | None = None
-        self._shell = FleetShell(fleet, self._worker_config, recorder(server))
+        self._runtime = FleetRuntime(fleet, self._worker_config, recorder(server))
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
-        await self._shell.start()
+        await self._runtime.start()
         if wait:
             try:
-                await self._shell.until_ready()
+                await self._runtime.until_ready()
             except BaseException:
-                await self._shell.close()
+                await self._runtime.close()
                 raise
 
     async def until_ready(self) -> None:
@@ -97,22 +97,22 @@ class AsyncLLM:
 
         Raises CheckpointError or StartError with the reason if they cannot start.
         """
-        await self._shell.until_ready()
+        await self._runtime.until_ready()
 
     async def until_failed(self) -> None:
         """Wait for a failure of the server itself, from which it cannot recover. Raises FleetError."""
-        await self._shell.until_failed()
+        await self._runtime.until_failed()
 
     async def close(self) -> None:
         """Stop the workers and free all resources; open requests end with an error."""
         if self._grammars is not None:
             self._grammars.close()
-        await self._shell.close()
+        await self._runtime.close()
 
     @property
     def ready(self) -> Ready:
         """The startup report of the first ready worker. Raises RequestError (503) if no worker is ready."""
-        workers = self._shell.fleet.workers.values()
+        workers = self._runtime.fleet.workers.values()
         ready = next((worker.ready for worker in workers if worker.ready), None)
         if ready is None:
             health = self.health()
@@ -126,22 +126,22 @@ class AsyncLLM:
 
     def health(self) -> Health:
         """Return whether requests are being served now."""
-        fleet = self._shell.fleet
+        fleet = self._runtime.fleet
         ready, detail = fleet.health()
-        return Health(ready, detail, None if ready else fleet.crew.retry_after(time.monotonic()))
+        return Health(ready, detail, None if ready else fleet.supervisor.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
         """Return the incidents so far: worker crashes, and the requests suspected of causing them."""
-        return self._shell.incidents()
+        return self._runtime.incidents()
 
     def report(self) -> Report | None:
         """Return the sum of the workers' latest reports; None if there are none."""
-        workers = self._shell.fleet.workers.values()
+        workers = self._runtime.fleet.workers.values()
         return total(worker.report for worker in workers if worker.report)
 
     def routing(self) -> RouterView:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
-        return router_view(self._shell.fleet, self.settings.server.router, time.monotonic())
+        return router_view(self._runtime.fleet, self.settings.server.router, time.monotonic())
 
     async def rest(self, worker: str, draining: bool) -> int:
         """Drain a worker (send it no new requests), or resume it.
@@ -149,11 +149,11 @@ class AsyncLLM:
         Returns the number of requests open on it or on its prefill/decode peer. Raises RequestError (404) if
         there is no such worker.
         """
-        return await self._shell.rest(worker, draining)
+        return await self._runtime.rest(worker, draining)
 
     def process_id(self, worker: str = "unified-0") -> int:
         """Return the process id of a worker."""
-        return self._shell.process_id(worker)
+        return self._runtime.process_id(worker)
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         """Compile a grammar, unless it is already compiled.
@@ -187,8 +187,8 @@ class AsyncLLM:
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
         opened = Open(request_id, prompt, params, priority, cache_salt)
-        async with aclosing(self._shell.submit(opened)) as steps:
-            items = read_items(steps, self._shell, self.tokenizer, request_id, len(prompt), params, watch)
+        async with aclosing(self._runtime.submit(opened)) as steps:
+            items = read_items(steps, self._runtime, self.tokenizer, request_id, len(prompt), params, watch)
             async for item in items:
                 yield item
 
@@ -217,7 +217,7 @@ class AsyncLLM:
                 field="stop",
             )
         opened = Open(request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early)
-        prompt = OpenPrompt(self._shell, self.tokenizer, opened)
+        prompt = OpenPrompt(self._runtime, self.tokenizer, opened)
         await prompt.start()
         return prompt
 
@@ -261,8 +261,8 @@ class AsyncLLM:
             worker=f"{worker}/{incarnation}",
             role=role(worker),
             endpoint=endpoint,
-            model=worker_model(self.settings, worker, self._shell.fleet.config.topology),
-            memory_share=1 / len(self._shell.fleet.workers),
+            model=worker_model(self.settings, worker, self._runtime.fleet.config.topology),
+            memory_share=1 / len(self._runtime.fleet.workers),
             kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             crash_folder=str(crash_folder(os.environ)),

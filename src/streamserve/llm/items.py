@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterable, AsyncIterator
 
-from streamserve.fleet.runtime import FleetShell
+from streamserve.fleet.runtime import FleetRuntime
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
@@ -25,7 +25,7 @@ Item = Delta | PromptLogprobs | Usage
 
 async def read_items(
     steps: AsyncIterable[list[Event]],
-    shell: FleetShell,
+    runtime: FleetRuntime,
     tokenizer: Tokenizer,
     request: str,
     prompt_tokens: int,
@@ -60,7 +60,7 @@ async def read_items(
                 watch.token(event.choice, time.monotonic())
             yield delta
             if isinstance(delta.stop, str):
-                await shell.cancel(request, event.choice)
+                await runtime.cancel(request, event.choice)
         if all(choice.finished for choice in choices.values()):
             break
     completion = sum(choice.emitted for choice in choices.values())

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from streamserve.fleet.events import Edit, Open
-from streamserve.fleet.runtime import FleetShell
+from streamserve.fleet.runtime import FleetRuntime
 from streamserve.llm.items import Item, read_items
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.messages import Event, Progress, Withdrawn
@@ -27,11 +27,11 @@ class OpenPrompt:
     `ids` are the token ids last synced to the engine; `computed` of them have KV, by its latest report.
     """
 
-    def __init__(self, shell: FleetShell, tokenizer: Tokenizer, opened: Open) -> None:
+    def __init__(self, runtime: FleetRuntime, tokenizer: Tokenizer, opened: Open) -> None:
         self.ids = opened.prompt
         self.computed = 0
         self.created = time.perf_counter()
-        self._shell = shell
+        self._runtime = runtime
         self._tokenizer = tokenizer
         self._opened = opened
         self._version = opened.version
@@ -69,7 +69,7 @@ class OpenPrompt:
         if not self._opened.answer_early:
             await self._tell(ids, common_prefix(self.ids, ids), 0, params)
         items = read_items(
-            self._steps(), self._shell, self._tokenizer, self._opened.request, len(ids), params, watch
+            self._steps(), self._runtime, self._tokenizer, self._opened.request, len(ids), params, watch
         )
         async for item in items:
             yield replace(item, prompt_tokens=len(self.ids)) if isinstance(item, Usage) else item
@@ -102,7 +102,7 @@ class OpenPrompt:
             raise self._lost
         finish = finish or params is not None
         edit = Edit(self._opened.request, self._version + 1, keep, ids[keep:], finish, params, tail)
-        await self._shell.edit(edit)
+        await self._runtime.edit(edit)
         self.ids = ids
         self._version += 1
 
@@ -119,7 +119,7 @@ class OpenPrompt:
         """Read the request's events: progress updates `computed`, others are queued for `answer`."""
         error = RequestError("the stream was closed", status=409)
         try:
-            async with aclosing(self._shell.submit(self._opened)) as steps:
+            async with aclosing(self._runtime.submit(self._opened)) as steps:
                 async for events in steps:
                     if not self._taken.done():
                         self._taken.set_result(None)

@@ -10,7 +10,7 @@ import msgspec
 
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, Ticket
+from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, TransferReservation
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
@@ -239,7 +239,7 @@ class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
     request: str
     attempt: int
-    ticket: Ticket
+    ticket: TransferReservation
 
 
 class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
@@ -256,7 +256,7 @@ class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     planes: int = 1
 
 
-TransferNews = Reserved | Pushed
+TransferUpdate = Reserved | Pushed
 
 
 class Cached(msgspec.Struct, tag=True, frozen=True):
@@ -269,7 +269,7 @@ class Cached(msgspec.Struct, tag=True, frozen=True):
 class Transfers(msgspec.Struct, tag=True, frozen=True):
     """Updates of transfer reservations; sent after the events that came before them."""
 
-    news: list[TransferNews]
+    news: list[TransferUpdate]
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):

@@ -76,7 +76,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     """What remote draft services contributed to a worker so far. `services`: present sessions. Their `trees`,
     those of them that were `late` for the step they were requested for, and their `accepted` draft tokens.
-    The same for the fallback drafter, which drafts where they do not (`stand_in_...`). `moves` from one
+    The same for the fallback drafter, which drafts where they do not (`fallback_...`). `moves` from one
     service to another. Answers that were `rejected`, by fault; `probations` of services that gave several of
     these."""
 
@@ -84,8 +84,8 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     trees: int
     late: int
     accepted: int
-    stand_in_trees: int
-    stand_in_accepted: int
+    fallback_trees: int
+    fallback_accepted: int
     moves: int
     rejected: dict[str, int] = {}
     probations: int = 0

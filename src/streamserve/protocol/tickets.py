@@ -35,7 +35,7 @@ def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:
     return "/".join(filter(None, (model, draft, str(block_size), str(LAYOUT_VERSION))))
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class TransferReservation(msgspec.Struct, frozen=True):
     """Write the KV of `request`'s positions `have` to `tokens` (exclusive) into `blocks` of the pool at `to`,
     the first of which holds position `have`, a multiple of the block size. `choices`: the output choices of
     this sequence. `id` is unique in the lifetime of a fleet."""
@@ -53,7 +53,7 @@ class Ticket(msgspec.Struct, frozen=True):
 class Push(msgspec.Struct, tag=True, frozen=True):
     """To the prefill worker: write the present and future KV of the reservation's sequence."""
 
-    ticket: Ticket
+    ticket: TransferReservation
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):

@@ -16,7 +16,7 @@ MEMORY = 0.5
 """Weight of the previous estimate when an edit shows which share of a prompt survived it."""
 
 
-GUESSED_SWAP = SwapCost(Line(1e-4, 2e-4), Line(1e-4, 2e-4))
+DEFAULT_SWAP_COST = SwapCost(Line(1e-4, 2e-4), Line(1e-4, 2e-4))
 """Default without a measurement: blocks of one megabyte at about 5 GB/s."""
 
 
@@ -26,7 +26,7 @@ class Costs:
     query tokens of a prompt in a step."""
 
     step: Callable[[int, int], float]
-    swap: SwapCost = GUESSED_SWAP
+    swap: SwapCost = DEFAULT_SWAP_COST
     chunk: int = 512
 
     def recompute(self, tokens: int) -> float:

@@ -52,7 +52,7 @@ def best_tpot(load: Load) -> float:
     )
 
 
-def hopeless(
+def infeasible(
     ttft_ms: float | None, tpot_ms: float | None, prompt: int, load: Load
 ) -> tuple[Sequence[str], float] | None:
     """Return what could be met instead of the infeasible targets, one text each, and the seconds after which

@@ -16,7 +16,7 @@ from streamserve.engine.plan import TARGET, Sampled, SequenceState, Span, SpanRe
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import GUESSED_SWAP
+from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
 
 Cost = Callable[[int, int], float]
 """Seconds of a step, from its query tokens and the KV tokens they attend to."""
@@ -53,7 +53,7 @@ class CostExecutor:
         cost: Cost,
         planes: int = 1,
         swap_blocks: int = 0,
-        swap_cost: SwapCost = GUESSED_SWAP,
+        swap_cost: SwapCost = DEFAULT_SWAP_COST,
     ) -> None:
         self.planes = planes
         self.block_size = block_size

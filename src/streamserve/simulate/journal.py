@@ -25,7 +25,7 @@ class Poison:
     company: bool = False
 
 
-class Fallen(Exception):
+class InjectedCrash(Exception):
     """A worker crashed in the middle of an operation."""
 
 

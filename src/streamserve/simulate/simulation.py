@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 
 from streamserve.engine.engine import Engine
-from streamserve.engine.observer import Moment, Unwatched
+from streamserve.engine.observer import LifecycleEvent, NoObserver
 from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
@@ -49,9 +49,9 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.tickets import CacheAddress
 from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import GUESSED_SWAP
+from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
 from streamserve.simulate.executor import Cost, CostExecutor
-from streamserve.simulate.journal import Fallen, Poison, PoisonPhase, SimulatedJournal
+from streamserve.simulate.journal import InjectedCrash, Poison, PoisonPhase, SimulatedJournal
 from streamserve.simulate.transport import SimulatedTransport
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.policies import parse_policy
@@ -88,25 +88,25 @@ class _Worker:
 
 
 @dataclass
-class Fate:
+class FaultInjection:
     """An injected crash: when `moment` occurs for the `number`-th time at any worker, the `victims` die, or
     with `stop` are silent from then on. The worker that reached the moment does not continue its step if it
     is one of them."""
 
-    moment: Moment
+    moment: LifecycleEvent
     number: int
     victims: tuple[str, ...]
     stop: bool = False
 
 
-class _Fates(Unwatched):
+class _Fates(NoObserver):
     """Counts one worker's lifecycle events, and raises Fallen where the worker must not continue."""
 
     def __init__(self, simulation: "Simulation", worker: str) -> None:
         self._simulation = simulation
         self._worker = worker
 
-    def moment(self, name: Moment, request: str = "") -> None:
+    def moment(self, name: LifecycleEvent, request: str = "") -> None:
         self._simulation.meet(self._worker, name)
 
 
@@ -133,7 +133,7 @@ class Simulation:
         model: ModelInfo,
         cost: Cost,
         start_seconds: float = 1.0,
-        swap_cost: SwapCost = GUESSED_SWAP,
+        swap_cost: SwapCost = DEFAULT_SWAP_COST,
         wire_seconds: float = 0.0,
         policy: str = "goodput",
         drafter: Callable[[CostExecutor], Drafter] | None = None,
@@ -156,10 +156,10 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._given: list[Given] = []
-        self._fates: list[Fate] = []
+        self._fates: list[FaultInjection] = []
         self._poisons: list[Poison] = []
         self.deaths = 0
-        self.met: list[Moment] = []
+        self.met: list[LifecycleEvent] = []
         """The lifecycle events at which injected crashes have occurred."""
         self._do(self.fleet.start(0.0))
 
@@ -171,7 +171,7 @@ class Simulation:
         """Let a worker's process die at `time`."""
         self._push(time, lambda: self._die(worker))
 
-    def destine(self, fate: Fate) -> None:
+    def destine(self, fate: FaultInjection) -> None:
         """Let workers die or become silent at a lifecycle event."""
         self._fates.append(fate)
 
@@ -187,7 +187,7 @@ class Simulation:
             if (poison.request, poison.phase) == (request, phase) and (others or not poison.company):
                 here.stopped = True
                 self._push(self.clock.now, partial(self._die, worker, here))
-                raise Fallen
+                raise InjectedCrash
 
     def ticks(self) -> None:
         """Let the fleet check its workers twice a second, as a server does, while events are pending."""
@@ -196,7 +196,7 @@ class Simulation:
         if self._heap:
             self._push(self.clock.now + TICK_SECONDS, self.ticks)
 
-    def meet(self, worker: str, moment: Moment) -> None:
+    def meet(self, worker: str, moment: LifecycleEvent) -> None:
         """Handle that a worker reached a lifecycle event, which may crash workers. Raises Fallen if it is one
         of them."""
         for fate in [fate for fate in self._fates if fate.moment == moment]:
@@ -211,7 +211,7 @@ class Simulation:
                     self._push(self.clock.now, partial(fall, victim, self.workers[victim]))
             if worker in fate.victims:
                 self.workers[worker].stopped = True
-                raise Fallen
+                raise InjectedCrash
 
     def run(self, until: float = inf) -> list[Given]:
         """Run all events, or those up to the time `until`; return what clients received."""
@@ -348,7 +348,7 @@ class Simulation:
     def _step(self, name: str, worker: _Worker) -> None:
         """Start a step if the worker is idle and has work."""
         if not worker.busy and not worker.stopped and self.workers[name] is worker:
-            with suppress(Fallen):
+            with suppress(InjectedCrash):
                 self._step_now(name, worker)
 
     def _step_now(self, name: str, worker: _Worker) -> None:
@@ -379,7 +379,7 @@ class Simulation:
         worker.busy = False
         if self.workers[name] is worker and not worker.stopped:
             self._handle(Heard(name, worker.incarnation, Events(events)))
-            with suppress(Fallen):
+            with suppress(InjectedCrash):
                 self._tell_transfers(name, worker)
             if not worker.stopped:
                 self._handle(self._report(name, worker))

@@ -94,11 +94,11 @@ class Speculation:
 
     def shapes(
         self, wanting: Sequence[Candidate], others: int, kv_tokens: int, nodes: int,
-        bystanders: Sequence[Need] = (), load: float = 0.0,
+        undrafted: Sequence[Need] = (), load: float = 0.0,
     ) -> list[Shape]:  # fmt: skip
         """Return a shape for each decoding request, within its limits and `nodes` draft tokens each; PLAIN
         where nothing is to be drafted. The step has `others` further query tokens and reads `kv_tokens`.
-        `bystanders` are the needs of decoding requests without draft tokens in the batch, `load` the share of
+        `undrafted` are the needs of decoding requests without draft tokens in the batch, `load` the share of
         sequence slots taken."""
         self._drafted = {}
         if self.policy.kind == "off" or not wanting:
@@ -110,7 +110,7 @@ class Speculation:
             draft=self._draft_cost,
             covers=self._covers(),
             nodes=max(nodes, 0),
-            bystanders=bystanders,
+            undrafted=undrafted,
             load=load,
             acceptance=self._step_accepted / self._step_guesses if self._step_guesses else None,
             right=self._step_accepted,
@@ -230,7 +230,7 @@ class Speculation:
         drafted = Drafted(
             trees=list(judged.values()),
             needs=[needs[id] for id in judged],
-            bystanders=[need for id, need in needs.items() if id not in trees],
+            undrafted=[need for id, need in needs.items() if id not in trees],
             plain=plain,
             spent=spent,
             step=cache(lambda rows: self.step_cost(rows, kv_tokens)),
@@ -351,7 +351,7 @@ def _count(histogram: list[int], number: int) -> None:
     histogram[number - 1] += 1
 
 
-def guessed_cost(rows: int, kv_tokens: int) -> float:
+def default_cost(rows: int, kv_tokens: int) -> float:
     """Return a default cost without a profile: relative costs of a machine that computes about 64 query
     tokens in the time it takes to read the weights. Steps correct it from the first one on."""
     return 0.01 * max(1.0, 0.9 + rows / 64) + 1e-7 * kv_tokens

@@ -50,7 +50,7 @@ def shapes(outlook: Outlook) -> list[Shape]:
         lambda shape: outlook.draft([shape] * len(requests)), MOST_LEVELS, outlook.nodes,
     )  # fmt: skip
     best = [common] * len(requests)
-    asking = [*(one.need for one in requests), *outlook.bystanders]
+    asking = [*(one.need for one in requests), *outlook.undrafted]
     if all(need.tpot is None for need in asking):
         return best
     needs = with_floor([spread(one) for one in asking], outlook.step(len(requests) + outlook.others))
@@ -115,7 +115,7 @@ def select(drafted: Drafted) -> Kept:
     The step never becomes longer than a request on target tolerates, with a slack of `LEEWAY` tokens; where
     requests have neither target nor tree, they keep `SLOWEST` of their speed.
     """
-    if drafted.trees and all(need.tpot is None for need in (*drafted.needs, *drafted.bystanders)):
+    if drafted.trees and all(need.tpot is None for need in (*drafted.needs, *drafted.undrafted)):
         return _select_untargeted(drafted)
     order = [list(likeliest(tree)) for tree in drafted.trees]
     chances = [
@@ -135,7 +135,7 @@ def _select_untargeted(drafted: Drafted) -> Kept:
     order = np.argsort(-chances, kind="stable")[: max(drafted.budget, 0)]
     expected = len(sizes) + np.concatenate(([0.0], np.cumsum(chances[order])))
     plain = drafted.step(drafted.plain)
-    limit = plain / SLOWEST if drafted.bystanders else inf
+    limit = plain / SLOWEST if drafted.undrafted else inf
     count = _best_count(expected, drafted, plain - drafted.step(drafted.decoding), limit)
     taken = np.zeros(len(chances), np.bool_)
     taken[order[:count]] = True
@@ -178,10 +178,10 @@ class _Targets:
     def __init__(self, drafted: Drafted, ladders: Sequence[Sequence[float]]) -> None:
         self.drafted = drafted
         plain = drafted.step(drafted.plain)
-        self.needs = with_floor([spread(one) for one in (*drafted.needs, *drafted.bystanders)], plain)
-        self.ladders: list[Sequence[float]] = [*ladders, *([1.0] for _ in drafted.bystanders)]
+        self.needs = with_floor([spread(one) for one in (*drafted.needs, *drafted.undrafted)], plain)
+        self.ladders: list[Sequence[float]] = [*ladders, *([1.0] for _ in drafted.undrafted)]
         self.met: list[int] = []
-        left_out = any(need.tpot is None for need in drafted.bystanders)
+        left_out = any(need.tpot is None for need in drafted.undrafted)
         self.limit = plain / SLOWEST if left_out else inf
 
     def seconds(self, guesses: int) -> float:

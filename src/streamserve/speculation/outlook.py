@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
 class Outlook:
     """A step before drafting.
 
-    * `others`: query tokens of the step that are not of `candidates`; `bystanders` are the needs of the
+    * `others`: query tokens of the step that are not of `candidates`; `undrafted` are the needs of the
       decoding requests among them.
     * `step(rows)` and `draft(shapes)`: seconds.
     * `covers[w - 1][l]`: the probability at level l that the next token is among a node's best w candidates,
@@ -45,7 +45,7 @@ class Outlook:
     draft: Callable[[Sequence[Shape]], float]
     covers: Sequence[Sequence[float]]
     nodes: int
-    bystanders: Sequence[Need] = ()
+    undrafted: Sequence[Need] = ()
     load: float = 0.0
     acceptance: float | None = None
     right: int = 0
@@ -55,13 +55,13 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A step once the trees have arrived. `needs[i]` is that of the request of `trees[i]`, `bystanders` are
+    """A step once the trees have arrived. `needs[i]` is that of the request of `trees[i]`, `undrafted` are
     those of decoding requests without a tree. The step has `plain` query tokens without draft tokens, and may
     have `budget` draft tokens; drafting took `spent` seconds."""
 
     trees: Sequence[TokenTree]
     needs: Sequence[Need]
-    bystanders: Sequence[Need]
+    undrafted: Sequence[Need]
     plain: int
     spent: float
     step: Seconds
@@ -70,7 +70,7 @@ class Drafted:
     @property
     def decoding(self) -> int:
         """Number of decoding requests, with a tree or without."""
-        return len(self.trees) + len(self.bystanders)
+        return len(self.trees) + len(self.undrafted)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def shapes(policy: SpeculationPolicy, outlook: Outlook, flow: Flow) -> tuple[lis
         case "specustream-equations":
             return specustream.printed(outlook, flow, equations=True)
         case kind if kind in BUDGETED:
-            decoding = count + len(outlook.bystanders)
+            decoding = count + len(outlook.undrafted)
             return [adaserve.beam(adaserve.token_budget(outlook.step), max(decoding, 1))] * count, flow
         case _:
             return [policy.shape] * count, flow
@@ -94,7 +94,7 @@ def select(policy: SpeculationPolicy, drafted: Drafted) -> list[list[int]]:
 
 
 def _threshold(outlook: Outlook) -> list[Shape]:
-    batch = len(outlook.candidates) + len(outlook.bystanders)
+    batch = len(outlook.candidates) + len(outlook.undrafted)
     return [
         Shape(THRESHOLD_DEPTH, 1)
         if batch <= SMALL_BATCH or (batch < LARGE_BATCH and one.priority < 0)

@@ -64,7 +64,7 @@ class Disconnected:
     peer: bytes
 
 
-class Gate:
+class DraftListener:
     """Listens at `config.listen`. Raises ValueError for invalid key files, ZMQError if the address is in
     use."""
 

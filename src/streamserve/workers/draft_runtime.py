@@ -20,7 +20,7 @@ from streamserve.draft_service.server.types import Batch, Out
 from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.protocol.drafting import Reason, decode_to_service, encode, encode_report, printable
 from streamserve.protocol.messages import Stop, decode_to_worker
-from streamserve.workers.draft_listener import Failure, Gate, Received
+from streamserve.workers.draft_listener import DraftListener, Failure, Received
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,11 @@ class ServiceRuntime:
     process."""
 
     def __init__(
-        self, service: Service, gate: Gate, parent: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
+        self,
+        service: Service,
+        gate: DraftListener,
+        parent: zmq.Socket[bytes],
+        context: zmq.Context[zmq.Socket[bytes]],
     ) -> None:
         self._service = service
         self._gate = gate

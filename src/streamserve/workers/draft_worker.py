@@ -25,7 +25,7 @@ from streamserve.protocol.config import DraftingConfig, WorkerConfig
 from streamserve.protocol.drafting import DraftReady, encode_report
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
-from streamserve.workers.draft_listener import Gate
+from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.pinning import settle
 
@@ -44,7 +44,7 @@ def run(config: WorkerConfig) -> int:
         try:
             loaded = load(config.model, None, cores.numbers if cores else ())
             service = make_service(config.drafting, loaded, Path(config.model.path))
-            gate = Gate(context, config.drafting)
+            gate = DraftListener(context, config.drafting)
         except (CheckpointError, ValueError, OSError, zmq.ZMQError) as error:
             parent.send(encode_report(Failed(str(error), BAD_SETTING)))
             return BAD_SETTING

@@ -22,7 +22,7 @@ class Compiler(Protocol):
         """Compile `grammar`, from any thread; an error in it is cached too."""
 
 
-class GrammarGate:
+class GrammarQueue:
     """Holds back messages for the engine while a thread compiles."""
 
     def __init__(self, compiler: Compiler | None) -> None:

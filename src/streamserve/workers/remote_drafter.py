@@ -72,9 +72,9 @@ class RemoteDrafter:
         self._collected: float | None = None
         self._had_trees = False
         self._given: dict[int, TokenTree] = {}
-        self._stand_in = stand_in
+        self._fallback = stand_in
         self._stood_in: dict[int, TokenTree] = {}
-        self._trees = self._accepted = self._stand_in_trees = self._stand_in_accepted = 0
+        self._trees = self._accepted = self._fallback_trees = self._fallback_accepted = 0
 
     def attend(self) -> None:
         """Read received messages and send the Hellos and Pings that are due. Called between steps, at least
@@ -97,8 +97,8 @@ class RemoteDrafter:
         self._send(
             self.client.begin(requests, now, waiting.patience, waiting.verify.value, waiting.plain.value)
         )
-        if self._stand_in:
-            self._stand_in.begin(requests)
+        if self._fallback:
+            self._fallback.begin(requests)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         """Return the trees that arrive within the time for which waiting pays, and by `deadline`."""
@@ -110,16 +110,16 @@ class RemoteDrafter:
             now = time.monotonic()
         self._given = self.client.take()
         self._stood_in = {}
-        if self._stand_in:
-            others = self._stand_in.collect(deadline)
+        if self._fallback:
+            others = self._fallback.collect(deadline)
             self._stood_in = {id: tree for id, tree in others.items() if id not in self._given}
         self._collected, self._had_trees = time.monotonic(), bool(self._given)
         return self._given | self._stood_in
 
     def release(self, ids: Sequence[int]) -> None:
         self.client.release(ids)
-        if self._stand_in:
-            self._stand_in.release(ids)
+        if self._fallback:
+            self._fallback.release(ids)
 
     def report(self) -> RemoteReport:
         """Return the counters so far."""
@@ -128,8 +128,8 @@ class RemoteDrafter:
             trees=self._trees,
             late=self.client.late,
             accepted=self._accepted,
-            stand_in_trees=self._stand_in_trees,
-            stand_in_accepted=self._stand_in_accepted,
+            fallback_trees=self._fallback_trees,
+            fallback_accepted=self._fallback_accepted,
             moves=self.client.moves,
             rejected=dict(self.client.rejected),
             probations=sum(link.conduct.probations for link in self.client.links),
@@ -154,8 +154,8 @@ class RemoteDrafter:
                 self._accepted += right
             other = self._stood_in.pop(request.id, None)
             if other is not None:
-                self._stand_in_trees += 1
-                self._stand_in_accepted += len(other.follow(request.new_tokens)) - 1
+                self._fallback_trees += 1
+                self._fallback_accepted += len(other.follow(request.new_tokens)) - 1
 
     def _receive(self, seconds: float) -> None:
         """Process received messages; wait up to `seconds` for the first."""

@@ -5,7 +5,7 @@ from streamserve.protocol.reports import Report
 SECONDS = 60.0
 
 
-class Pace:
+class ThroughputLog:
     """Compares a worker's reports, once a minute."""
 
     def __init__(self, report: Report, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from streamserve.engine.observer import Moment
+from streamserve.engine.observer import LifecycleEvent
 from streamserve.protocol.messages import Work
 
 
@@ -13,7 +13,7 @@ class Tracer:
         self._clock = clock
         self._done: list[Work] = []
 
-    def moment(self, name: Moment, request: str = "") -> None:
+    def moment(self, name: LifecycleEvent, request: str = "") -> None:
         """Record a lifecycle event of a request."""
         self._done.append(Work(name, request, self._clock()))
 

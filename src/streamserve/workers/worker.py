@@ -45,8 +45,8 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.reports import Report
 from streamserve.protocol.tickets import CacheAddress, kv_fingerprint
 from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import GUESSED_SWAP
-from streamserve.speculation.controller import Speculation, guessed_cost
+from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
+from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import parse_policy
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
@@ -54,12 +54,12 @@ from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.crash import write_report
-from streamserve.workers.grammar_gate import GrammarGate
+from streamserve.workers.grammar_gate import GrammarQueue
 from streamserve.workers.journal import StepJournal
 from streamserve.workers.pinning import settle
 from streamserve.workers.profile_refresh import Upkeep, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
-from streamserve.workers.throughput_log import Pace
+from streamserve.workers.throughput_log import ThroughputLog
 from streamserve.workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
         _send(socket, _ready(parts, time.monotonic() - started))
         _send(socket, _report(engine, remote))
         gc.freeze()  # loaded objects stay: exclude them from garbage collections
-        gate = GrammarGate(parts.loaded.executor.grammars)
+        gate = GrammarQueue(parts.loaded.executor.grammars)
         try:
             upkeep = Upkeep(parts.loaded, parts.profile, users_profiles(), command_of(config.model))
             _serve(engine, socket, tracer, remote, upkeep, gate)
@@ -180,7 +180,7 @@ def _engine(
     journal: StepJournal,
 ) -> Engine:
     loaded, profile = parts.loaded, parts.profile
-    cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else guessed_cost
+    cost = profile.cost.in_tokens(profile.kv_token_bytes) if profile else default_cost
     return Engine(
         loaded.engine_config,
         loaded.model_info,
@@ -225,7 +225,7 @@ def _curve(profile: Profile) -> CostCurve:
 def _swap_cost(loaded: Loaded, profile: Profile | None) -> SwapCost:
     """Return the cost in seconds of swapping a number of blocks of all KV cache groups."""
     if profile is None or profile.swap is None:
-        return GUESSED_SWAP
+        return DEFAULT_SWAP_COST
     return profile.swap.in_blocks(loaded.kv_cache_bytes // loaded.engine_config.num_blocks)
 
 
@@ -250,11 +250,11 @@ def _serve(
     tracer: Tracer | None,
     remote: RemoteDrafter | None,
     upkeep: Upkeep,
-    gate: GrammarGate,
+    gate: GrammarQueue,
 ) -> None:
     """Process messages between steps, run steps while there is work, report twice a second."""
     reported = time.monotonic()
-    pace = Pace(engine.report(), reported)
+    pace = ThroughputLog(engine.report(), reported)
     while True:
         events: list[Event] = []
         wait = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)

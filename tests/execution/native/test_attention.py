@@ -12,7 +12,7 @@ from streamserve.engine.plan import Span
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native.attention import NativeAttention
-from streamserve.execution.native.library import Path, Team
+from streamserve.execution.native.library import Path, ThreadPool
 from streamserve.speculation.tree import TokenTree
 from tests.execution.native.paths import EVERY_PATH
 from tests.execution.strategies import steps
@@ -27,7 +27,7 @@ class Sequence:
 
     def __init__(
         self,
-        team: Team,
+        team: ThreadPool,
         length: int,
         dtype: torch.dtype,
         *,

@@ -12,7 +12,7 @@ from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native.attention import NativeAttention
-from streamserve.execution.native.library import Path, Team
+from streamserve.execution.native.library import Path, ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.spec import read_spec
@@ -24,7 +24,7 @@ BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 
 
 @torch.inference_mode()
-def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, team: Team) -> torch.Tensor:
+def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, team: ThreadPool) -> torch.Tensor:
     """The kernels' logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
     spec = read_spec(folder)
     linear, gate_up = partial(NativeLinear, team), partial(NativeLinear, team, paired=True)

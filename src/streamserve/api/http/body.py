@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
-from streamserve.api.generation import Door
+from streamserve.api.generation import AppContext
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def read_request(
-    request: Request, door: Door, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+    request: Request, door: AppContext, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> T:
     """Read the body of `request` as `kind`.
 
@@ -47,7 +47,7 @@ async def read_request(
 
 
 async def read_message(
-    data: bytes, door: Door, charge: Charge, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+    data: bytes, door: AppContext, charge: Charge, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> T:
     """Parse a WebSocket message as `kind`. Raises RequestError as `read_request` does."""
     scan = JsonScan(door.max_values, door.max_characters)

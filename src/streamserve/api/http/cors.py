@@ -13,7 +13,7 @@ from streamserve.protocol.errors import RequestError
 _LOOPBACK = frozenset({"localhost"})
 
 
-class Origins:
+class CORS:
     """Middleware that refuses requests from pages of other sites, unless their origin is allowed.
 
     Without CORS such a page cannot read a reply, but it could still cause load; WebSockets are not subject to

@@ -9,7 +9,15 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
+from streamserve.api.generation import (
+    AppContext,
+    GenerationOutput,
+    GenerationTask,
+    Piece,
+    collect,
+    head_of,
+    new_id,
+)
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
@@ -36,7 +44,7 @@ from streamserve.text.message import MessageReader, Part
 from streamserve.text.tools.reader import CallDelta
 
 
-def chat_routes(door: Door) -> APIRouter:
+def chat_routes(door: AppContext) -> APIRouter:
     """Build the route."""
     router = APIRouter()
 
@@ -63,7 +71,7 @@ def chat_routes(door: Door) -> APIRouter:
 class Chat:
     """One chat request."""
 
-    def __init__(self, door: Door, wanted: ChatRequest, conversation: Conversation) -> None:
+    def __init__(self, door: AppContext, wanted: ChatRequest, conversation: Conversation) -> None:
         self._door = door
         self._wanted = wanted
         self._head = head_of(new_id("chatcmpl"), door.llm, served_name(door.llm, wanted.model))
@@ -78,23 +86,23 @@ class Chat:
         body = await while_connected(request.receive, self.whole([job]))
         return Response(body, media_type="application/json")
 
-    def job(self) -> Job:
+    def job(self) -> GenerationTask:
         """Build the job for the conversation's prompt."""
         wanted, conversation = self._wanted, self._conversation
-        return Job(
+        return GenerationTask(
             0, self._head.id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt
         )
 
-    async def whole(self, jobs: list[Job]) -> bytes:
+    async def whole(self, jobs: list[GenerationTask]) -> bytes:
         """Run the job to its end; return the reply as JSON."""
         return await collect(self._door, jobs, lambda outputs: self._whole(outputs[0]))
 
-    async def stream(self, jobs: list[Job], emit: Emit) -> None:
+    async def stream(self, jobs: list[GenerationTask], emit: Emit) -> None:
         """Run the job, sending an event for each delta."""
         writer = StreamWriter(self._wanted, self._event, self._piece, emit)
         await writer.run(self._door, jobs)
 
-    def _whole(self, output: JobOutput) -> ChatReply:
+    def _whole(self, output: GenerationOutput) -> ChatReply:
         choices = [self._whole_choice(output.job, *numbered) for numbered in enumerate(output.choices)]
         reply = self._reply("chat.completion", choices, usage_reply([output.usage]))
         count = self._wanted.prompt_logprobs
@@ -103,7 +111,7 @@ class Chat:
         table = prompt_logprobs(self._door.llm.tokenizer, output.prompt_logprobs, count)
         return msgspec.structs.replace(reply, prompt_logprobs=table)
 
-    def _whole_choice(self, job: Job, number: int, piece: Piece) -> ChatChoice:
+    def _whole_choice(self, job: GenerationTask, number: int, piece: Piece) -> ChatChoice:
         part = self._read(number, piece.text, True)
         calls = _whole_calls(part.calls)
         message = ChatMessage(
@@ -114,7 +122,7 @@ class Chat:
         return msgspec.structs.replace(self._choice(job, number, piece, True), message=message)
 
     def _piece(
-        self, job: Job, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+        self, job: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> ChatChoice | None:
         """Build a streamed choice from a delta; None if all new text is held back."""
         part = self._read(number, piece.text, piece.finish is not None)
@@ -139,7 +147,7 @@ class Chat:
             return {}
         return {"reasoning": text, "reasoning_content": text}
 
-    def _choice(self, job: Job, number: int, piece: Piece, first: bool) -> ChatChoice:
+    def _choice(self, job: GenerationTask, number: int, piece: Piece, first: bool) -> ChatChoice:
         """Return the fields that a whole choice and a delta have in common."""
         ids = self._wanted.return_token_ids
         called = number in self._readers and self._readers[number].called

@@ -7,7 +7,15 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.generation import Door, Job, JobOutput, Piece, collect, head_of, new_id
+from streamserve.api.generation import (
+    AppContext,
+    GenerationOutput,
+    GenerationTask,
+    Piece,
+    collect,
+    head_of,
+    new_id,
+)
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
@@ -31,7 +39,7 @@ from streamserve.api.ops.openapi import described
 from streamserve.protocol.messages import PromptLogprob
 
 
-def completion_routes(door: Door) -> APIRouter:
+def completion_routes(door: AppContext) -> APIRouter:
     """Build the route."""
     router = APIRouter()
 
@@ -58,7 +66,7 @@ def completion_routes(door: Door) -> APIRouter:
 class Completion:
     """One completion request."""
 
-    def __init__(self, door: Door, wanted: CompletionRequest) -> None:
+    def __init__(self, door: AppContext, wanted: CompletionRequest) -> None:
         self._door = door
         self._wanted = wanted
         self._tokenizer = door.llm.tokenizer
@@ -92,7 +100,7 @@ class Completion:
             await self._door.llm.check_grammar(form.grammar, form.field)
             self._params = msgspec.structs.replace(self._params, grammar=form.grammar)
 
-    def job(self, number: int, prompt: Prompt) -> Job:
+    def job(self, number: int, prompt: Prompt) -> GenerationTask:
         """Build the job for the request's `number`-th prompt; call in order."""
         wanted, params = self._wanted, self._params
         room = self._door.llm.model.max_model_len - len(prompt.ids)
@@ -100,22 +108,22 @@ class Completion:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
         self._echoes.append(self._echo(prompt))
         name = f"{self._head.id}-{number}"
-        return Job(number, name, prompt, params, wanted.priority, wanted.cache_salt)
+        return GenerationTask(number, name, prompt, params, wanted.priority, wanted.cache_salt)
 
     def _echo(self, prompt: Prompt) -> str:
         if not self._wanted.echo:
             return ""
         return prompt.echo(self._tokenizer, self._params.skip_special_tokens)
 
-    async def whole(self, jobs: list[Job]) -> bytes:
+    async def whole(self, jobs: list[GenerationTask]) -> bytes:
         """Run the jobs to their end; return the reply as JSON."""
         return await collect(self._door, jobs, self._whole)
 
-    async def stream(self, jobs: list[Job], emit: Emit) -> None:
+    async def stream(self, jobs: list[GenerationTask], emit: Emit) -> None:
         """Run the jobs, sending an event for each delta."""
         await StreamWriter(self._wanted, self._reply, self._choice, emit).run(self._door, jobs)
 
-    def _whole(self, outputs: list[JobOutput]) -> CompletionReply:
+    def _whole(self, outputs: list[GenerationOutput]) -> CompletionReply:
         choices = [
             self._choice(output.job, number, piece, True, output.prompt_logprobs)
             for output in outputs
@@ -137,7 +145,7 @@ class Completion:
         )
 
     def _choice(
-        self, job: Job, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+        self, job: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionChoice:
         """Build a choice of `job`, whole or a delta. The `first` delta carries the fields of the prompt."""
         ids = self._wanted.return_token_ids
@@ -154,7 +162,7 @@ class Completion:
         )
 
     def _logprobs(
-        self, job: Job, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+        self, job: GenerationTask, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionLogprobs | None:
         count = self._wanted.logprobs
         if count is None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from streamserve.api.generation import Door
+from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.memory import Charge
 from streamserve.api.openai.messages import checked_messages
@@ -45,7 +45,7 @@ class Conversation:
         return MessageReader(thoughts, self.tools.reader() if self.tools else None)
 
 
-def chat_tools(door: Door, wanted: ChatRequest) -> Tools | None:
+def chat_tools(door: AppContext, wanted: ChatRequest) -> Tools | None:
     """Return the tools that the model may call. Raises RequestError naming the field at fault."""
     settings, tokenizer = door.settings, door.llm.tokenizer
     thinks = find_thinking(settings.reasoning_parser, tokenizer.chat_template) is not None
@@ -70,7 +70,7 @@ def chat_text(llm: Generator, wanted: ChatRequest, charge: Charge, tools: Tools 
 
 
 async def chat_prompt(
-    door: Door, wanted: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
+    door: AppContext, wanted: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
 ) -> Prompt:
     """Return the conversation's prompt. Raises RequestError for what the template cannot render."""
     llm = door.llm
@@ -83,7 +83,7 @@ async def chat_prompt(
 
 
 async def prepared(
-    door: Door, wanted: ChatRequest, charge: Charge, prompt: Prompt | None = None
+    door: AppContext, wanted: ChatRequest, charge: Charge, prompt: Prompt | None = None
 ) -> Conversation:
     """Validate `wanted` and prepare it, including its prompt unless that is given.
 

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
-from streamserve.api.generation import Door, Job, charged_reply, generate, new_id
+from streamserve.api.generation import AppContext, GenerationTask, charged_reply, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
@@ -39,7 +39,7 @@ from streamserve.text.message import MessageReader
 from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
-def response_routes(door: Door) -> APIRouter:
+def response_routes(door: AppContext) -> APIRouter:
     """Build the route."""
     router = APIRouter()
 
@@ -73,7 +73,7 @@ def response_routes(door: Door) -> APIRouter:
 class _Response:
     """One request."""
 
-    def __init__(self, door: Door, wanted: ResponseRequest, conversation: Conversation) -> None:
+    def __init__(self, door: AppContext, wanted: ResponseRequest, conversation: Conversation) -> None:
         self._door = door
         self._wanted = wanted
         self._conversation = conversation
@@ -106,7 +106,7 @@ class _Response:
         """Generate, sending events to `output`; return the whole reply."""
         reading = _Reading(self._conversation.reader(), output)
 
-        async def take(job: Job, item: Item) -> None:
+        async def take(job: GenerationTask, item: Item) -> None:
             if not output.begun:
                 await output.begin(self._reply("in_progress"))
             if isinstance(item, Usage):
@@ -116,7 +116,9 @@ class _Response:
                 await reading.delta(item)
 
         wanted, conversation = self._wanted, self._conversation
-        job = Job(0, self._id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt)
+        job = GenerationTask(
+            0, self._id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt
+        )
         try:
             with charged_reply(self._door, [job], whole=True) as charge:  # the last event has all of them
                 await generate(self._door, [job], take)

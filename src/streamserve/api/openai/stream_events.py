@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.generation import Door, Job, Piece, charged_reply, generate
+from streamserve.api.generation import AppContext, GenerationTask, Piece, charged_reply, generate
 from streamserve.api.generator import Item
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.replies import UsageReply, usage_reply
@@ -18,7 +18,7 @@ from streamserve.text.output import Delta, Usage
 Reply = Callable[[list[Any], UsageReply | UnsetType | None], msgspec.Struct]
 """Builds an event from its choices and the usage."""
 
-MakeChoice = Callable[[Job, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
+MakeChoice = Callable[[GenerationTask, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
 """Builds an event's choice from a job, the number of its choice, the delta, whether it is the choice's first
 delta, and the prompt's log-probabilities. Returns None if there is nothing to send."""
 
@@ -38,7 +38,7 @@ class StreamWriter:
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
-    async def run(self, door: Door, jobs: list[Job]) -> None:
+    async def run(self, door: AppContext, jobs: list[GenerationTask]) -> None:
         """Generate, and send all events."""
         self._prompt_tokens = sum(len(job.prompt.ids) for job in jobs)
         with charged_reply(door, jobs, whole=False):
@@ -46,7 +46,7 @@ class StreamWriter:
         if self._options.include_usage:
             await self._emit(self._reply([], usage_reply(self._usages)))
 
-    async def _take(self, job: Job, item: Item) -> None:
+    async def _take(self, job: GenerationTask, item: Item) -> None:
         if isinstance(item, Usage):
             self._usages.append(item)
         elif isinstance(item, PromptLogprobs):
@@ -54,7 +54,7 @@ class StreamWriter:
         else:
             await self._delta(job, item)
 
-    async def _delta(self, job: Job, delta: Delta) -> None:
+    async def _delta(self, job: GenerationTask, delta: Delta) -> None:
         self._completion_tokens += len(delta.tokens)
         key = (job.number, delta.choice)
         first = key not in self._begun

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.generation import Door
+from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
@@ -74,7 +74,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
-def tokenize_routes(door: Door) -> APIRouter:
+def tokenize_routes(door: AppContext) -> APIRouter:
     """Build the routes."""
     router = APIRouter()
 
@@ -111,7 +111,7 @@ def tokenize_routes(door: Door) -> APIRouter:
     return router
 
 
-async def _prompt(door: Door, wanted: TokenizeRequest, charge: Charge) -> Prompt:
+async def _prompt(door: AppContext, wanted: TokenizeRequest, charge: Charge) -> Prompt:
     if (wanted.prompt is None) == (wanted.messages is None):
         raise RequestError("give either prompt or messages", field="prompt")
     if wanted.messages is None:
@@ -133,7 +133,7 @@ async def _prompt(door: Door, wanted: TokenizeRequest, charge: Charge) -> Prompt
     return await chat_prompt(door, chat, None, charge, tools)
 
 
-def _tokens_reply(door: Door, wanted: TokenizeRequest, prompt: Prompt) -> bytes:
+def _tokens_reply(door: AppContext, wanted: TokenizeRequest, prompt: Prompt) -> bytes:
     tokenizer = door.llm.tokenizer
     reply = TokenizeReply(
         count=len(prompt.ids),
@@ -144,7 +144,7 @@ def _tokens_reply(door: Door, wanted: TokenizeRequest, prompt: Prompt) -> bytes:
     return msgspec.json.encode(reply)
 
 
-async def _text(door: Door, tokens: list[int]) -> str:
+async def _text(door: AppContext, tokens: list[int]) -> str:
     size = door.llm.model.vocab_size
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from streamserve import __version__
-from streamserve.api.generation import Door
+from streamserve.api.generation import AppContext
 from streamserve.api.ops.openapi import described
 
 
@@ -31,7 +31,7 @@ class LoadReply(msgspec.Struct, frozen=True):
     server_load: int
 
 
-def health_routes(door: Door) -> APIRouter:
+def health_routes(door: AppContext) -> APIRouter:
     """Build the routes."""
     router = APIRouter()
 

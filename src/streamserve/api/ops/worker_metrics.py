@@ -125,8 +125,8 @@ class WorkerMetrics(Collector):
         yield self._counter("draft_service_late_trees", "Trees used after their step.", report.late)
         yield self._counter("draft_service_moves", "Changes from one service to another.", report.moves)
         for name, text, services, stand_in in (
-            ("trees", "Trees used", report.trees, report.stand_in_trees),
-            ("accepted", "Guesses in them that the text followed", report.accepted, report.stand_in_accepted),
+            ("trees", "Trees used", report.trees, report.fallback_trees),
+            ("accepted", "Guesses in them that the text followed", report.accepted, report.fallback_accepted),
         ):
             family = CounterMetricFamily(
                 f"{OURS}draft_service_{name}",

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Header, Request, Response
 
-from streamserve.api.generation import Door
+from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
@@ -31,7 +31,7 @@ from streamserve.api.prompt_streams.streams import Streams
 Key = Annotated[str | None, Header(alias="Idempotency-Key", description="makes a retry harmless")]
 
 
-def arriving_routes(door: Door) -> APIRouter:
+def arriving_routes(door: AppContext) -> APIRouter:
     """Build the routes."""
     router, streams, replays = APIRouter(), Streams(door), Replays()
     router.include_router(socket_routes(door, streams, replays))

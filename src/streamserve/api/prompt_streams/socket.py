@@ -18,7 +18,7 @@ import msgspec
 from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from streamserve.api.generation import Door
+from streamserve.api.generation import AppContext
 from streamserve.api.http.body import checked, read_message
 from streamserve.api.http.errors import as_request_error, error_body
 from streamserve.api.http.sse import Emit
@@ -54,7 +54,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     body: dict[str, Any] = {}
 
 
-def socket_routes(door: Door, streams: Streams, replays: Replays) -> APIRouter:
+def socket_routes(door: AppContext, streams: Streams, replays: Replays) -> APIRouter:
     """Build the WebSocket route."""
     router = APIRouter()
 
@@ -69,7 +69,7 @@ def socket_routes(door: Door, streams: Streams, replays: Replays) -> APIRouter:
 class _Conversation:
     """One client's WebSocket connection."""
 
-    def __init__(self, websocket: WebSocket, door: Door, streams: Streams, replays: Replays) -> None:
+    def __init__(self, websocket: WebSocket, door: AppContext, streams: Streams, replays: Replays) -> None:
         self._websocket = websocket
         self._door = door
         self._streams = streams

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from streamserve.api.generation import Door, Job, new_id
+from streamserve.api.generation import AppContext, GenerationTask, new_id
 from streamserve.api.generator import ArrivingPrompt
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.http.sse import Emit
@@ -59,7 +59,7 @@ class PromptStream:
         self,
         name: str,
         model: str,
-        door: Door,
+        door: AppContext,
         form: Form,
         prompt: ArrivingPrompt,
         retokenizer: Retokenizer,
@@ -113,7 +113,7 @@ class PromptStream:
             self._context = context
             return EditReply(id=self.name, version=context.version, chunks=touched)
 
-    async def finish(self, wanted: FinishRequest) -> tuple[Answer, Job]:
+    async def finish(self, wanted: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Close the stream to edits; return the answer and the job for its current prompt."""
         async with self._one_at_a_time:
             self._check_open(wanted.version)
@@ -134,12 +134,12 @@ class PromptStream:
                 raise RequestError("somebody reads this answer already", status=409)
             self.reading = True
 
-    async def as_it_stands(self, wanted: FinishRequest) -> tuple[Answer, Job, int]:
+    async def as_it_stands(self, wanted: FinishRequest) -> tuple[Answer, GenerationTask, int]:
         """Return the answer and the job for the current early answer, and the prompt's version."""
         async with self._one_at_a_time:
             return *await self._answer(wanted), self._context.version
 
-    async def _answer(self, wanted: FinishRequest) -> tuple[Answer, Job]:
+    async def _answer(self, wanted: FinishRequest) -> tuple[Answer, GenerationTask]:
         prompt = Prompt(self.prompt.ids, self._tokenized.text)
         answer, job = await self._form.answer(prompt, wanted)
         return answer, replace(job, arriving=self.prompt)
@@ -218,7 +218,7 @@ class PromptStream:
 class Streams:
     """All open prompt streams of a server."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: AppContext) -> None:
         self._door = door
         self._retokenizer = Retokenizer(door.llm.tokenizer)
         self._streams: dict[str, PromptStream] = {}
@@ -345,7 +345,7 @@ class Streams:
         return produce
 
     async def _send(
-        self, stream: PromptStream, wanted: FinishRequest, answer: Answer, job: Job, emit: Emit
+        self, stream: PromptStream, wanted: FinishRequest, answer: Answer, job: GenerationTask, emit: Emit
     ) -> None:
         """Send the events of an answer; when it is withdrawn, send an event for that, and start again."""
         sent = 0

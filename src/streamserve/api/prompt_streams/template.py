@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from streamserve.api.generation import Door, Job
+from streamserve.api.generation import AppContext, GenerationTask
 from streamserve.api.http.body import checked
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.chat import Chat
@@ -28,15 +28,15 @@ _MARK = "\ue000"
 class Answer(Protocol):
     """A reply in one of OpenAI's formats, produced by a job."""
 
-    async def whole(self, jobs: list[Job]) -> bytes: ...
+    async def whole(self, jobs: list[GenerationTask]) -> bytes: ...
 
-    async def stream(self, jobs: list[Job], emit: Emit) -> None: ...
+    async def stream(self, jobs: list[GenerationTask], emit: Emit) -> None: ...
 
 
 class TextForm:
     """A text prompt: the filled template; the answer is a completion."""
 
-    def __init__(self, door: Door, wanted: StreamRequest) -> None:
+    def __init__(self, door: AppContext, wanted: StreamRequest) -> None:
         for name in ONLY_OF_CHATS:
             if _given(wanted, name):
                 raise RequestError(f"{name} needs messages", field=name)
@@ -52,7 +52,7 @@ class TextForm:
         """Return the whole prompt around `context`."""
         return self._template.render(context, self._query)
 
-    async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, Job]:
+    async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the job for `prompt`. Raises RequestError naming the field at fault."""
         completion = Completion(self._door, _finished(self._request, finish))
         await completion.check()
@@ -62,7 +62,7 @@ class TextForm:
 class ChatForm:
     """A chat prompt, rendered by the model's chat template; the answer is the next message."""
 
-    def __init__(self, door: Door, wanted: StreamRequest) -> None:
+    def __init__(self, door: AppContext, wanted: StreamRequest) -> None:
         messages = wanted.messages or []
         if wanted.template is not None:
             raise RequestError("template is for texts: the last message is the template", field="template")
@@ -87,7 +87,7 @@ class ChatForm:
         with self._door.memory.charge() as charge:
             return chat_text(self._door.llm, request, charge, chat_tools(self._door, request))
 
-    async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, Job]:
+    async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the job for `prompt`. Raises RequestError naming the field at fault."""
         request = _finished(self._request, finish)
         with self._door.memory.charge() as charge:
@@ -103,7 +103,7 @@ class ChatForm:
 Form = TextForm | ChatForm
 
 
-def form_of(door: Door, wanted: StreamRequest) -> Form:
+def form_of(door: AppContext, wanted: StreamRequest) -> Form:
     """Return the prompt template that a request asks for. Raises RequestError naming the field at fault."""
     for name in ("prompt_logprobs", "truncate_prompt_tokens"):
         if _given(wanted, name):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from streamserve.draft_service.server.accounts import Account
 from streamserve.draft_service.server.sessions import Session
-from streamserve.draft_service.server.statistics import Figures
+from streamserve.draft_service.server.statistics import Statistics
 from streamserve.draft_service.star import Star
 from streamserve.protocol.drafting import (
     MAX_DELTAS,
@@ -76,7 +76,7 @@ class Admission:
             return True
         return session.served is not None and now - session.served < self._limits.active_for
 
-    def most(self, figures: Figures, star: Star) -> int:
+    def most(self, figures: Statistics, star: Star) -> int:
         """Return N_max, as far as it is known; else the limit of sessions."""
         if not (self._limits.by_model and figures.known and figures.plain.count):
             return self._limits.max_sessions

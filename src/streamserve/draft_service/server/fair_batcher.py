@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from streamserve.draft_service.server import queue
 from streamserve.draft_service.server.admission import barred_for
-from streamserve.draft_service.server.keep_warm import Warmth
-from streamserve.draft_service.server.sequence_store import Shelf
+from streamserve.draft_service.server.keep_warm import KeepWarmController
+from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
-from streamserve.draft_service.server.statistics import Figures
+from streamserve.draft_service.server.statistics import Statistics
 from streamserve.draft_service.server.types import Answer, Batch, ServiceConfig
 from streamserve.draft_service.star import Star
 from streamserve.engine.plan import DraftRequest
@@ -25,15 +25,19 @@ FEW_TOKENS = 32
 """A batch that first read more tokens than this is not used to estimate the cost of drafting."""
 
 
-class Turns:
+class FairBatcher:
     """Selects batches of waiting sessions in fair order, within the limits of `config`. `cost` gives the
     seconds of a draft pass over a number of tokens until passes have been timed."""
 
     def __init__(
-        self, config: ServiceConfig, shelf: Shelf, figures: Figures, cost: Callable[[int, int], float]
+        self,
+        config: ServiceConfig,
+        shelf: SequenceStore,
+        figures: Statistics,
+        cost: Callable[[int, int], float],
     ) -> None:
         self.running = False
-        self.warmth = Warmth(config.keep_warm)
+        self.warmth = KeepWarmController(config.keep_warm)
         self._config = config
         limits = config.limits
         self._bounds = queue.Bounds(

@@ -30,7 +30,7 @@ HICCUP = 3.0
 """A value counts as at most this many times the median."""
 
 
-class Warmth:
+class KeepWarmController:
     """Decides when dummy passes are due, from the lengths of gaps and the time of the draft pass after
     each."""
 

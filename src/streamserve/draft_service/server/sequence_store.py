@@ -20,7 +20,7 @@ NOBODY = 0
 GREEDY = SamplingParams(temperature=0.0)
 
 
-class Shelf:
+class SequenceStore:
     """Stores sequences of up to `longest` tokens; prompts are read in chunks of `max_read` tokens."""
 
     def __init__(self, memory: Memory, longest: int, max_read: int) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from streamserve.draft_service.server.accounts import Account, Accounts
 from streamserve.draft_service.server.admission import Admission, yielding
 from streamserve.draft_service.server.audit import Audit
-from streamserve.draft_service.server.fair_batcher import Turns
+from streamserve.draft_service.server.fair_batcher import FairBatcher
 from streamserve.draft_service.server.held import Held
 from streamserve.draft_service.server.intake import Intake
 from streamserve.draft_service.server.memory import Memory
-from streamserve.draft_service.server.sequence_store import Shelf
+from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
-from streamserve.draft_service.server.statistics import GAP, Figures
+from streamserve.draft_service.server.statistics import GAP, Statistics
 from streamserve.draft_service.server.types import Answer, Batch, Identity, Out, ServiceConfig
 from streamserve.draft_service.server.validation import misfit, wrong
 from streamserve.engine.plan import DraftRequest
@@ -63,17 +63,17 @@ class Service:
         self.identity = identity
         self.config = config
         self.memory = Memory(config.num_blocks, config.block_size)
-        self.figures = Figures()
+        self.figures = Statistics()
         self.sessions: dict[int, Session] = {}
         self.accounts = Accounts()
         self.intake = Intake(config.limits)
         self.held = Held(config.limits.held_bytes, self.sessions, self._drop)
         self.admission = Admission(config.limits)
         self.audit = Audit()
-        self.shelf = Shelf(
+        self.shelf = SequenceStore(
             self.memory, min(identity.max_model_len, config.num_blocks * config.block_size), config.max_read
         )
-        self.turns = Turns(config, self.shelf, self.figures, cost)
+        self.turns = FairBatcher(config, self.shelf, self.figures, cost)
         self._secret = secret
 
     # Receiving

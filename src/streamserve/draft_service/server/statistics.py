@@ -30,7 +30,7 @@ class Mean:
 
 
 @dataclass
-class Figures:
+class Statistics:
     """Moving means over all targets: of the draft pass t_s, its depth d, targets in a batch, the time Z until
     a target's next request and the verification t_v in it, plain steps; and acceptance."""
 

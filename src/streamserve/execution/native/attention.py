@@ -11,7 +11,7 @@ from torch import Tensor
 
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows
-from streamserve.execution.native.library import TYPES, CacheLayerStruct, SpanStruct, StepStruct, Team
+from streamserve.execution.native.library import TYPES, CacheLayerStruct, SpanStruct, StepStruct, ThreadPool
 
 MOST_QUERIES = 256
 """The maximum number of query heads that may share a key-value head."""
@@ -69,7 +69,7 @@ class NativeAttention:
 
     row_invariant = True
 
-    def __init__(self, team: Team, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
+    def __init__(self, team: ThreadPool, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
         """`windows`: of each layer. `group`: query heads that share a key-value head."""
         self.cache = cache
         team.large_pages(cache.data)

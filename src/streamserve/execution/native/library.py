@@ -174,7 +174,7 @@ def kernels() -> ctypes.CDLL | None:
         return None
 
 
-class Team:
+class ThreadPool:
     """A thread pool that runs kernels together with the caller, on `path` or the best path for each type.
 
     One call at a time. `cpus`: where to pin the other threads.

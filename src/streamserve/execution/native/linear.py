@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.linear import Format
-from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, Team
+from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -18,7 +18,9 @@ class NativeLinear:
     that follows; such a map can be used only by the layers' kernel and cannot be called.
     """
 
-    def __init__(self, team: Team, weight: Tensor, bias: Tensor | None = None, paired: bool = False) -> None:
+    def __init__(
+        self, team: ThreadPool, weight: Tensor, bias: Tensor | None = None, paired: bool = False
+    ) -> None:
         self.format = _FORMATS[weight.dtype]
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype

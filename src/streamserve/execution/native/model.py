@@ -13,7 +13,7 @@ from streamserve.execution.native.library import (
     CacheStruct,
     LayerStruct,
     ModelStruct,
-    Team,
+    ThreadPool,
 )
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.rope import rotation
@@ -27,7 +27,7 @@ class NativeModel(Model):
     """
 
     @classmethod
-    def of(cls, model: Model, team: Team) -> "NativeModel":
+    def of(cls, model: Model, team: ThreadPool) -> "NativeModel":
         """Return `model`, whose linear maps are NativeLinear, as a model that runs on the kernels."""
         tied = model.spec.tied_embeddings
         embedding = torch.empty_like(model.embedding[:0]) if tied else model.embedding
@@ -35,7 +35,7 @@ class NativeModel(Model):
         native._prepare(team)
         return native
 
-    def _prepare(self, team: Team) -> None:
+    def _prepare(self, team: ThreadPool) -> None:
         spec = self.spec
         self._team = team
         self._path = team.path(self.dtype)

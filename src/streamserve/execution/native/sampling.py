@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.drafters.guesses import NOTHING, Guess
-from streamserve.execution.native.library import Team
+from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.sampling import Row, Scores, seed_of
 from streamserve.protocol.sampling import SamplingParams
 
@@ -24,7 +24,7 @@ class NativeChooser:
     The result is that of numpy in the same float64, except for the last bit of a logarithm or an exponential.
     """
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: ThreadPool) -> None:
         self._team = team
 
     def __call__(self, logits: Tensor, rows: Sequence[Row], adjusted: Sequence[Scores | None]) -> list[int]:
@@ -43,7 +43,7 @@ class NativeChooser:
 class NativeGuesser:
     """Implements execution.drafters.guesses.Guesser with the kernels, for float32 logits."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: ThreadPool) -> None:
         self._team = team
 
     def __call__(

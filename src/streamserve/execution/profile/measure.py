@@ -21,7 +21,7 @@ from streamserve.execution.kv_cache import bytes_per_block
 from streamserve.execution.linear import Linear
 from streamserve.execution.load import Loaded
 from streamserve.execution.memory import available_bytes
-from streamserve.execution.native.library import Team
+from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.profile.floor import StepFloor
 from streamserve.execution.profile.lock import Others, alone
@@ -228,7 +228,7 @@ class Bench:
         return max((cost - reading) / pairs, 0.0)
 
 
-def _reader(team: Team | None, size: int) -> Callable[[], object]:
+def _reader(team: ThreadPool | None, size: int) -> Callable[[], object]:
     """Return a function that reads `size` bytes with all threads."""
     if team is None:
         return torch.ones(size // 8, dtype=torch.int64).sum
