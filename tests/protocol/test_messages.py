@@ -60,3 +60,11 @@ def test_messages_from_a_worker_survive(message: FromWorker) -> None:
 def test_what_is_no_message_from_a_worker_is_an_error(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_from_worker(data)
+
+
+def test_an_attempt_number_that_a_journal_cannot_hold_is_no_message() -> None:
+    """A forged one ended the worker that noted it."""
+    largest, beyond = (Submit("r", number, [1], PARAMS, {0: []}, 1.5) for number in (2**63 - 1, 2**63))
+    assert decode_to_worker(encode(largest)) == largest
+    with pytest.raises(msgspec.DecodeError):
+        decode_to_worker(encode(beyond))

@@ -10,7 +10,7 @@ import msgspec
 
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, TransferReservation
+from streamserve.protocol.tickets import AttemptNumber, CacheAddress, Join, Push, Release, TransferReservation
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
@@ -40,7 +40,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     """
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     prompt: list[int]
     params: SamplingParams
     outputs: dict[int, list[int]]
@@ -61,7 +61,7 @@ class Edit(msgspec.Struct, tag=True, frozen=True):
     came at `arrival`. Edits of unknown or finished prompts, or of other attempts, are ignored."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     version: int
     keep: int
     tokens: list[int]
@@ -94,7 +94,7 @@ class Token(msgspec.Struct, tag=True, frozen=True, array_like=True):
     itself (end of text, or a stop id) is not part of the text."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     choice: int
     index: int
     token: int
@@ -116,7 +116,7 @@ class PromptLogprobs(msgspec.Struct, tag=True, frozen=True, array_like=True):
     """Log-probabilities of the prompt tokens at positions `start`, `start` + 1, … (position 0 has none)."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     start: int
     entries: list[PromptLogprob]
 
@@ -126,7 +126,7 @@ class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
     `cached` of its tokens were found in the prefix index. Sent again after a preemption."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     choice: int
     cached: int
     queued: float = 0.0
@@ -136,7 +136,7 @@ class Guessed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     """A step verified `guessed` draft tokens of a choice and accepted `accepted` of them; those follow."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     choice: int
     guessed: int
     accepted: int
@@ -147,7 +147,7 @@ class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
     refusal has an HTTP `status`, and `retry_after` seconds if a later retry may succeed."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     choice: int
     reason: FinishReason
     error: str = ""
@@ -160,7 +160,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
     has been applied, when everything computable is computed, and periodically in between."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     version: int
     computed: int
     tokens: int
@@ -171,7 +171,7 @@ class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
     are void, and the following ones begin at index 0 again."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     version: int
 
 
@@ -238,7 +238,7 @@ class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
     """A decode worker has reserved blocks for the KV of a request's sequence."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     ticket: TransferReservation
 
 
@@ -248,7 +248,7 @@ class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     was computed."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     ticket: str
     error: str = ""
     sent: int = 0

@@ -8,11 +8,16 @@ tokens from another prompt. Its blocks are exclusive until it is closed: by `Joi
 arrived, or by `Release`, when its writer is known to write no more.
 """
 
+from typing import Annotated
+
 import msgspec
 
 LAYOUT_VERSION = 1
 """Version of the layout [layer][block][k|v][head][slot][dim]; workers with different layouts do not exchange
 KV."""
+
+AttemptNumber = Annotated[int, msgspec.Meta(le=2**63 - 1)]
+"""Number of an attempt of a request, unique in a fleet. Journals hold it in 64 bits with a sign."""
 
 
 class CacheAddress(msgspec.Struct, frozen=True):
@@ -42,7 +47,7 @@ class TransferReservation(msgspec.Struct, frozen=True):
 
     id: str
     request: str
-    attempt: int
+    attempt: AttemptNumber
     choices: tuple[int, ...]
     tokens: int
     have: int
@@ -62,7 +67,7 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     in the prefix cache."""
 
     request: str
-    attempt: int
+    attempt: AttemptNumber
     ticket: str
     outputs: dict[int, list[int]]
     began: dict[int, float]
