@@ -143,7 +143,7 @@ def test_a_fork_of_a_killed_script_keeps_no_worker(scale: Scale, folder: Path) -
         llm = LLM("embedded", threads=1, num_blocks=64, log_level="warning")
         if not os.fork():
             time.sleep(600)
-        print(llm._llm._shell._folder, flush=True)
+        print(llm._llm._runtime._folder, flush=True)
         time.sleep(600)
     """
     environment = os.environ | {"TMPDIR": str(folder)}

@@ -72,7 +72,7 @@ def test_who_forgets_to_close_is_not_held_up(checkpoint: Path) -> None:
         async def forget():
             llm = AsyncLLM(resolve({str(checkpoint)!r}, {{"threads": 1}}))
             await llm.start()
-            return llm._shell._folder
+            return llm._runtime._folder
 
         folder = asyncio.run(forget())
         gc.collect()

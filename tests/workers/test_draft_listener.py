@@ -170,9 +170,9 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import zmq
 from streamserve.protocol.config import DraftingConfig
-from streamserve.workers.draft_listener import Gate
+from streamserve.workers.draft_listener import DraftListener
 with zmq.Context() as context:
-    gate = Gate(context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+    gate = DraftListener(context, DraftingConfig(listen="tcp://127.0.0.1:0"))
     print(gate.address, flush=True)
     while True:
         gate.socket.poll(50)

@@ -31,7 +31,7 @@ class InjectedCrash(Exception):
 
 class SimulatedJournal:
     """What one worker is doing, as its in-memory journal records it. `met` is called with each request and
-    the phase it reaches, and raises Fallen where that crashes the worker."""
+    the phase it reaches, and raises InjectedCrash where that crashes the worker."""
 
     def __init__(self, met: Callable[[str, PoisonPhase], None]) -> None:
         self._met = met

@@ -100,7 +100,7 @@ class FaultInjection:
 
 
 class _Fates(NoObserver):
-    """Counts one worker's lifecycle events, and raises Fallen where the worker must not continue."""
+    """Counts one worker's lifecycle events, and raises InjectedCrash where the worker must not continue."""
 
     def __init__(self, simulation: "Simulation", worker: str) -> None:
         self._simulation = simulation
@@ -180,7 +180,7 @@ class Simulation:
         self._poisons.append(poison)
 
     def poisoned(self, worker: str, request: str, phase: PoisonPhase) -> None:
-        """Handle that a worker reached `phase` of a request, which may crash it. Raises Fallen then."""
+        """Handle that a worker reached `phase` of a request. Raises InjectedCrash if that crashes it."""
         here = self.workers[worker]
         others = any(s.request != request for s in here.engine.scheduler.sequences.values())
         for poison in self._poisons:
@@ -197,8 +197,8 @@ class Simulation:
             self._push(self.clock.now + TICK_SECONDS, self.ticks)
 
     def meet(self, worker: str, moment: LifecycleEvent) -> None:
-        """Handle that a worker reached a lifecycle event, which may crash workers. Raises Fallen if it is one
-        of them."""
+        """Handle that a worker reached a lifecycle event, which may crash workers. Raises InjectedCrash if this
+        worker is one of them."""
         for fate in [fate for fate in self._fates if fate.moment == moment]:
             fate.number -= 1
             if fate.number:

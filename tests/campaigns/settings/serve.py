@@ -73,7 +73,7 @@ async def _started(llm: AsyncLLM) -> None:
     try:
         async with asyncio.timeout(START_SECONDS):
             await llm.start()
-            while not all(worker.ready for worker in llm._shell.fleet.workers.values()):
+            while not all(worker.ready for worker in llm._runtime.fleet.workers.values()):
                 await llm.until_ready()
                 await asyncio.sleep(0.01)
     except REFUSALS as error:
@@ -108,7 +108,7 @@ async def answered(
     Refused or TrialFailure."""
     key = {"Authorization": f"Bearer {API_KEY}"}
     async with running(settings) as (llm, url):
-        workers = [llm.process_id(name) for name in llm._shell.fleet.workers]
+        workers = [llm.process_id(name) for name in llm._runtime.fleet.workers]
         async with httpx.AsyncClient(base_url=url, headers=key, timeout=ANSWER_SECONDS) as http:
             trial = asking(llm, http)
             try:
@@ -133,7 +133,7 @@ async def answered(
 
 def deaths(llm: AsyncLLM) -> None:
     """Raise TrialFailure if a worker has died."""
-    workers = llm._shell.fleet.workers.items()
+    workers = llm._runtime.fleet.workers.items()
     died = {name: worker.incarnation for name, worker in workers if worker.incarnation > 1}
     if died:
         raise TrialFailure(DEATH, f"workers died: {died}")
@@ -141,7 +141,7 @@ def deaths(llm: AsyncLLM) -> None:
 
 async def _empty(llm: AsyncLLM) -> None:
     """Wait until no request, block or ticket is held."""
-    fleet, deadline = llm._shell.fleet, time.monotonic() + EMPTY_SECONDS
+    fleet, deadline = llm._runtime.fleet, time.monotonic() + EMPTY_SECONDS
     while True:
         reports = [worker.report for worker in fleet.workers.values()]
         held = [report and report.blocks_live for report in reports]
