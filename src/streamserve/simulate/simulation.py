@@ -197,7 +197,7 @@ class Simulation:
             self._push(self.clock.now + TICK_SECONDS, self.ticks)
 
     def meet(self, worker: str, moment: LifecycleEvent) -> None:
-        """Handle that a worker reached a lifecycle event, which may crash workers. Raises InjectedCrash if this
+        """Handle that a worker reached a lifecycle event, which may crash some. Raises InjectedCrash if this
         worker is one of them."""
         for fate in [fate for fate in self._fates if fate.moment == moment]:
             fate.number -= 1
