@@ -1,7 +1,7 @@
 # Everything a fresh machine needs: python3 (3.11 or later), make, git and g++.
 #   make serve                       set up, and serve the packaged model
 #   make serve MODEL=path ARGS="--port 9000"
-#   make check                       lint, types and the tests that need no worker process, in about a minute
+#   make check                       lint, types and the tests that need no worker process
 #   make test                        lint, types and all tests with small counts
 #   make verify                      the full counts, results in tests/results/; goes on where it was
 #   make campaign FAMILY=settings MINUTES=60    random trials that accumulate; without FAMILY, which there are
