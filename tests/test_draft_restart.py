@@ -147,7 +147,7 @@ def test_steps_that_raise_cost_their_session_alone(
     assert running.drafter.raised
     assert running.thread.is_alive()
     assert "drafting a batch failed" in caplog.text
-    assert running.service.figures.counters.refused["drafting"]
+    assert running.service.statistics.counters.refused["drafting"]
     assert running.service.memory.pool.free >= 190
     for drafter in (poisoned, good):
         drafter.close()
@@ -163,6 +163,6 @@ def test_a_message_that_raises_costs_itself_alone(running: Running, caplog: pyte
         assert tree_for(other, 1, [5, 6], seconds=1.0) is None
         assert tree_for(good, 2, [5, 8]) is not None
     assert "taking a message failed" in caplog.text
-    assert running.service.figures.counters.refused["internal"] >= 1
+    assert running.service.statistics.counters.refused["internal"] >= 1
     for drafter in (good, other):
         drafter.close()

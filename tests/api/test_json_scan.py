@@ -87,7 +87,9 @@ def test_one_wide_character_makes_all_of_its_text_wide(text: str, wide: int) -> 
 def test_a_text_that_fits_is_decoded(character: str, ascii_only: bool) -> None:
     limit = 2 * PIECE
     text = json.dumps({"a": ["b", character * limit, "c"] * 2}, ensure_ascii=ascii_only)
-    JsonScan(max_characters=limit).feed(text.encode())
+    scan = JsonScan(max_characters=limit)
+    scan.feed(text.encode())
+    assert scan.decoded_bytes >= 2 * limit, "all of it was looked at"
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def refused(talk: Talk) -> dict[str, int]:
-    return talk.service.figures.counters.refused
+    return talk.service.statistics.counters.refused
 
 
 def hello(talk: Talk, name: str, key: str):
@@ -190,11 +190,11 @@ def test_the_first_session_of_each_client_is_drafted_for_before_the_second_of_an
 
 def two_gain(talk: Talk) -> None:
     """Drafting turns out to be so dear that two targets gain by it."""
-    figures = talk.service.figures
+    statistics = talk.service.statistics
     for _ in range(40):
-        figures.returned(0.04, 0.04, 0.03)
-        figures.drafted(1, 4, 0.04, False)
-        figures.verified(4, 5)
+        statistics.returned(0.04, 0.04, 0.03)
+        statistics.drafted(1, 4, 0.04, False)
+        statistics.verified(4, 5)
     assert talk.service.most() == 2
 
 
@@ -307,7 +307,7 @@ def test_a_greedy_client_at_all_its_limits_costs_another_no_more_than_a_batch(re
     print(f"alone {sum(alone) / len(alone):.4f} s, mean {mean:.4f} s, worst {max(beside):.4f} s")
     assert max(beside) <= 2 * longest
     assert mean <= 0.02 + longest
-    assert talk.service.figures.counters.rebuilt == 0 or not evicted(talk, "modest")
+    assert talk.service.statistics.counters.rebuilt == 0 or not evicted(talk, "modest")
 
 
 def evicted(talk: Talk, name: str) -> bool:

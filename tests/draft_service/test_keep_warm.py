@@ -10,17 +10,17 @@ COLD, WARM = 0.0016, 0.0012
 
 
 def gaps(
-    warmth: KeepWarmController, count: int, cold: float, warm: float, hiccups: float = 0.0
+    keep_warm_controller: KeepWarmController, count: int, cold: float, warm: float, hiccups: float = 0.0
 ) -> list[bool]:
     """Work comes after so many gaps, and a level takes `cold` or `warm` seconds after them; whether each gap
     was bridged."""
     rng, now, bridged = random.Random(1), 0.0, []
     for _ in range(count):
         now += 0.02
-        bridged.append(warmth.on)
-        warmth.gap(0.02)
-        seconds = (warm if warmth.on else cold) * rng.uniform(0.9, 1.1)
-        warmth.drafted(seconds + (1.0 if rng.random() < hiccups else 0.0), now)
+        bridged.append(keep_warm_controller.on)
+        keep_warm_controller.gap(0.02)
+        seconds = (warm if keep_warm_controller.on else cold) * rng.uniform(0.9, 1.1)
+        keep_warm_controller.drafted(seconds + (1.0 if rng.random() < hiccups else 0.0), now)
     return bridged
 
 
@@ -33,26 +33,26 @@ def test_where_it_pays_gaps_are_bridged(hiccups: float) -> None:
 
 @pytest.mark.parametrize("warm", [COLD, 0.99 * COLD, 1.2 * COLD])
 def test_where_it_does_not_pay_they_are_not(warm: float) -> None:
-    warmth = KeepWarmController("auto")
-    bridged = gaps(warmth, 600, COLD, warm)
+    keep_warm_controller = KeepWarmController("auto")
+    bridged = gaps(keep_warm_controller, 600, COLD, warm)
     assert not any(bridged[3 * KNOWN :])
     assert any(bridged[:KNOWN]), "both ways were tried"
-    assert not warmth.pays
+    assert not keep_warm_controller.pays
 
 
 def test_things_may_change() -> None:
-    warmth = KeepWarmController("auto")
-    assert not any(gaps(warmth, 900, COLD, COLD)[3 * KNOWN :])
-    later = gaps(warmth, 5 * AGAIN, COLD, WARM)
+    keep_warm_controller = KeepWarmController("auto")
+    assert not any(gaps(keep_warm_controller, 900, COLD, COLD)[3 * KNOWN :])
+    later = gaps(keep_warm_controller, 5 * AGAIN, COLD, WARM)
     assert all(later[-AGAIN // 2 :])
 
 
 def test_what_came_right_after_other_work_says_nothing() -> None:
-    warmth = KeepWarmController("auto")
+    keep_warm_controller = KeepWarmController("auto")
     for now in range(200):
-        warmth.gap(GAP / 2)
-        warmth.drafted(COLD, float(now))
-    assert warmth.cost(False) == 0.0
+        keep_warm_controller.gap(GAP / 2)
+        keep_warm_controller.drafted(COLD, float(now))
+    assert keep_warm_controller.cost(False) == 0.0
 
 
 def test_one_can_be_told_to_or_not_to() -> None:
@@ -61,17 +61,17 @@ def test_one_can_be_told_to_or_not_to() -> None:
 
 
 def test_passes_for_nobody_are_made_now_and_then_and_not_for_ever() -> None:
-    warmth = KeepWarmController("always")
-    assert warmth.due(0.0) is None, "nobody has ever come"
-    warmth.drafted(None, 1.0)
+    keep_warm_controller = KeepWarmController("always")
+    assert keep_warm_controller.due(0.0) is None, "nobody has ever come"
+    keep_warm_controller.drafted(None, 1.0)
     now, made = 1.0, []
-    while (due := warmth.due(now)) is not None:
+    while (due := keep_warm_controller.due(now)) is not None:
         now += due
-        assert warmth.due(now) == pytest.approx(0.0, abs=1e-9)
+        assert keep_warm_controller.due(now) == pytest.approx(0.0, abs=1e-9)
         made.append(now)
         now += 0.001
-        warmth.warmed(now)
+        keep_warm_controller.warmed(now)
     assert made[0] > 1.0
     assert 1.0 + LONGEST - 0.01 < now < 1.0 + LONGEST + 0.01
-    assert len(made) == warmth.passes == pytest.approx(LONGEST / 0.005, rel=0.1)
+    assert len(made) == keep_warm_controller.passes == pytest.approx(LONGEST / 0.005, rel=0.1)
     assert KeepWarmController("never").due(0.0) is None

@@ -9,12 +9,12 @@ from streamserve.draft_service.server.queue import TURNS
 from tests.draft_service.talk import Talk
 
 
-def busy(talk: Talk, names: list[str], turns: int) -> Counter:
+def busy(talk: Talk, names: list[str], batcher: int) -> Counter:
     """Everybody asks again as soon as they are answered; how often each was."""
     served = Counter()
     for name in names:
         talk.ask(name, talk.delta(name, [1]))
-    for _ in range(turns):
+    for _ in range(batcher):
         for name in talk.turn():
             served[name] += 1
             talk.ask(name, talk.delta(name, [1, 2]))
@@ -25,11 +25,11 @@ def busy(talk: Talk, names: list[str], turns: int) -> Counter:
 def test_busy_targets_get_their_shares(weights):
     names = [f"t{number}" for number in range(len(weights))]
     talk = Talk(max_batch=1, shares=dict(zip(names, weights, strict=True)))
-    turns = 60 * len(weights)
-    served = busy(talk, names, turns)
+    batcher = 60 * len(weights)
+    served = busy(talk, names, batcher)
     for name, weight in zip(names, weights, strict=True):
         ahead = TURNS * max(weights) + 1  # the window is in time by weight
-        assert abs(served[name] - turns * weight / sum(weights)) <= ahead
+        assert abs(served[name] - batcher * weight / sum(weights)) <= ahead
 
 
 def test_who_was_away_does_not_catch_up():
@@ -81,4 +81,4 @@ def test_nothing_waits_while_there_is_something_to_draft():
     while talk.turn():
         pass
     assert all(session.asked is None for session in talk.service.sessions.values())
-    assert talk.service.figures.counters.idle == 0.0
+    assert talk.service.statistics.counters.idle == 0.0

@@ -111,7 +111,7 @@ def test_who_does_not_fit_is_refused(fields, reason):
     assert isinstance(out.message, Refused)
     assert (out.message.reason, out.message.nonce) == (reason, 7)
     assert not talk.service.sessions
-    assert talk.service.figures.counters.refused == {reason: 1}
+    assert talk.service.statistics.counters.refused == {reason: 1}
 
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -162,7 +162,7 @@ def test_kv_is_taken_from_who_was_used_longest_ago_and_rebuilt_from_the_prefix()
     talk.ask("a", talk.delta("a", [5], keep=40))
     (draft,) = trees(talk.turn_outs())
     assert draft.tree.tokens == chain([1] * 40 + [5], 4).tokens
-    assert talk.service.shelf.rebuilt == 1
+    assert talk.service.sequence_store.rebuilt == 1
     assert talk.service.memory.evictions == 2
 
 
@@ -171,10 +171,10 @@ def test_long_prompts_are_read_in_pieces_that_others_need_not_wait_for():
     talk.ask("long", talk.delta("long", [1] * 100))
     assert talk.turn() == []
     talk.ask("short", talk.delta("short", [2]))
-    turns = [talk.turn() for _ in range(8)]
-    order = [name for names in turns for name in names]
+    batcher = [talk.turn() for _ in range(8)]
+    order = [name for names in batcher for name in names]
     assert order == ["short", "long"]
-    assert turns.index(["short"]) <= 1
+    assert batcher.index(["short"]) <= 1
 
 
 def test_what_is_too_long_for_the_model_is_answered_without_a_tree():
@@ -257,7 +257,7 @@ def test_messages_beyond_the_rate_are_told_to_come_back():
     answers = [talk.ask("a", talk.delta("a", [1, 2])) for _ in range(5)]
     assert [bool(answer) for answer in answers] == [False, False, False, True, False], "told once"
     assert answers[-2][0].message == Busy(0, 0, TELL_SECONDS, "rate")
-    assert talk.service.figures.counters.refused == {"rate": 2}
+    assert talk.service.statistics.counters.refused == {"rate": 2}
     talk.now += 1.0
     assert talk.ask("a", talk.delta("a", [1, 2])) == []
 

@@ -36,7 +36,7 @@ def tokens(star: Star) -> int:
 @pytest.mark.parametrize("count", range(1, 9))
 def test_one_at_a_time_rounds_idle_time_and_load_are_as_predicted(count):
     star, model = star_of(count), Model(S, Z)
-    counters = star.services[0].figures.counters
+    counters = star.services[0].statistics.counters
     busy, idle, rounds = counters.busy, counters.idle, counters.rounds
     tokens(star)
     rounds = counters.rounds - rounds
@@ -48,13 +48,13 @@ def test_one_at_a_time_rounds_idle_time_and_load_are_as_predicted(count):
 def test_five_targets_keep_it_busy_and_get_several_times_what_one_gets():
     one, five = star_of(1), star_of(5)
     assert tokens(five) >= 3.4 * tokens(one)
-    assert five.services[0].figures.star().full == 5
+    assert five.services[0].statistics.star().full == 5
 
 
 def test_batches_lift_the_limit():
     apart, together = star_of(8, 1), star_of(8, 16)
     assert tokens(together) >= 1.5 * tokens(apart)
-    counters = together.services[0].figures.counters
+    counters = together.services[0].statistics.counters
     assert counters.requests / counters.batches > 1.5
 
 
@@ -66,7 +66,9 @@ def test_beyond_n_max_targets_are_told_busy_and_the_others_still_gain():
     service = star.services[0]
     most = service.most()
     assert 1 < most < 8
-    assert most == service.turns.capacity().most(service.figures.progress, service.figures.plain.value)
+    assert most == service.batcher.capacity().most(
+        service.statistics.progress, service.statistics.plain.value
+    )
     before = [target.rounds + target.accepted for target in star.targets]
     star.run(SECONDS)
     gained = [

@@ -42,27 +42,27 @@ class RunningAverages:
     * `output`: tokens of an output.
     * `step`: tokens that a step yields for each decoding sequence.
     * `prompts`: prompt tokens in a step.
-    * `guesses`: draft tokens in a step for each decoding sequence.
+    * `draft_tokens`: draft tokens in a step for each decoding sequence.
     * `drafting`: seconds of drafting before a step.
     """
 
     output: float = FIRST_OUTPUT
     step: float = 1.0
     prompts: float = 0.0
-    guesses: float = 0.0
+    draft_tokens: float = 0.0
     drafting: float = 0.0
 
     def ended(self, outputs: int) -> None:
         """Record an output that has ended."""
         self.output += RECENT * (outputs - self.output)
 
-    def stepped(self, decoding: int, tokens: int, prompts: int, guesses: int, drafting: float) -> None:
-        """Record a step. It yielded `tokens` for `decoding` sequences by `guesses` draft tokens, which took
+    def stepped(self, decoding: int, tokens: int, prompts: int, draft_tokens: int, drafting: float) -> None:
+        """Record a step. It yielded `tokens` for `decoding` sequences by `draft_tokens`, which took
         `drafting` seconds before it, and computed `prompts` prompt tokens in the same batch."""
         self.prompts += RECENT * (prompts - self.prompts)
         if decoding:
             self.step += RECENT * (tokens / decoding - self.step)
-            self.guesses += RECENT * (guesses / decoding - self.guesses)
+            self.draft_tokens += RECENT * (draft_tokens / decoding - self.draft_tokens)
             self.drafting += RECENT * (drafting - self.drafting)
 
 
@@ -93,7 +93,7 @@ class BatchCandidates:
         return self.apart and sequence.open
 
 
-def agenda(
+def batch_candidates(
     sequences: List[Sequence],
     config: EngineConfig,
     now: float,
@@ -125,10 +125,10 @@ def agenda(
     if order == "slo" and prompts:
         wanted = {one.id: Chunk(0, 0) for one in prompts}
         prompts = _taken_in(sequences, prompts, now, speculation, kv_tokens, pace)
-        guesses = round(len(needs) * pace.guesses)
-        drafting = pace.drafting if guesses else 0.0
+        draft_tokens = round(len(needs) * pace.draft_tokens)
+        drafting = pace.drafting if draft_tokens else 0.0
         company = Company(
-            needs, cache(lambda rows: drafting + cost(rows + guesses, kv_tokens)),
+            needs, cache(lambda rows: drafting + cost(rows + draft_tokens, kv_tokens)),
             budget, config.max_chunk, pace.step,
         )  # fmt: skip
         for open in (False, True):  # prompt streams after complete prompts

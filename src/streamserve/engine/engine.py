@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from streamserve.engine.batch import RunningAverages, agenda, workload
+from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_plan, check_state
@@ -161,7 +161,9 @@ class Engine:
         able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
         for sequence in able:
             sequence.tick(started)
-        proposals = self.scheduler.plan(agenda(able, self.config, started, self.speculation, self.pace))
+        proposals = self.scheduler.plan(
+            batch_candidates(able, self.config, started, self.speculation, self.pace)
+        )
         trees = self._drafting.trees(proposals)
         self._drafting.read_along(proposals)
         plan = self.scheduler.select(proposals, trees)
@@ -316,8 +318,8 @@ class Engine:
             decoding = [outcome for outcome in result.spans if outcome.outputs]
             prompts = sum(len(span.tokens) for span in plan.spans) - len(decoding)
             tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
-            guesses = rows - prompts - len(decoding)
-            self.pace.stepped(len(decoding), tokens, prompts, guesses, self.speculation.drafting_seconds)
+            draft_tokens = rows - prompts - len(decoding)
+            self.pace.stepped(len(decoding), tokens, prompts, draft_tokens, self.speculation.drafting_seconds)
             self.speculation.stepped(rows, kv_tokens, spent, brought)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and outcome.outputs and not outcome.error:

@@ -66,7 +66,7 @@ class KVAllocator:
         if not self._seated(sequence):
             return None
         found = self._tables.match(sequence)
-        missing = self._missing(sequence)
+        missing = self._missing(sequence, found)
         free = self._free_beside(found) + self._swap.leaving
         below = sum(len(s.blocks) for s in self._below(sequence))
         if self.running() and missing > free + below:
@@ -110,9 +110,11 @@ class KVAllocator:
         return True
 
     def yields(self, sequence: Sequence) -> bool:
-        """Whether swapping the sequence in would take blocks that waiting sequences would evict it for. The
-        service order may change from step to step, so the sequence would be swapped out and in again without
-        end."""
+        """Whether a swapped sequence must leave the free blocks to waiting sequences that outrank it.
+
+        They would evict it for these blocks. As the service order may change from step to step, it would be
+        swapped out and in again without end.
+        """
         found = self._tables.match(sequence)
         left = self._free_beside(found) + self._swap.leaving - self._swap.wanted(sequence, found) - 1
         holds, above = _holds_reservation(sequence), True
@@ -120,10 +122,11 @@ class KVAllocator:
             if other is sequence:
                 above = False
             elif other.waits and not other.blocks and other.todo(self._idle):
-                first = _holds_reservation(other)
-                if first if first != holds else above:
+                other_holds = _holds_reservation(other)
+                outranks = other_holds if other_holds != holds else above
+                if outranks:
                     shared = self._tables.match(other)
-                    left -= self._missing(other) + sum(map(self._tables.pool.is_free, shared))
+                    left -= self._missing(other, shared) + sum(map(self._tables.pool.is_free, shared))
                     if left < 0:
                         return True
         return False
@@ -209,10 +212,9 @@ class KVAllocator:
         """Return the number of blocks that could be allocated once the cached blocks `found` are taken."""
         return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in found)
 
-    def _missing(self, sequence: Sequence) -> int:
-        """Return the number of blocks that a waiting sequence needs in addition to those in the prefix
-        index."""
-        return self._tables.blocks_for(len(sequence.tokens) + 1) - len(self._tables.match(sequence))
+    def _missing(self, sequence: Sequence, found: list[int]) -> int:
+        """Return how many blocks a waiting sequence needs besides the cached blocks `found`."""
+        return self._tables.blocks_for(len(sequence.tokens) + 1) - len(found)
 
     def _below(self, sequence: Sequence) -> list[Sequence]:
         """Return the running sequences that may be evicted for this one and are not part of the step yet:

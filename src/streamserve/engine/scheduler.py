@@ -44,7 +44,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Step:
-    """A step being composed, from the batch candidates `agenda`; the sequences in `decoding` decode.
+    """A step being composed, from the batch candidates `candidates`; the sequences in `decoding` decode.
 
     * `budget`: query tokens left.
     * `places`: how many waiting sequences may still start; 0 once one has to wait that must not be overtaken.
@@ -54,7 +54,7 @@ class _Step:
     * `busy`: whether a complete prompt is part of the step.
     """
 
-    agenda: BatchCandidates
+    candidates: BatchCandidates
     decoding: set[int]
     budget: int
     places: int
@@ -121,11 +121,11 @@ class Scheduler:
         if sequence.known:
             self.released.append(sequence.id)
 
-    def plan(self, agenda: BatchCandidates) -> list[Proposal]:
+    def plan(self, candidates: BatchCandidates) -> list[Proposal]:
         """Allocate blocks for the batch candidates in service order, and return the proposals. A proposed
         sequence holds its blocks until the step is committed."""
-        step = self._begin(agenda)
-        for sequence in agenda.turns:
+        step = self._begin(candidates)
+        for sequence in candidates.turns:
             if not step.budget:
                 break
             chunk = self._due(sequence, step)
@@ -137,7 +137,7 @@ class Scheduler:
                 cached = self._start(sequence, step)
                 if cached is None:
                     continue
-            rows = self.room.grow(sequence, min(sequence.todo(agenda.idle), step.budget, chunk.tokens))
+            rows = self.room.grow(sequence, min(sequence.todo(candidates.idle), step.budget, chunk.tokens))
             if rows:
                 self._propose(sequence, rows, chunk, cached, step)
             elif cached is not None:
@@ -145,31 +145,33 @@ class Scheduler:
                 step.places = 0
         return list(step.proposals.values())
 
-    def _begin(self, agenda: BatchCandidates) -> "_Step":
+    def _begin(self, candidates: BatchCandidates) -> "_Step":
         self.steps += 1
-        decoding = {s.id for s in agenda.turns if s.decoding}
-        step = _Step(agenda, decoding, agenda.budget, self.config.max_num_seqs, self.config.max_num_seqs)
-        self.room.begin(agenda.ranked, step.proposals, agenda.idle)
+        decoding = {s.id for s in candidates.turns if s.decoding}
+        step = _Step(
+            candidates, decoding, candidates.budget, self.config.max_num_seqs, self.config.max_num_seqs
+        )
+        self.room.begin(candidates.ranked, step.proposals, candidates.idle)
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
             self.room.preempt_lowest()
-        if len(decoding) < len(agenda.turns):
-            for one in agenda.turns:
+        if len(decoding) < len(candidates.turns):
+            for one in candidates.turns:
                 if one.running:
-                    step.coming[agenda.later(one)].update(self.tables.coming(one))
+                    step.coming[candidates.later(one)].update(self.tables.coming(one))
         return step
 
     def _due(self, sequence: Sequence, step: "_Step") -> Chunk | None:
         """Return how many tokens of a sequence may be part of the step, memory aside; None if the sequence
         sits out."""
-        agenda = step.agenda
-        if not sequence.todo(agenda.idle) or sequence.id in self.swap.moved:
+        candidates = step.candidates
+        if not sequence.todo(candidates.idle) or sequence.id in self.swap.moved:
             return None
-        beside_prompt = agenda.exclusive and not step.decoding.issuperset(step.proposals)
+        beside_prompt = candidates.exclusive and not step.decoding.issuperset(step.proposals)
         if sequence.id in step.decoding and (not sequence.running or beside_prompt):
             return None  # just evicted for one that ranks higher, or not to decode in a batch with a prompt
-        if step.busy and agenda.later(sequence):
+        if step.busy and candidates.later(sequence):
             return None  # deferred: no client waits for its output yet
-        chunk = agenda.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
+        chunk = candidates.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
         return chunk if chunk.tokens and step.seats >= len(sequence.choices) else None
 
     def _start(self, sequence: Sequence, step: "_Step") -> int | None:
@@ -178,7 +180,7 @@ class Scheduler:
         waiting for the blocks reserved for it."""
         if not (step.places or sequence.granted):
             return None
-        later = step.agenda.later(sequence)
+        later = step.candidates.later(sequence)
         head = None if sequence.reserved or sequence.granted else self.tables.next_hash(sequence)
         if any(head in some for some in step.coming[: 1 + later]):
             step.places -= 1
@@ -218,9 +220,9 @@ class Scheduler:
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:
         """Fix tree nodes and chunk sizes together by the budget, and free the blocks not needed."""
         rooms = [proposal.room for proposal in proposals]
-        guesses = [trees.get(proposal.sequence.id) for proposal in proposals]
+        drafted = [trees.get(proposal.sequence.id) for proposal in proposals]
         due = [proposal.due for proposal in proposals]
-        divided = divide(self.config.max_num_batched_tokens, rooms, due, guesses)
+        divided = divide(self.config.max_num_batched_tokens, rooms, due, drafted)
         spans, admitted = [], []
         for proposal, (chunk, tree) in zip(proposals, divided, strict=True):
             sequence = proposal.sequence

@@ -76,11 +76,11 @@ class Admission:
             return True
         return session.served is not None and now - session.served < self._limits.active_for
 
-    def most(self, figures: Statistics, star: Star) -> int:
+    def most(self, statistics: Statistics, star: Star) -> int:
         """Return N_max, as far as it is known; else the limit of sessions."""
-        if not (self._limits.by_model and figures.known and figures.plain.count):
+        if not (self._limits.by_model and statistics.known and statistics.plain.count):
             return self._limits.max_sessions
-        return min(star.most(figures.progress, figures.plain.value), self._limits.max_sessions)
+        return min(star.most(statistics.progress, statistics.plain.value), self._limits.max_sessions)
 
     def ahead(self, account: Account, active: Iterable[Session], session: Session | None) -> int:
         """Return how many of the `active` sessions rank before `session` of `account` (None: a new one) among

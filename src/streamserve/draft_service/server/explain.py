@@ -8,9 +8,9 @@ from streamserve.protocol.drafting import DraftReport, DraftSums
 
 def report(service: Service, now: float) -> DraftReport:
     """Return the service's present state, counters and predictions."""
-    figures, warmth = service.figures, service.turns.warmth
-    star, active = figures.star(), len(service.active(now))
-    known = figures.known
+    statistics, keep_warm_controller = service.statistics, service.batcher.keep_warm_controller
+    star, active = statistics.star(), len(service.active(now))
+    known = statistics.known
     rounds = star.round(active) if active and known else 0.0
     return DraftReport(
         targets=len(service.sessions),
@@ -19,31 +19,31 @@ def report(service: Service, now: float) -> DraftReport:
         blocks_total=service.memory.pool.size,
         blocks_used=service.memory.pool.size - service.memory.pool.free,
         evictions=service.memory.evictions,
-        pass_seconds=figures.pass_seconds,
-        turn_seconds=figures.turn.value,
-        turn_variance=figures.turn.variance,
-        depth=figures.depth.value,
-        batch=figures.batch.value,
-        back_seconds=figures.back.value,
-        verify_seconds=figures.verify.value,
-        communication_seconds=figures.communication,
-        plain_seconds=figures.plain.value,
-        beta=figures.beta,
-        progress=figures.progress,
+        pass_seconds=statistics.pass_seconds,
+        turn_seconds=statistics.turn.value,
+        turn_variance=statistics.turn.variance,
+        depth=statistics.depth.value,
+        batch=statistics.batch.value,
+        back_seconds=statistics.back.value,
+        verify_seconds=statistics.verify.value,
+        communication_seconds=statistics.communication,
+        plain_seconds=statistics.plain.value,
+        beta=statistics.beta,
+        progress=statistics.progress,
         full=star.full if known else 0,
         most=service.most() if known else 0,
         predicted_round_seconds=rounds,
         predicted_idle_seconds=star.idle(active) if rounds else 0.0,
         predicted_load=star.load(active) if rounds else 0.0,
         at=now,
-        cold_seconds=warmth.cost(False),
-        warm_seconds=warmth.cost(True),
-        keeping_warm=warmth.on,
+        cold_seconds=keep_warm_controller.cost(False),
+        warm_seconds=keep_warm_controller.cost(True),
+        keeping_warm=keep_warm_controller.on,
         sums=msgspec.structs.replace(
-            figures.counters,
-            rebuilt=service.shelf.rebuilt,
-            warm_passes=warmth.passes,
-            refused=dict(figures.counters.refused),
+            statistics.counters,
+            rebuilt=service.sequence_store.rebuilt,
+            warm_passes=keep_warm_controller.passes,
+            refused=dict(statistics.counters.refused),
         ),
     )
 

@@ -32,19 +32,19 @@ class FairBatcher:
     def __init__(
         self,
         config: ServiceConfig,
-        shelf: SequenceStore,
-        figures: Statistics,
+        sequence_store: SequenceStore,
+        statistics: Statistics,
         cost: Callable[[int, int], float],
     ) -> None:
         self.running = False
-        self.warmth = KeepWarmController(config.keep_warm)
+        self.keep_warm_controller = KeepWarmController(config.keep_warm)
         self._config = config
         limits = config.limits
         self._bounds = queue.Bounds(
             config.max_batch, config.max_batch_seconds, limits.batch_nodes, limits.batch_rows
         )
-        self._shelf = shelf
-        self._figures = figures
+        self._shelf = sequence_store
+        self._figures = statistics
         self._cost = RefinedCost(cost)
         self._virtual = 0.0
         self._idle_since: float | None = None
@@ -92,7 +92,7 @@ class FairBatcher:
         waited = {session.tag: now - (session.asked or now) for session, _ in members}
         if self._idle_since is not None:
             counters.idle += now - self._idle_since
-            self.warmth.gap(now - self._idle_since)
+            self.keep_warm_controller.gap(now - self._idle_since)
             self._idle_since = None
         counters.waited += sum(waited.values())
         counters.requests += len(members)
@@ -172,7 +172,7 @@ class FairBatcher:
         read = unread > FEW_TOKENS + len(requests)
         self._figures.drafted(len(done.members), depth, seconds, read)
         waited = max(done.waited.values())
-        self.warmth.drafted((waited + seconds) / depth if depth and not read else None, now)
+        self.keep_warm_controller.drafted((waited + seconds) / depth if depth and not read else None, now)
         if depth and not read:
             rows = sum(request.width for request in requests if request.depth)
             self._cost.observe(max(rows, 1), 0, seconds / depth)

@@ -63,17 +63,17 @@ class Service:
         self.identity = identity
         self.config = config
         self.memory = Memory(config.num_blocks, config.block_size)
-        self.figures = Statistics()
+        self.statistics = Statistics()
         self.sessions: dict[int, Session] = {}
         self.accounts = Accounts()
         self.intake = Intake(config.limits)
         self.held = Held(config.limits.held_bytes, self.sessions, self._drop)
         self.admission = Admission(config.limits)
         self.audit = Audit()
-        self.shelf = SequenceStore(
+        self.sequence_store = SequenceStore(
             self.memory, min(identity.max_model_len, config.num_blocks * config.block_size), config.max_read
         )
-        self.turns = FairBatcher(config, self.shelf, self.figures, cost)
+        self.batcher = FairBatcher(config, self.sequence_store, self.statistics, cost)
         self._secret = secret
 
     # Receiving
@@ -113,7 +113,7 @@ class Service:
         return [Out(peer, Refused(nonce, reason, text))]
 
     def _count(self, reason: Reason, text: str, now: float) -> None:
-        counts = self.figures.counters.refused
+        counts = self.statistics.counters.refused
         counts[reason] = counts.get(reason, 0) + 1
         self.audit.refused(reason, text, now)
 
@@ -200,15 +200,15 @@ class Service:
         )
 
     def _pong(self, tag: int, sent: float, now: float) -> Pong:
-        return Pong(tag, sent, self.backlog(), self.figures.turn.value, len(self.active(now)))
+        return Pong(tag, sent, self.backlog(), self.statistics.turn.value, len(self.active(now)))
 
     def backlog(self) -> float:
         """Return the seconds of queued draft work."""
-        return self.turns.backlog(self.sessions.values())
+        return self.batcher.backlog(self.sessions.values())
 
     def most(self) -> int:
         """Return the present N_max."""
-        return self.admission.most(self.figures, self.turns.capacity())
+        return self.admission.most(self.statistics, self.batcher.capacity())
 
     def _admitted(self, session: Session, now: float) -> bool:
         """Return whether a session is among the N_max targets; new ones rank last."""
@@ -234,7 +234,7 @@ class Service:
             return []
         session.asks += 1
         if session.away_since is not None:
-            self.figures.returned(now - session.away_since, ask.verify, ask.plain)
+            self.statistics.returned(now - session.away_since, ask.verify, ask.plain)
             session.away_since = None
         lost, again = [], []
         answers: list[ToTarget] = []
@@ -245,7 +245,7 @@ class Service:
             if not self.held.make_room(session, delta):
                 answers.append(self._wait(session, "memory", now))
                 break
-            judged = self.shelf.take(session, delta, now)
+            judged = self.sequence_store.take(session, delta, now)
             if judged is None:
                 lost.append(delta.sequence)
                 continue
@@ -261,13 +261,13 @@ class Service:
                 Drafts(tag=session.tag, drafts=again, waited=0.0, seconds=0.0, queue=self.backlog())
             )
         if session.waiting() and session.asked is None:
-            self.turns.enqueue(session, now)
+            self.batcher.enqueue(session, now)
         if session.asked is not None:
             session.deadline = None if ask.need is None else now + ask.need
         return answers
 
     def _verified(self, session: Session, right: int, tested: int) -> None:
-        self.figures.verified(right, tested)
+        self.statistics.verified(right, tested)
         session.accepted += right
         session.guessed += tested
 
@@ -275,20 +275,20 @@ class Service:
 
     def take_released(self) -> list[int]:
         """Return the sequences that the drafter may forget, when no batch tells it."""
-        return self.shelf.take_released()
+        return self.sequence_store.take_released()
 
     def batch(self, now: float) -> Batch | None:
         """Return the next batch to draft; None if nothing waits. No other batch may be running."""
-        return self.turns.batch(self.sessions, now)
+        return self.batcher.batch(self.sessions, now)
 
     def drafted(self, done: Batch, trees: Mapping[int, TokenTree], now: float) -> list[Out]:
         """Process the trees of a finished batch; return the answers to its targets."""
-        return self._answers(self.turns.drafted(done, trees, now), now)
+        return self._answers(self.batcher.drafted(done, trees, now), now)
 
     def failed(self, done: Batch, now: float) -> list[Out]:
         """Process the failure of a batch. Each of its sessions is retried alone. A session whose own batch
         fails as well is told to retry later."""
-        answers = self._answers(self.turns.failed(done, now), now)
+        answers = self._answers(self.batcher.failed(done, now), now)
         barred = [session for session, _ in done.members if session.barred_until > now]
         for session in barred:
             if session.tag in self.sessions:
@@ -298,24 +298,24 @@ class Service:
 
     def warm_up(self, now: float) -> DraftRequest | None:
         """Return a dummy pass if one is due, else None. `warmed` must be called when it is done."""
-        due = self.turns.warmth.due(now)
-        return self.shelf.spare() if due is not None and due < LEAST_SECONDS else None
+        due = self.batcher.keep_warm_controller.due(now)
+        return self.sequence_store.spare() if due is not None and due < LEAST_SECONDS else None
 
     def warmed(self, request: DraftRequest, now: float) -> None:
         """Record that a dummy pass is done."""
-        self.shelf.return_spare(request)
-        self.turns.warmth.warmed(now)
+        self.sequence_store.return_spare(request)
+        self.batcher.keep_warm_controller.warmed(now)
 
     def pause(self, now: float) -> float:
         """Return the seconds after which to check again, if no request arrives before."""
-        due = self.turns.warmth.due(now)
+        due = self.batcher.keep_warm_controller.due(now)
         return LOOK_SECONDS if due is None else max(due, LEAST_SECONDS)
 
     def _answers(self, answers: list[Answer], now: float) -> list[Out]:
         return [self._answer(one, now) for one in answers if one.session.tag in self.sessions]
 
     def _answer(self, answer: Answer, now: float) -> Out:
-        session, counters = answer.session, self.figures.counters
+        session, counters = answer.session, self.statistics.counters
         session.trees += len(answer.drafts)
         for draft in answer.drafts:
             if known := session.sequences.get(draft.sequence):
@@ -348,7 +348,7 @@ class Service:
         """Remove a sequence and all its state."""
         del session.sequences[sequence.name]
         self.held.release(session, sequence)
-        self.shelf.drop(sequence)
+        self.sequence_store.drop(sequence)
         self._rest(session)
 
     def _rest(self, session: Session) -> None:
