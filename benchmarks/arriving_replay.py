@@ -25,7 +25,7 @@ VOCABULARY = 30_000
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """Seconds from each prompt's end to its first token, and from the start to the last token of all."""
 
     ttft: list[float]
@@ -33,16 +33,16 @@ class Replayed:
     reports: tuple[Report, ...] = ()
 
 
-def pooled(runs: Sequence[Replayed]) -> Replayed:
+def merged(runs: Sequence[ReplayResult]) -> ReplayResult:
     """Merge several runs into one: all their times to first token, and the sum of their durations."""
     ttft = [seconds for run in runs for seconds in run.ttft]
     reports = tuple(report for run in runs for report in run.reports)
-    return Replayed(ttft, sum(run.completion for run in runs), reports)
+    return ReplayResult(ttft, sum(run.completion for run in runs), reports)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The costs of virtual time: seconds of a step by its rows and context, and of swapping blocks."""
+    """The costs of virtual time: seconds of a step by query tokens and context, and of swapping blocks."""
 
     step: Cost
     swap: SwapCost
@@ -55,7 +55,7 @@ def virtual(
     machine: Machine,
     streaming: bool = True,
     query_last: bool = True,
-) -> Replayed:
+) -> ReplayResult:
     """Run the engine and the fleet on `queries`, `rate` a second. Without `streaming` each prompt is sent
     when it is complete. Without `query_last` the query after the context is computed after every event."""
     model = ModelInfo(
@@ -83,36 +83,36 @@ def virtual(
         before: list[int] = []
         simulation.at(at, Open(name, [], params, open=True))
         for version, (event, ids) in enumerate(zip(query.events, prompts, strict=True), 1):
-            keep, last = common_prefix(before, ids), version == len(prompts)
+            retained, last = common_prefix(before, ids), version == len(prompts)
             tail = query.query if query_last and not last else 0
-            edit = Edit(name, version, keep, ids[keep:], last, params if last else None, tail)
+            edit = Edit(name, version, retained, ids[retained:], last, params if last else None, tail)
             simulation.at(at + event.after, edit)
             before = ids
     firsts: dict[str, float] = {}
     completion = 0.0
-    for given in simulation.run():
-        if not isinstance(given.what, Deliver):
-            raise RuntimeError(f"{given.what.request} was refused: {given.what.error}")
-        for happened in given.what.events:
-            if isinstance(happened, Token):
-                firsts.setdefault(happened.request, given.time)
-                completion = given.time
+    for received in simulation.run():
+        if not isinstance(received.message, Deliver):
+            raise RuntimeError(f"{received.message.request} was refused: {received.message.error}")
+        for event in received.message.events:
+            if isinstance(event, Token):
+                firsts.setdefault(event.request, received.time)
+                completion = received.time
     (worker,) = simulation.workers.values()
     ttft = [firsts[name] - end for name, end in ends.items()]
-    return Replayed(ttft, completion, (worker.engine.report(),))
+    return ReplayResult(ttft, completion, (worker.engine.report(),))
 
 
 def _prompts(query: Query, seed: int) -> list[list[int]]:
     """Return the prompt's token ids after each event."""
     rng = random.Random(seed)
-    behind = [rng.randrange(VOCABULARY) for _ in range(query.query)]
+    query_tokens = [rng.randrange(VOCABULARY) for _ in range(query.query)]
     chunks: dict[int, list[int]] = {}
     prompts = []
     for context in query.contexts():
         for made, tokens in context:
             if made not in chunks:
                 chunks[made] = [rng.randrange(VOCABULARY) for _ in range(tokens)]
-        prompts.append([token for made, _ in context for token in chunks[made]] + behind)
+        prompts.append([token for made, _ in context for token in chunks[made]] + query_tokens)
     return prompts
 
 
@@ -126,7 +126,7 @@ def _words(count: int, rng: random.Random) -> str:
 
 async def live(
     queries: Sequence[Query], rate: float, url: str, streaming: bool = True, delay: float = 1.0
-) -> Replayed:
+) -> ReplayResult:
     """Replay against a server, in real time. A chunk of n tokens is n words."""
     started = time.perf_counter()
     done: list[float] = []
@@ -150,9 +150,9 @@ async def live(
                     texts.pop(index)
                     operations.append({"op": "remove", "index": index})
                 else:
-                    place = len(texts) if kind == "append" else index
-                    texts.insert(place, text)
-                    operations.append({"op": "insert", "index": place, "text": text})
+                    position = len(texts) if kind == "append" else index
+                    texts.insert(position, text)
+                    operations.append({"op": "insert", "index": position, "text": text})
             if streaming:
                 await stream.edit(*operations)
         end = begun + delay * query.retrieval  # as planned: the answer to a late client counts as waiting too
@@ -168,7 +168,7 @@ async def live(
         return first - end
 
     ttft = await asyncio.gather(*(one(query, seed) for seed, query in enumerate(queries)))
-    return Replayed(list(ttft), max(done))
+    return ReplayResult(list(ttft), max(done))
 
 
 async def _until(when: float) -> None:

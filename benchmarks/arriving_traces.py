@@ -45,14 +45,14 @@ class Query:
     def contexts(self) -> list[list[tuple[int, int]]]:
         """Return the chunks after each event, each as a unique number and its tokens."""
         chunks: list[tuple[int, int]] = []
-        made, all_of_them = 0, []
+        number, all_of_them = 0, []
         for event in self.events:
             for kind, index, tokens in event.edits:
                 if kind == "remove":
                     chunks.pop(index)
                 else:
-                    chunks.insert(len(chunks) if kind == "append" else index, (made, tokens))
-                    made += 1
+                    chunks.insert(len(chunks) if kind == "append" else index, (number, tokens))
+                    number += 1
             all_of_them.append(list(chunks))
         return all_of_them
 
@@ -100,20 +100,20 @@ def vector_search(count: int, seed: int, scale: float = 1.0, delay: float = 1.0)
     median and 13k mean, 37 ms median between changes, 4.5 s mean in total. Changes move down the list as it
     converges."""
     rng = random.Random(seed)
-    queries, at, kept = [], 0.0, 10
+    queries, at, documents = [], 0.0, 10
     for _ in range(count):
         at += rng.expovariate(1.0)
-        size = max(1, round(scale * _lognormal(rng, 10_000, 13_000) / kept))
+        size = max(1, round(scale * _lognormal(rng, 10_000, 13_000) / documents))
         total = _lognormal(rng, 3.6, 4.5)
         times, now = [], 0.0
         while now < total:
             now += _lognormal(rng, 0.037, 0.15)
             times.append(delay * min(now, total))
-        events = [Event(times[0], [("append", 0, size) for _ in range(kept)])]
+        events = [Event(times[0], [("append", 0, size) for _ in range(documents)])]
         for number, after in enumerate(times[1:], 1):
-            settled = number / len(times)
-            index = min(kept - 1, int(kept * rng.random() ** (1 - 0.8 * settled)))
-            events.append(Event(after, [("remove", kept - 1, 0), ("insert", index, size)]))
+            progress = number / len(times)
+            index = min(documents - 1, int(documents * rng.random() ** (1 - 0.8 * progress)))
+            events.append(Event(after, [("remove", documents - 1, 0), ("insert", index, size)]))
         queries.append(Query(at, max(1, round(scale * 30)), 1, events))
     return queries
 

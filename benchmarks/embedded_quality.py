@@ -77,19 +77,19 @@ class Drafters:
         logits = {"draft": self.draft(ids).logits}
         for layers in EXITS:
             logits[f"self:{layers}"] = self.target.lm_head(self.target.model.norm(states[layers]))
-        wanted = np.array(tokens)
-        return {name: _guess(rows[0, first:], seed) == wanted for name, rows in logits.items()}
+        expected = np.array(tokens)
+        return {name: _predict(rows[0, first:], seed) == expected for name, rows in logits.items()}
 
 
-def _guess(logits: torch.Tensor, seed: int | None) -> NDArray[np.int64]:
+def _predict(logits: torch.Tensor, seed: int | None) -> NDArray[np.int64]:
     """Return the drafter's token in each row: the best, or the best under the noise of this request."""
     scores = logits.double().numpy()
     if seed is not None:
         rows, vocab = scores.shape
         index = np.repeat(np.arange(rows), vocab)
         scores = scores + gumbel(seed, 0, index, np.tile(np.arange(vocab), rows)).reshape(rows, vocab)
-    guess: NDArray[np.int64] = scores.argmax(-1)
-    return guess
+    predicted: NDArray[np.int64] = scores.argmax(-1)
+    return predicted
 
 
 def by_depth(matches: Sequence[NDArray[np.bool_]]) -> list[float | None]:
@@ -124,8 +124,8 @@ def measure(count: int, acceptance_count: int, seed: int) -> dict[str, Any]:
                     for name, match in drafters.matches(output, number if mode == "T=1" else None).items():
                         matches[name].append(match)
                 accepted[mode] = {
-                    name: {"mean": float(np.concatenate(found).mean()), "by_depth": by_depth(found)}
-                    for name, found in matches.items()
+                    name: {"mean": float(np.concatenate(measured).mean()), "by_depth": by_depth(measured)}
+                    for name, measured in matches.items()
                 }
             figures[family] = {"scores": scores, "acceptance": accepted}
     return figures
@@ -134,8 +134,8 @@ def measure(count: int, acceptance_count: int, seed: int) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     """Print both tables."""
     rows = []
-    for family, found in figures.items():
-        scores = dict(found["scores"])
+    for family, measured in figures.items():
+        scores = dict(measured["scores"])
         replies, overall = scores.pop("replies"), scores.pop("all")
         kinds = ", ".join(f"{kind} {value:.0%}" for kind, value in sorted(scores.items()))
         rows.append([family, f"{replies:.0f}", f"{overall:.1%}", kinds])
@@ -148,8 +148,8 @@ def show(figures: dict[str, Any]) -> None:
             f"{one['mean']:.3f}",
             " ".join("-" if share is None else f"{share:.2f}" for share in one["by_depth"]),
         ]
-        for family, found in figures.items()
-        for mode, names in found["acceptance"].items()
+        for family, measured in figures.items()
+        for mode, names in measured["acceptance"].items()
         for name, one in names.items()
     ]
     table("Acceptance", ["family", "mode", "drafter", "mean", f"at depth 1 … {DEPTHS}"], rows)
@@ -159,9 +159,9 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     """Plot acceptance of the draft by depth, a line a family, in panels for greedy and T=1."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True)
     for axis, mode in zip(axes, ("greedy", "T=1"), strict=True):
-        for family, found in figures.items():
+        for family, measured in figures.items():
             axis.plot(
-                range(1, DEPTHS + 1), found["acceptance"][mode]["draft"]["by_depth"], "o-", label=family
+                range(1, DEPTHS + 1), measured["acceptance"][mode]["draft"]["by_depth"], "o-", label=family
             )
         axis.set(title=mode, xlabel="depth", ylim=(0, 1))
         axis.grid(alpha=0.3)

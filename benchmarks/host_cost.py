@@ -91,7 +91,7 @@ def measure(loaded: Loaded, streams: int, rounds: int, steps: int) -> dict[str, 
         "forward": [(loaded.model, "forward"), (loaded.model, "logits")],
         "sampling": [(execution.Sampler, "sample")],
     }
-    found = []
+    measured = []
     for _ in range(rounds):
         seconds: dict[str, float] = defaultdict(float)
         with stopwatch(seconds, places):
@@ -100,9 +100,9 @@ def measure(loaded: Loaded, streams: int, rounds: int, steps: int) -> dict[str, 
                 encode(Events(engine.step()))
             total = time.perf_counter() - started
         seconds["commit"] = total - sum(seconds.values())
-        found.append({phase: 1e6 * seconds[phase] / steps for phase in PHASES})
-    median = {phase: statistics.median(one[phase] for one in found) for phase in PHASES}
-    host = statistics.median(1 - one["forward"] / sum(one.values()) for one in found)
+        measured.append({phase: 1e6 * seconds[phase] / steps for phase in PHASES})
+    median = {phase: statistics.median(one[phase] for one in measured) for phase in PHASES}
+    host = statistics.median(1 - one["forward"] / sum(one.values()) for one in measured)
     return {"streams": streams, **median, "host share": host}
 
 

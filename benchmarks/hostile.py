@@ -103,9 +103,9 @@ def reset_peak(process: subprocess.Popen[str]) -> None:
 def peak_mb(process: subprocess.Popen[str]) -> float:
     """Return the peak of the resident set, in 10^6 bytes."""
     status = Path(f"/proc/{process.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found
-    return int(found[1]) * 1024 / 1e6
+    measured = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert measured
+    return int(measured[1]) * 1024 / 1e6
 
 
 def attacked(
@@ -133,24 +133,24 @@ def attacked(
 
 def measure(names: list[str], seconds: float, together: bool) -> dict[str, dict[str, Any]]:
     """Return results by input. `nothing` is the probe alone."""
-    found: dict[str, dict[str, Any]] = {}
+    measured: dict[str, dict[str, Any]] = {}
     with server() as (process, target):
-        found["nothing"] = attacked(process, target, [], seconds)
+        measured["nothing"] = attacked(process, target, [], seconds)
         for name in names:
-            found[name] = attacked(process, target, [INPUTS[name]], seconds)
-            _print_row(name, found)
+            measured[name] = attacked(process, target, [INPUTS[name]], seconds)
+            _print_row(name, measured)
         if together:
-            found["all together"] = attacked(process, target, [INPUTS[name] for name in names], seconds)
-            _print_row("all together", found)
+            measured["all together"] = attacked(process, target, [INPUTS[name] for name in names], seconds)
+            _print_row("all together", measured)
         assert process.poll() is None, "the server ended"
-    base = found["nothing"]["p99_9_ms"]
-    for figures in found.values():
+    base = measured["nothing"]["p99_9_ms"]
+    for figures in measured.values():
         figures["stall_ms"] = figures["p99_9_ms"] - base
-    return found
+    return measured
 
 
-def _print_row(name: str, found: dict[str, dict[str, Any]]) -> None:
-    one = found[name]
+def _print_row(name: str, measured: dict[str, dict[str, Any]]) -> None:
+    one = measured[name]
     print(
         f"{name:24} p50 {one['p50_ms']:7.1f}  p99.9 {one['p99_9_ms']:7.1f}  max {one['max_ms']:7.1f} ms   "
         f"peak {one['peak_rss_mb']:5.0f} MB   {one['statuses']}",
@@ -170,16 +170,16 @@ def main() -> None:
     if arguments.probe:
         probe(arguments.probe[0], int(arguments.probe[1]))
         return
-    found = measure(arguments.only or list(INPUTS), arguments.seconds, together=not arguments.only)
+    measured = measure(arguments.only or list(INPUTS), arguments.seconds, together=not arguments.only)
     rows = [
         [name, *(f"{one[key]:.1f}" for key in ("p50_ms", "p99_9_ms", "max_ms", "stall_ms", "peak_rss_mb"))]
-        for name, one in found.items()
+        for name, one in measured.items()
     ]
     table("hostile inputs", ["input", "p50 ms", "p99.9 ms", "max ms", "stall ms", "peak MB"], rows)
     if not arguments.only:
         settings = {"model": "embedded", "seconds": arguments.seconds, "probe_every_seconds": EVERY}
         goals = {"stall_ms": STALL_MS, "peak_rss_mb": RSS_MB}
-        write("hostile", settings | {"goals": goals}, found)
+        write("hostile", settings | {"goals": goals}, measured)
 
 
 if __name__ == "__main__":

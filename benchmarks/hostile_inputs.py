@@ -50,13 +50,13 @@ class Target:
 
 def everything(client: socket.socket, seconds: float = 120.0) -> bytes:
     """Return all bytes received within `seconds`, or until the server closes."""
-    got, end = bytearray(), time.monotonic() + seconds
+    received, end = bytearray(), time.monotonic() + seconds
     try:
         while time.monotonic() < end and (piece := client.recv(1 << 20)):
-            got += piece
+            received += piece
     except (ConnectionResetError, TimeoutError):
         pass
-    return bytes(got)
+    return bytes(received)
 
 
 def at_once(works: list[Callable[[], str]]) -> Statuses:
@@ -280,11 +280,11 @@ def frame(data: bytes, opcode: int = 1, final: bool = True, length: int | None =
 def code(client: socket.socket) -> str:
     """Return the close code, or the status of the last reply."""
     client.settimeout(3)
-    got = everything(client, 3.0)
-    place = got.rfind(b"\x88")
-    if place >= 0 and len(got) >= place + 4:
-        return f"ws {int.from_bytes(got[place + 2 : place + 4])}"
-    return "replied" if got else "closed"
+    received = everything(client, 3.0)
+    position = received.rfind(b"\x88")
+    if position >= 0 and len(received) >= position + 4:
+        return f"ws {int.from_bytes(received[position + 2 : position + 4])}"
+    return "replied" if received else "closed"
 
 
 def _sent(target: Target, pieces: Iterator[bytes]) -> str:

@@ -64,24 +64,24 @@ def seconds(calls: Sequence[Callable[..., Any]], *arguments: Any) -> float:
     return (time.perf_counter() - start) / len(calls)
 
 
-def reader(team: ThreadPool, size: int) -> Callable[[], None]:
+def reader(pool: ThreadPool, size: int) -> Callable[[], None]:
     """Return a function that reads `size` bytes with the thread pool, at memory bandwidth."""
-    memory = team.memory(size)
+    memory = pool.memory(size)
     memory.fill_(1)
-    return lambda: team.library.ss_read(team.pool, ctypes.c_void_p(memory.data_ptr()), size // 8)
+    return lambda: pool.library.ss_read(pool.handle, ctypes.c_void_p(memory.data_ptr()), size // 8)
 
 
 def measure(
-    team: ThreadPool, shape: tuple[int, int], rows: Sequence[int], rounds: int, dtype: torch.dtype
+    pool: ThreadPool, shape: tuple[int, int], rows: Sequence[int], rounds: int, dtype: torch.dtype
 ) -> dict[int, Series]:
     """Measure all numbers of rows of one shape, in interleaved rounds."""
     size = dtype.itemsize * shape[0] * shape[1]
     copies = max(2, MEMORY // size)
     weights = [torch.randn(shape).to(dtype) for _ in range(copies)]
-    ours = [NativeLinear(team, weight) for weight in weights]
+    ours = [NativeLinear(pool, weight) for weight in weights]
     onednn = [Linear(weight) for weight in weights]
-    read = reader(team, copies * size)
-    found = {count: Series() for count in rows}
+    read = reader(pool, copies * size)
+    measured = {count: Series() for count in rows}
     inputs = {count: torch.randn(count, shape[1]).to(dtype) for count in (1, *rows)}
     for round_number in range(-1, rounds):
         for count in rows:
@@ -95,8 +95,8 @@ def measure(
             )
             if round_number >= 0:
                 for name in ("ours", "onednn", "one_row", "read"):
-                    getattr(found[count], name).extend(getattr(part, name))
-    return found
+                    getattr(measured[count], name).extend(getattr(part, name))
+    return measured
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
@@ -147,16 +147,16 @@ def main() -> None:
     if built is None:
         raise SystemExit("there are no kernels to measure: see the log")
     torch.set_num_threads(args.threads)
-    team = ThreadPool(built, args.threads, library.Path[args.path] if args.path else None)
+    pool = ThreadPool(built, args.threads, library.Path[args.path] if args.path else None)
     dtype: torch.dtype = getattr(torch, args.dtype)
     results: dict[str, list[dict[str, float]]] = {}
     for name in args.shapes:
-        found = measure(team, SHAPES[name], args.rows, args.rounds, dtype)
-        results[name] = [figures(SHAPES[name], count, series, dtype) for count, series in found.items()]
+        measured = measure(pool, SHAPES[name], args.rows, args.rounds, dtype)
+        results[name] = [figures(SHAPES[name], count, series, dtype) for count, series in measured.items()]
         columns = list(results[name][0])
         lines = [[f"{entry[column]:.3g}" for column in columns] for entry in results[name]]
         table(f"{name}: {SHAPES[name][1]} to {SHAPES[name][0]}", columns, lines)
-    settings = {**vars(args), "path": team.path(dtype).name}
+    settings = {**vars(args), "path": pool.path(dtype).name}
     path = write(f"kernels-{settings['path'].lower()}-{args.dtype}", settings, results)
     plot(results, path.with_suffix(".png"))
     print(path)

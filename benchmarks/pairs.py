@@ -27,20 +27,20 @@ import numpy as np
 from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import a100
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Deliver, Heard, Open
+from streamserve.fleet.events import Close, Deliver, Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.routing import (
-    PRINTED_WEIGHTS,
+    PUBLISHED_WEIGHTS,
     ROUTERS,
     Arrival,
     Decision,
     FlowGuard,
-    Place,
     Predictive,
+    RouteCandidate,
     Router,
 )
 from streamserve.simulate.simulation import Simulation
@@ -51,8 +51,8 @@ ENGINE = EngineConfig(
     num_blocks=1500, max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=512
 )
 MODEL = ModelInfo(
-    architecture="pretended", parameters=0, vocab_size=1000, max_model_len=4096, eos_token_ids=(),
-    weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
+    architecture="simulated", parameters=0, vocab_size=1000, max_model_len=4096, eos_token_ids=(),
+    weight_bytes=0, dtype="none", row_invariant=True, fingerprint="simulated",
 )  # fmt: skip
 TARGETS = {"shared": (0.25, 0.025), "skewed": (0.25, 0.025), "bursty": (0.75, 0.025)}
 """The targets of each trace, in seconds, for attainment: time to the first token, time per further token.
@@ -61,12 +61,13 @@ KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
 """Seconds by which a KV token lengthens a simulated step."""
 OPEN = 4
 """Open requests of a pair while decisions are timed."""
-MOST_REQUESTS = 200
+RENAMED = {"flowguard-printed": "flowguard-as-published"}
+MAX_REQUESTS = 200
 """Maximum requests of a trace, for any number of pairs."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkloadRequest:
     """One request of a trace."""
 
     at: float
@@ -74,11 +75,11 @@ class Asked:
     output: int
 
 
-def trace(kind: str, count: int, rate: float, seed: int) -> list[Asked]:
+def trace(kind: str, count: int, rate: float, seed: int) -> list[WorkloadRequest]:
     """Return `count` requests at `rate` a second."""
     rng = random.Random(f"{kind}/{seed}")
     heads = [[rng.randrange(1000) for _ in range(1024)] for _ in range(8)]
-    asked, at = [], 1.5
+    trace_requests, at = [], 1.5
     for number in range(count):
         burst = kind == "bursty" and number % 16
         at += 0.0 if burst else rng.expovariate(rate / (16 if kind == "bursty" else 1))
@@ -89,13 +90,13 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[Asked]:
             prompt = [rng.randrange(1000) for _ in range(min(int(64 * rng.paretovariate(0.9)), 3500))]
         else:
             prompt = [rng.randrange(1000) for _ in range(rng.randint(128, 1024))]
-        asked.append(Asked(at, prompt, rng.randint(*OUTPUT)))
-    return asked
+        trace_requests.append(WorkloadRequest(at, prompt, rng.randint(*OUTPUT)))
+    return trace_requests
 
 
 def routers() -> dict[str, Router]:
     """Return all routers, and flowguard with the paper's weights; predictive knows how long outputs are."""
-    paper = FlowGuard(PRINTED_WEIGHTS)
+    paper = FlowGuard(PUBLISHED_WEIGHTS)
     return {
         **ROUTERS,
         "flowguard, paper's weights": paper,
@@ -103,31 +104,31 @@ def routers() -> dict[str, Router]:
     }
 
 
-def play(
-    router: Router, count: int, asked: Sequence[Asked], targets: tuple[float, float]
+def simulate(
+    router: Router, count: int, trace_requests: Sequence[WorkloadRequest], targets: tuple[float, float]
 ) -> dict[str, float]:
     """Simulate a trace with a router; return p95 time to first token, output tokens a second, attainment, and
     the bytes sent between workers."""
     fleet = FleetConfig(topology=pairs(count), router=router)
     simulation = Simulation(fleet, ENGINE, MODEL, a100().step, wire_seconds=1e-4, curve=_curve(1.0))
-    for number, one in enumerate(asked):
+    for number, one in enumerate(trace_requests):
         slo = Slo(ttft_ms=1e3 * targets[0], tpot_ms=1e3 * targets[1])
         params = SamplingParams(temperature=0, max_tokens=one.output, seed=0, slo=slo)
         simulation.at(one.at, Open(f"r{number}", one.prompt, params))
     times: dict[str, list[float]] = {}
-    for given in simulation.run():
-        assert isinstance(given.what, Deliver)
-        times.setdefault(given.what.request, []).extend(
-            given.time for event in given.what.events if isinstance(event, Token)
+    for received in simulation.run():
+        assert isinstance(received.message, Deliver)
+        times.setdefault(received.message.request, []).extend(
+            received.time for event in received.message.events if isinstance(event, Token)
         )
-    first = [times[f"r{number}"][0] - one.at for number, one in enumerate(asked)]
-    each = [(t[-1] - t[0]) / max(len(t) - 1, 1) for t in (times[f"r{n}"] for n in range(len(asked)))]
+    first = [times[f"r{number}"][0] - one.at for number, one in enumerate(trace_requests)]
+    each = [(t[-1] - t[0]) / max(len(t) - 1, 1) for t in (times[f"r{n}"] for n in range(len(trace_requests)))]
     met = [ttft <= targets[0] and tpot <= targets[1] for ttft, tpot in zip(first, each, strict=True)]
-    span = max(t[-1] for t in times.values()) - asked[0].at
+    span = max(t[-1] for t in times.values()) - trace_requests[0].at
     reports = [worker.engine.report().transfer for worker in simulation.workers.values()]
     return {
         "ttft_p95": float(np.percentile(first, 95)),
-        "tokens_per_second": sum(one.output for one in asked) / span,
+        "tokens_per_second": sum(one.output for one in trace_requests) / span,
         "attainment": float(np.mean(met)),
         "handed_over": float(sum(report.handed_over for report in reports if report)),
     }
@@ -135,43 +136,45 @@ def play(
 
 def seed_figures(count: int, kind: str, requests: int, rate: float, seed: int) -> dict[str, dict[str, float]]:
     """Return the results of every router on one trace."""
-    asked = trace(kind, min(requests * count, MOST_REQUESTS), rate * count, seed)
-    return {name: play(router, count, asked, TARGETS[kind]) for name, router in routers().items()}
-
-
-Found = list[dict[str, dict[str, float]]]
-"""For each seed, the results of every router."""
-
-
-def summary(found: Found) -> dict[str, dict[str, Any]]:
-    """Return medians over seeds, and the ratio of p95 TTFT to round-robin's."""
+    trace_requests = trace(kind, min(requests * count, MAX_REQUESTS), rate * count, seed)
     return {
-        name: {
-            **{key: float(np.median([one[name][key] for one in found])) for key in found[0][name]},
-            "ratio": ratio(found, name, "round-robin", "ttft_p95"),
-        }
-        for name in found[0]
+        name: simulate(router, count, trace_requests, TARGETS[kind]) for name, router in routers().items()
     }
 
 
-def claims(found: Found) -> dict[str, dict[str, Any]]:
+ResultsBySeed = list[dict[str, dict[str, float]]]
+"""For each seed, the results of every router."""
+
+
+def summary(measured: ResultsBySeed) -> dict[str, dict[str, Any]]:
+    """Return medians over seeds, and the ratio of p95 TTFT to round-robin's."""
+    return {
+        name: {
+            **{key: float(np.median([one[name][key] for one in measured])) for key in measured[0][name]},
+            "ratio": ratio(measured, name, "round-robin", "ttft_p95"),
+        }
+        for name in measured[0]
+    }
+
+
+def claims(measured: ResultsBySeed) -> dict[str, dict[str, Any]]:
     """Return the claims about one trace: ratios of flowguard to others, and how many more of the targets
     predictive meets than flowguard."""
     others = ("round-robin", "random", "least-loaded")
     made: dict[str, dict[str, Any]] = {
         f"flowguard / {other}": {
-            key: ratio(found, "flowguard", other, key) for key in ("ttft_p95", "tokens_per_second")
+            key: ratio(measured, "flowguard", other, key) for key in ("ttft_p95", "tokens_per_second")
         }
         for other in others
     }
-    gain = [one["predictive"]["attainment"] - one["flowguard"]["attainment"] for one in found]
+    gain = [one["predictive"]["attainment"] - one["flowguard"]["attainment"] for one in measured]
     made["predictive - flowguard"] = {"attainment": interval(gain, np.mean)}
     return made
 
 
-def ratio(found: Found, one: str, other: str, key: str) -> dict[str, float]:
+def ratio(measured: ResultsBySeed, one: str, other: str, key: str) -> dict[str, float]:
     """Return the median over seeds of the ratio between two routers' values."""
-    return interval([seed[one][key] / seed[other][key] for seed in found], np.median)
+    return interval([seed[one][key] / seed[other][key] for seed in measured], np.median)
 
 
 def interval(values: Sequence[float], of: Callable[..., Any]) -> dict[str, float]:
@@ -187,7 +190,7 @@ def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict
     of `placing` a request in total, with the fleet's bookkeeping and block hashes."""
     decided, placed = [], []
 
-    def timed(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+    def timed(arrival: Arrival, places: Sequence[RouteCandidate], turn: int) -> Decision:
         started = time.perf_counter()
         decision = router(arrival, places, turn)
         decided.append(time.perf_counter() - started)
@@ -202,7 +205,7 @@ def decision_seconds(name: str, count: int, times: int = 2000) -> dict[str, dict
             max_num_seqs=ENGINE.max_num_seqs, kv_cache_bytes=0, load_seconds=0.0,
             cost=_curve(1 + number / 1000),
         )  # fmt: skip
-        fleet.handle(Heard(worker, 1, ready), 0.0)
+        fleet.handle(WorkerMessage(worker, 1, ready), 0.0)
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=9, seed=0, slo=Slo(ttft_ms=250, tpot_ms=25))
     for number in range(times):
@@ -250,14 +253,17 @@ def plot(figures: Sequence[dict[str, Any]]) -> None:
     canvas.savefig(RESULTS / "pairs.png", dpi=110)
 
 
-def kept(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def cached(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the results in the result file that were computed with these settings."""
     path = RESULTS / "pairs.json"
     if not path.exists():
         return []
     read = json.loads(path.read_text())
     same = all(read["settings"].get(key) == value for key, value in settings.items())
-    return list(read["figures"]["played"]) if same else []
+    played = list(read["figures"]["played"]) if same else []
+    for record in played:  # results that were written under a router's former name
+        record["routers"] = {RENAMED.get(name, name): result for name, result in record["routers"].items()}
+    return played
 
 
 def show(one: dict[str, Any]) -> None:
@@ -273,8 +279,8 @@ def show(one: dict[str, Any]) -> None:
     table("", ["", "of", "value"], rows)
 
 
-def _text(found: dict[str, float]) -> str:
-    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+def _text(measured: dict[str, float]) -> str:
+    return f"{measured['value']:.3f} ({measured['low']:.3f} to {measured['high']:.3f})"
 
 
 def _micros(taken: dict[str, float]) -> str:
@@ -294,17 +300,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     settings = {
-        "seeds": args.seeds, "requests": args.requests, "rate": args.rate, "most_requests": MOST_REQUESTS,
+        "seeds": args.seeds, "requests": args.requests, "rate": args.rate, "most_requests": MAX_REQUESTS,
         "targets": {kind: list(targets) for kind, targets in TARGETS.items()},
         "curve": a100().note, "time": "virtual, but for decisions",
     }  # fmt: skip
     with ProcessPoolExecutor(args.processes) as pool:
         for kind, count in itertools.product(args.traces, args.pairs):
             one: Callable[[int], Any] = partial(seed_figures, count, kind, args.requests, args.rate)
-            found = list(pool.map(one, range(args.seeds)))
-            new = {"trace": kind, "pairs": count, "routers": summary(found), "claims": claims(found)}
+            measured = list(pool.map(one, range(args.seeds)))
+            new = {"trace": kind, "pairs": count, "routers": summary(measured), "claims": claims(measured)}
             show(new)
-            others = [old for old in kept(settings) if (old["trace"], old["pairs"]) != (kind, count)]
+            others = [old for old in cached(settings) if (old["trace"], old["pairs"]) != (kind, count)]
             played = sorted([*others, new], key=lambda p: (TRACES.index(p["trace"]), p["pairs"]))
             write("pairs", settings, {"played": played, "decision_seconds": {}})
     decisions = {
@@ -313,7 +319,7 @@ def main() -> None:
     for what in ("decision", "placing"):
         rows = [[name, *(_micros(of[name][what]) for of in decisions.values())] for name in ROUTERS]
         table(f"{what} in µs, median (p99)", ["", *(f"{count} pairs" for count in decisions)], rows)
-    played = kept(settings)
+    played = cached(settings)
     print(write("pairs", settings, {"played": played, "decision_seconds": decisions}))
     plot(played)
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pairs import TRACES, Asked, trace
+from benchmarks.pairs import TRACES, WorkloadRequest, trace
 from benchmarks.report import RESULTS, table, write
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.nixl import nixl_package
@@ -49,9 +49,9 @@ ANSWER, QUESTION = 200, 24
 
 
 @asynccontextmanager
-async def serving(model: str, **given: object) -> AsyncGenerator[AsyncLLM, None]:
+async def serving(model: str, **options: object) -> AsyncGenerator[AsyncLLM, None]:
     """Serve the model; yields once all its workers are ready."""
-    llm = AsyncLLM(resolve(model, {"draft": "none", "log_level": "warning", **given}))
+    llm = AsyncLLM(resolve(model, {"draft": "none", "log_level": "warning", **options}))
     await llm.start()
     try:
         for _ in range(1200):
@@ -96,10 +96,10 @@ async def sent(llm: AsyncLLM, handed_over: int) -> TransferReport:
         await asyncio.sleep(0.05)
 
 
-async def transfer(model: str, lengths: list[int], **given: object) -> dict[str, float]:
+async def transfer(model: str, lengths: list[int], **options: object) -> dict[str, float]:
     """Return for prompts one after another: seconds to the first token, seconds exposed, bytes."""
     rng = random.Random(1)
-    async with serving(model, pairs=1, **{"max_chunk": 128, **given}) as llm:
+    async with serving(model, pairs=1, **{"max_chunk": 128, **options}) as llm:
         for number in range(WARM):  # the first touch of memory is slow
             await times(llm, prompt(rng, 1500), 3, f"warm{number}")
         before = await sent(llm, WARM)
@@ -125,20 +125,20 @@ async def transfers(model: str, lengths: list[int]) -> dict[str, dict[str, float
         ways["NIXL"] = {"kv_transport": "nixl"}
     whole = {"max_chunk": 2048, "max_num_batched_tokens": 2048}
     ways["all at the end"] = whole
-    found = {name: await transfer(model, lengths, **given) for name, given in ways.items()}
-    wire = half_of(found["shared memory"])
+    measured = {name: await transfer(model, lengths, **options) for name, options in ways.items()}
+    wire = half_of(measured["shared memory"])
     slow = await transfer(model, lengths, kv_bytes_per_second=wire)
     wire = half_of(slow)  # on such a wire prefill may take a different time
     name = "a wire that takes half of prefill"
-    found[name] = await transfer(model, lengths, kv_bytes_per_second=wire)
-    found[name]["wire_share"] = found[name]["bytes"] / wire / found[name]["prefill_seconds"]
-    found["the same, all at the end"] = await transfer(model, lengths, kv_bytes_per_second=wire, **whole)
-    return found
+    measured[name] = await transfer(model, lengths, kv_bytes_per_second=wire)
+    measured[name]["wire_share"] = measured[name]["bytes"] / wire / measured[name]["prefill_seconds"]
+    measured["the same, all at the end"] = await transfer(model, lengths, kv_bytes_per_second=wire, **whole)
+    return measured
 
 
-def half_of(found: dict[str, float]) -> float:
+def half_of(measured: dict[str, float]) -> float:
     """Return the bytes a second at which the transfer takes half of the prefill time."""
-    return found["bytes"] / (found["prefill_seconds"] / 2)
+    return measured["bytes"] / (measured["prefill_seconds"] / 2)
 
 
 async def burst(llm: AsyncLLM, name: str, lengths: list[int]) -> dict[str, float]:
@@ -153,11 +153,11 @@ async def burst(llm: AsyncLLM, name: str, lengths: list[int]) -> dict[str, float
     while min(map(len, seen)) < 20:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     began = time.monotonic()
-    asked = [
+    trace_requests = [
         asyncio.create_task(times(llm, prompt(rng, length), 2, f"{name}-p{n}"))
         for n, length in enumerate(lengths)
     ]
-    first = [found[1] - found[0] for found in await asyncio.gather(*asked)]
+    first = [measured[1] - measured[0] for measured in await asyncio.gather(*trace_requests)]
     assert not any(stream.done() for stream in streams), "the streams ended before the burst did"
     for stream in streams:
         stream.cancel()
@@ -185,60 +185,60 @@ async def chats(model: str, rounds: int) -> dict[str, float]:
         "a pair, the answer returned": (0.2, {"pairs": 1}),
         "a pair, at once": (0.0, {"pairs": 1}),
     }
-    found: dict[str, list[float]] = {name: [] for name in setups}
-    for name, (pause, given) in setups.items():
+    measured: dict[str, list[float]] = {name: [] for name in setups}
+    for name, (pause, options) in setups.items():
         rng = random.Random(2)
-        async with serving(model, **given) as llm:
+        async with serving(model, **options) as llm:
             await times(llm, prompt(rng, 600), 8, "warm")
             for number in range(3 * rounds):
                 text = prompt(rng, 600)
                 text += await answer(llm, text, f"a{number}")
                 await asyncio.sleep(pause)
                 seen = await times(llm, text + prompt(rng, QUESTION), 3, f"b{number}")
-                found[name].append(seen[1] - seen[0])
-    return {name: float(np.median(seen)) for name, seen in found.items()}
+                measured[name].append(seen[1] - seen[0])
+    return {name: float(np.median(seen)) for name, seen in measured.items()}
 
 
 async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
     """Return the first turn's answer."""
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
-    given: list[int] = []
+    options: list[int] = []
     async with aclosing(llm.submit(tokens, params, request_id=name)) as news:
         async for item in news:
             if isinstance(item, Delta):
-                given += item.tokens
-    return given
+                options += item.tokens
+    return options
 
 
 async def bursts(model: str, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     """Return for each kind of burst medians over interleaved rounds, of one worker and of a pair."""
-    found: dict[str, dict[str, list[dict[str, float]]]] = {kind: {} for kind in BURSTS}
+    measured: dict[str, dict[str, list[dict[str, float]]]] = {kind: {} for kind in BURSTS}
     setups: dict[str, dict[str, Any]] = {
         f"one worker, chunks of {c}": {"order": "chunked", "max_chunk": c} for c in CHUNKS
     }
     setups["one worker, by targets"] = {"max_chunk": 512}
     setups["a pair"] = {"pairs": 1, "max_chunk": 256}
     for number in range(rounds):
-        for name, given in setups.items():
-            async with serving(model, num_blocks=2000, **given) as llm:
+        for name, options in setups.items():
+            async with serving(model, num_blocks=2000, **options) as llm:
                 for warm in range(2):
                     await times(llm, prompt(random.Random(warm), 1400), 8, f"warm{warm}")
                 for kind, lengths in BURSTS.items():
                     one = await burst(llm, f"{kind}{number}", lengths)
-                    found[kind].setdefault(name, []).append(one)
+                    measured[kind].setdefault(name, []).append(one)
     return {
         kind: {
             name: {key: float(np.median([one[key] for one in seen])) for key in seen[0]}
             for name, seen in of_kind.items()
         }
-        for kind, of_kind in found.items()
+        for kind, of_kind in measured.items()
     }
 
 
-def same_ttft(found: dict[str, dict[str, float]]) -> dict[str, Any]:
+def same_ttft(measured: dict[str, dict[str, float]]) -> dict[str, Any]:
     """Compare the pair with one worker at the chunk size whose median TTFT is nearest to the pair's."""
-    pair = found["a pair"]
-    others = {name: one for name, one in found.items() if "chunks" in name}
+    pair = measured["a pair"]
+    others = {name: one for name, one in measured.items() if "chunks" in name}
     name = min(others, key=lambda n: abs(np.log(others[n]["ttft_p50"] / pair["ttft_p50"])))
     return {
         "one worker": name,
@@ -249,7 +249,7 @@ def same_ttft(found: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 async def routed(model: str, router: str, kind: str, requests: int, rate: float) -> dict[str, float]:
     """Serve a trace of benchmarks/pairs.py on two pairs, with one of its routers."""
-    asked = trace(kind, requests, rate, 0)
+    trace_requests = trace(kind, requests, rate, 0)
     ttft, tpot = LIVE_TARGETS
     slo = Slo(ttft_ms=1e3 * ttft, tpot_ms=1e3 * tpot)
     async with serving(model, pairs=2, router=router, threads=1, num_blocks=2000) as llm:
@@ -257,12 +257,12 @@ async def routed(model: str, router: str, kind: str, requests: int, rate: float)
             await times(llm, prompt(random.Random(number), 600), 8, f"warm{number}")
         began = time.monotonic()
 
-        async def one(number: int, request: Asked) -> list[float]:
-            await asyncio.sleep(max(0.0, began + request.at - asked[0].at - time.monotonic()))
+        async def one(number: int, request: WorkloadRequest) -> list[float]:
+            await asyncio.sleep(max(0.0, began + request.at - trace_requests[0].at - time.monotonic()))
             tokens = [300 + token for token in request.prompt[:1400]]
             return await times(llm, tokens, request.output, f"r{number}", slo=slo)
 
-        seen = await asyncio.gather(*(one(number, request) for number, request in enumerate(asked)))
+        seen = await asyncio.gather(*(one(number, request) for number, request in enumerate(trace_requests)))
     first = [times[1] - times[0] for times in seen]
     each = [(times[-1] - times[1]) / max(len(times) - 2, 1) for times in seen]
     return {
@@ -309,13 +309,13 @@ def transfer_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
 def burst_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Measure the effect of bursts of prompts on decoding streams."""
     figures["burst"] = asyncio.run(bursts(args.model, args.rounds))
-    for kind, found in figures["burst"].items():
+    for kind, measured in figures["burst"].items():
         rows = [
             [name, *(f"{f[key] * 1e3:.1f}" for key in ("itl_p50", "itl_p99", "ttft_p50"))]
-            for name, f in found.items()
+            for name, f in measured.items()
         ]
         table(f"A burst of {kind} prompts", ["", "ITL p50, ms", "ITL p99, ms", "TTFT p50, ms"], rows)
-    figures["same_ttft"] = {kind: same_ttft(found) for kind, found in figures["burst"].items()}
+    figures["same_ttft"] = {kind: same_ttft(measured) for kind, measured in figures["burst"].items()}
     print(figures["same_ttft"])
 
 
@@ -330,13 +330,13 @@ def routers_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Measure every router on every trace."""
     figures["routers"] = {}
     for kind in TRACES:
-        found = {
+        measured = {
             name: asyncio.run(routed(args.model, name, kind, args.requests, args.rate)) for name in ROUTERS
         }
-        figures["routers"][kind] = found
+        figures["routers"][kind] = measured
         rows = [
             [name, f"{1e3 * f['ttft_p95']:.0f}", f"{f['tokens_per_second']:.0f}", f"{f['attainment']:.0%}"]
-            for name, f in found.items()
+            for name, f in measured.items()
         ]
         table(f"{kind}, 2 pairs", ["router", "p95 TTFT, ms", "tokens/s", "attainment"], rows)
 

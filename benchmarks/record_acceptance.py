@@ -41,77 +41,77 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=LONGEST)
 def prompts(family: str, count: int, seed: int, split: Any) -> list[list[int]]:
     """Return the token ids of the first question of `count` chats."""
     tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
-    rng, found = random.Random(seed), []
-    while len(found) < count:
+    rng, measured = random.Random(seed), []
+    while len(measured) < count:
         messages, _, _ = FAMILIES[family](rng, split).replies()[0]
         text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-        found.append(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
-    return found
+        measured.append(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
+    return measured
 
 
 def questions(loaded: Loaded, recording: Recording) -> tuple[list[list[int]], list[int]]:
     """Return the prompts of the recorded texts, and the texts' lengths, by generating the texts again with a
     model of the packaged one's function. Raises ValueError if the texts differ from the recording."""
-    found, lengths = [], []
+    measured, lengths = [], []
     for family in TASKS:
-        asked = prompts(family, TEXTS, SEED, SPLIT)
-        pairs = zip(asked, texts(loaded, asked), strict=True)
-        kept = [(prompt, len(answer)) for prompt, answer in pairs if len(answer) >= SHORTEST]
-        found += [prompt for prompt, _ in kept]
-        lengths += [length for _, length in kept]
+        requests = prompts(family, TEXTS, SEED, SPLIT)
+        pairs = zip(requests, texts(loaded, requests), strict=True)
+        cached = [(prompt, len(answer)) for prompt, answer in pairs if len(answer) >= SHORTEST]
+        measured += [prompt for prompt, _ in cached]
+        lengths += [length for _, length in cached]
     starts = np.diff(recording.starts).tolist()
     if len(starts) != len(lengths):
         raise ValueError(f"{len(starts)} texts were recorded, and there are {len(lengths)} now")
-    return found, [min(length, recorded) for length, recorded in zip(lengths, starts, strict=True)]
+    return measured, [min(length, recorded) for length, recorded in zip(lengths, starts, strict=True)]
 
 
-def texts(loaded: Loaded, asked: Sequence[list[int]]) -> list[list[int]]:
+def texts(loaded: Loaded, requests: Sequence[list[int]]) -> list[list[int]]:
     """Return the target's greedy answers."""
     engine = Engine(
         loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0, None,
         Speculation(parse_policy("off"), default_cost),
     )  # fmt: skip
-    found: list[list[int]] = [[] for _ in asked]
-    for number, prompt in enumerate(asked):
+    measured: list[list[int]] = [[] for _ in requests]
+    for number, prompt in enumerate(requests):
         engine.handle(Submit(str(number), 0, prompt, GREEDY, {0: []}, float(number)))
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, Token):
-                found[int(event.request)].append(event.token)
-    return found
+                measured[int(event.request)].append(event.token)
+    return measured
 
 
 def drafted(
-    loaded: Loaded, asked: Sequence[list[int]], answers: Sequence[list[int]], shape: Shape
+    loaded: Loaded, requests: Sequence[list[int]], answers: Sequence[list[int]], shape: Shape
 ) -> list[list[TokenTree]]:
     """Return for each text the trees drafted after its prompt and after each of its tokens but the last."""
     drafter, size = loaded.drafter, loaded.engine_config.block_size
     assert drafter is not None
-    pages = -(-max(len(p) + len(a) + shape.nodes for p, a in zip(asked, answers, strict=True)) // size)
-    found: list[list[TokenTree]] = [[] for _ in asked]
-    for place in range(max(map(len, answers))):
-        requests = []
-        for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
-            if place >= len(answer):
+    pages = -(-max(len(p) + len(a) + shape.nodes for p, a in zip(requests, answers, strict=True)) // size)
+    measured: list[list[TokenTree]] = [[] for _ in requests]
+    for position in range(max(map(len, answers))):
+        draft_requests = []
+        for number, (prompt, answer) in enumerate(zip(requests, answers, strict=True)):
+            if position >= len(answer):
                 continue
-            known = len(prompt) + place - 1
-            requests.append(
+            known = len(prompt) + position - 1
+            draft_requests.append(
                 DraftRequest(
-                    id=number, epoch=0, keep=known if place else 0,
-                    new_tokens=[answer[place - 1]] if place else prompt,
-                    choice=0, output=place, params=GREEDY, depth=shape.depth, width=shape.width,
-                    nodes=shape.nodes, computed=known if place else 0,
+                    id=number, epoch=0, retained=known if position else 0,
+                    new_tokens=[answer[position - 1]] if position else prompt,
+                    choice=0, output=position, params=GREEDY, depth=shape.depth, width=shape.width,
+                    nodes=shape.nodes, computed=known if position else 0,
                     blocks=list(range(number * pages, (number + 1) * pages)), expansion=shape.expansion,
                 )
             )  # fmt: skip
-        drafter.begin(requests)
+        drafter.begin(draft_requests)
         for number, tree in drafter.collect(0.0).items():
-            found[number].append(tree)
-    drafter.release(list(range(len(asked))))
-    return found
+            measured[number].append(tree)
+    drafter.release(list(range(len(requests))))
+    return measured
 
 
-def judged(tree: TokenTree, following: Sequence[int]) -> tuple[Node, ...]:
+def outcome(tree: TokenTree, following: Sequence[int]) -> tuple[Node, ...]:
     """Return the tree's nodes, and which of them match the text's next tokens."""
     right = set(tree.follow(following))
     return tuple((tree.parents[node], tree.scores[node], node in right) for node in range(1, len(tree)))
@@ -131,19 +131,21 @@ def main() -> None:
     trees: dict[str, list[tuple[Node, ...]]] = {kind: [] for kind in SHAPES}
     starts, families = [0], []
     for family in TASKS:
-        asked = prompts(family, args.texts, args.seed, args.split)
-        pairs = [pair for pair in zip(asked, texts(loaded, asked), strict=True) if len(pair[1]) >= SHORTEST]
+        requests = prompts(family, args.texts, args.seed, args.split)
+        pairs = [
+            pair for pair in zip(requests, texts(loaded, requests), strict=True) if len(pair[1]) >= SHORTEST
+        ]
         if not pairs:
             continue
-        asked, answers = [list(column) for column in zip(*pairs, strict=True)]
+        requests, answers = [list(column) for column in zip(*pairs, strict=True)]
         for kind, shape in SHAPES.items():
-            for answer, grown in zip(answers, drafted(loaded, asked, answers, shape), strict=True):
-                trees[kind] += [judged(tree, answer[place:]) for place, tree in enumerate(grown)]
+            for answer, grown in zip(answers, drafted(loaded, requests, answers, shape), strict=True):
+                trees[kind] += [outcome(tree, answer[position:]) for position, tree in enumerate(grown)]
         before = starts[-1]
         starts += (before + np.cumsum([len(answer) for answer in answers])).tolist()
         families += [family] * len(answers)
         first = [tree[0][2] for tree in trees["1"][before:] if tree]
-        print(f"{family}: {len(answers)} texts, first guess right {np.mean(first):.2f}")
+        print(f"{family}: {len(answers)} texts, first draft token accepted {np.mean(first):.2f}")
     PATH.parent.mkdir(exist_ok=True)
     np.savez_compressed(PATH, **pack(Recording(trees, tuple(starts), tuple(families))))
     print(f"{starts[-1]} positions in {PATH}, {PATH.stat().st_size / 1e3:.0f} kB")

@@ -38,11 +38,11 @@ from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
 
 RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
-KEPT = Path(__file__).parent.parent / "build" / "slo" / "trials.jsonl"
+TRIALS_FILE = Path(__file__).parent.parent / "build" / "slo" / "trials.jsonl"
 MACHINES: dict[str, Callable[[], Hardware]] = {"here": here, "a100": a100, "h200": h200}
 SETTINGS = (
-    "goodput", "blind", "goodput+chunked", "adaserve+chunked", "adaserve-printed+chunked",
-    "equal-greedy+chunked", "global-greedy+chunked", "specinfer-tree+chunked", "adaserve-printed",
+    "goodput", "blind", "goodput+chunked", "adaserve+chunked", "adaserve-as-published+chunked",
+    "equal-greedy+chunked", "global-greedy+chunked", "specinfer-tree+chunked", "adaserve-as-published",
     "equal-greedy", "off", "chunked", "prefill-first", "fcfs", "stta", "separate",
 )  # fmt: skip
 """POLICY+ORDER, or a policy of speculation in the order that uses targets; `blind` is goodput without the
@@ -78,7 +78,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkloadRequest:
     """One request of a workload."""
 
     at: float
@@ -89,13 +89,13 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Served:
+class Outcome:
     """A request's class, whether its targets were met, and that for the time per output token; its tokens,
     seconds to the first and between the others, when it ended."""
 
     kind: int
     met: bool
-    paced: bool
+    met_tpot: bool
     tokens: int
     ttft: float
     tpot: float
@@ -108,30 +108,30 @@ def minimum(hardware: Hardware) -> float:
     return float(np.mean([hardware.step(8, 8 * (32 + done)) for done in range(128)]))
 
 
-def workload(hardware: Hardware, load: Load, seed: int) -> list[Asked]:
+def workload(hardware: Hardware, load: Load, seed: int) -> list[WorkloadRequest]:
     """Return requests of all classes in order of arrival."""
     rng = random.Random(seed)
     served = 8 / minimum(hardware) / (sum(OUTPUT) / 2)
     shape = 1 / BURSTINESS**2
     shares = (load.strict, (1 - load.strict) / 2, (1 - load.strict) / 2)
-    found, now = [], 0.0
+    measured, now = [], 0.0
     for _ in range(load.requests):
         now += rng.gammavariate(shape, 1 / (shape * load.rate * served))
         kind = rng.choices(range(3), shares)[0]
         prompt = rng.randint(96, 192) if kind == 1 else rng.randint(16, 48)
-        found.append(Asked(now, kind, prompt, rng.randint(*OUTPUT), rng.randrange(1 << 16)))
-    return found
+        measured.append(WorkloadRequest(now, kind, prompt, rng.randint(*OUTPUT), rng.randrange(1 << 16)))
+    return measured
 
 
 def model() -> ModelInfo:
     """Return the simulated engine's model info."""
     return ModelInfo(
-        architecture="pretended", parameters=0, vocab_size=4096, max_model_len=1024, eos_token_ids=(),
-        weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
+        architecture="simulated", parameters=0, vocab_size=4096, max_model_len=1024, eos_token_ids=(),
+        weight_bytes=0, dtype="none", row_invariant=True, fingerprint="simulated",
     )  # fmt: skip
 
 
-def parts(setting: str) -> tuple[str, Order]:
+def parse_setting(setting: str) -> tuple[str, Order]:
     """Return the speculation policy and the order of a setting, `POLICY` or `POLICY+ORDER`, or of an order
     alone."""
     if setting in ORDERS:
@@ -145,7 +145,7 @@ def engine_config(hardware: Hardware, setting: str, blocks: int = 4096) -> Engin
     """Return the configuration of an engine with a setting's order."""
     return EngineConfig(
         num_blocks=blocks, max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=512,
-        max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False, order=parts(setting)[1],
+        max_chunk=max(16, 2 * hardware.budget), enable_prefix_caching=False, order=parse_setting(setting)[1],
     )  # fmt: skip
 
 
@@ -159,13 +159,13 @@ def fleet(setting: str, targets: Sequence[float]) -> FleetConfig:
 
 def goals(hardware: Hardware, load: Load) -> list[float]:
     """Return the targets for the time per output token, by class, in seconds."""
-    least = minimum(hardware)
+    shortest = minimum(hardware)
     if load.loose:
-        return [1e3 * least] * len(TIMES_MINIMUM)
-    return [least * times * (load.scale if kind == 0 else 1.0) for kind, times in enumerate(TIMES_MINIMUM)]
+        return [1e3 * shortest] * len(TIMES_MINIMUM)
+    return [shortest * times * (load.scale if kind == 0 else 1.0) for kind, times in enumerate(TIMES_MINIMUM)]
 
 
-def sampling(setting: str, load: Load, one: Asked, goal: float) -> SamplingParams:
+def sampling(setting: str, load: Load, one: WorkloadRequest, goal: float) -> SamplingParams:
     """Return a request's parameters; its seed selects the recorded text."""
     first = load.ttft * goal
     slo = Slo(tpot_ms=1e3 * goal, ttft_ms=1e3 * first if first else None)
@@ -173,21 +173,21 @@ def sampling(setting: str, load: Load, one: Asked, goal: float) -> SamplingParam
     return SamplingParams(temperature=0.0, seed=one.text, max_tokens=one.output, slo=slo)
 
 
-def judged(one: Asked, times: Sequence[float], load: Load, goal: float) -> Served:
+def outcome(one: WorkloadRequest, times: Sequence[float], load: Load, goal: float) -> Outcome:
     """Return the outcome of a request whose tokens came at these times."""
     ttft, tpot = times[0] - one.at, (times[-1] - times[0]) / max(len(times) - 1, 1)
-    paced = tpot <= goal * (1 + 1e-9)
-    met = paced and (not load.ttft or ttft <= load.ttft * goal)
-    return Served(one.kind, met, paced, len(times), ttft, tpot, times[-1])
+    met_tpot = tpot <= goal * (1 + 1e-9)
+    met = met_tpot and (not load.ttft or ttft <= load.ttft * goal)
+    return Outcome(one.kind, met, met_tpot, len(times), ttft, tpot, times[-1])
 
 
-def play(
-    hardware: Hardware, recording: Recording, setting: str, load: Load, asked: Sequence[Asked],
-    targets: Sequence[float],
-) -> tuple[list[Served], float]:  # fmt: skip
+def simulate(
+    hardware: Hardware, recording: Recording, setting: str, load: Load,
+    trace_requests: Sequence[WorkloadRequest], targets: Sequence[float],
+) -> tuple[list[Outcome], float]:  # fmt: skip
     """Return the outcome of each request with these targets by class, and drafting's share of the steps'
     time."""
-    policy, _ = parts(setting)
+    policy, _ = parse_setting(setting)
     simulation = Simulation(
         fleet(setting, targets), engine_config(hardware, setting), model(), hardware.step,
         start_seconds=0.0,
@@ -195,30 +195,30 @@ def play(
         drafter=None if policy == "off"
         else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
     )  # fmt: skip
-    for number, one in enumerate(asked):
-        prompt = [(number * 131 + place * 7) % 4096 for place in range(one.prompt)]
+    for number, one in enumerate(trace_requests):
+        prompt = [(number * 131 + position * 7) % 4096 for position in range(one.prompt)]
         params = sampling(setting, load, one, targets[one.kind])
         simulation.at(one.at, Open(str(number), prompt, params))
     times: dict[str, list[float]] = defaultdict(list)
-    for given in simulation.run():
-        assert isinstance(given.what, Deliver), given.what
-        for event in given.what.events:
+    for received in simulation.run():
+        assert isinstance(received.message, Deliver), received.message
+        for event in received.message.events:
             if isinstance(event, Token):
-                times[event.request].append(given.time)
-    found = [judged(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(asked)]
+                times[event.request].append(received.time)
+    measured = [outcome(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(trace_requests)]
     reports = [worker.engine.report().step_parts for worker in simulation.workers.values()]
     drafting = sum(report.draft for report in reports if report)
-    return found, drafting / (drafting + sum(report.target for report in reports if report))
+    return measured, drafting / (drafting + sum(report.target for report in reports if report))
 
 
-def figures(every: Sequence[Served], since: float) -> dict[str, float]:
+def figures(every: Sequence[Outcome], since: float) -> dict[str, float]:
     """Return attainment, goodput and throughput in tokens a second, mean seconds to the first token, and per
     further token."""
     span = max(one.end for one in every) - since
     return {
         "attainment": float(np.mean([one.met for one in every])),
         "strict": float(np.mean([one.met for one in every if one.kind == 0] or [1.0])),
-        "paced": float(np.mean([one.paced for one in every])),
+        "paced": float(np.mean([one.met_tpot for one in every])),
         "goodput": sum(one.tokens for one in every if one.met) / span,
         "throughput": sum(one.tokens for one in every) / span,
         "ttft": float(np.mean([one.ttft for one in every])),
@@ -237,12 +237,12 @@ def trial(machine: str, setting: str, load: Load, seed: int) -> dict[str, float]
     hardware, recording = MACHINES[machine](), recorded()
     machines = len(PIPELINES) if setting == "separate" else 1  # as many times the requests for them
     load = replace(load, rate=machines * load.rate, requests=machines * load.requests)
-    asked = workload(hardware, load, seed)
-    every, drafting = play(hardware, recording, setting, load, asked, goals(hardware, load))
-    found = figures(every, asked[0].at)
+    trace_requests = workload(hardware, load, seed)
+    every, drafting = simulate(hardware, recording, setting, load, trace_requests, goals(hardware, load))
+    measured = figures(every, trace_requests[0].at)
     for name in ("goodput", "throughput"):
-        found[name] /= machines
-    return found | {"drafting": drafting}
+        measured[name] /= machines
+    return measured | {"drafting": drafting}
 
 
 SHOWN = (("attainment", "{:.0%}"), ("strict", "{:.0%}"), ("paced", "{:.0%}"), ("goodput", "{:.1f}"),
@@ -271,15 +271,15 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     jobs = [(s, n, seed) for seed in range(args.seeds) for n in range(len(loads)) for s in args.settings]
     code = git("rev-parse", "HEAD:src")[:12] + git("hash-object", str(PATH))[:12]
     names = {job: f"{code} {args.hardware} {job[0]} {loads[job[1]]} {job[2]}" for job in jobs}
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
+    TRIALS_FILE.parent.mkdir(parents=True, exist_ok=True)
+    lines = TRIALS_FILE.read_text().splitlines() if TRIALS_FILE.exists() else []
     outcomes = {name: figures for line in lines for name, figures in json.loads(line).items()}
     started = time.monotonic()
-    with KEPT.open("a") as kept:
+    with TRIALS_FILE.open("a") as trials_file:
         for job in jobs:
             if names[job] not in outcomes and time.monotonic() - started < args.seconds:
                 outcomes[names[job]] = trial(args.hardware, job[0], loads[job[1]], job[2])
-                print(json.dumps({names[job]: outcomes[names[job]]}), file=kept, flush=True)
+                print(json.dumps({names[job]: outcomes[names[job]]}), file=trials_file, flush=True)
     rng, records = np.random.default_rng(0), []
     for number, point in enumerate(points):
         for setting in args.settings:

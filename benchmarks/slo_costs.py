@@ -27,7 +27,7 @@ EFFORT = Effort((1, 2, 4, 8, 16, 32, 64, 128), (0, 2048), 32, (256,), 3, 60.0)
 
 @dataclass(frozen=True)
 class Hardware:
-    """`step(rows, kv_tokens)` and `draft(rows)` in seconds; `note` says where they are from."""
+    """`step(tokens, kv_tokens)` and `draft(tokens)` in seconds; `note` says where they are from."""
 
     name: str
     step: Callable[[int, int], float]
@@ -95,18 +95,18 @@ def main() -> None:
             for name, path in (("target", folder), ("draft", draft))
         ]
         profiles = dict(zip(("target", "draft"), measure(models, EFFORT), strict=True))
-    kept = {
+    cached = {
         name: msgspec.to_builtins(Kept(profile.cost, profile.kv_token_bytes))
         for name, profile in profiles.items()
     }
     dtype = profiles["target"].subject.dtype
     PATH.write_text(
-        json.dumps({"machine": machine(), "commit": commit(), "dtype": dtype, **kept}, indent=1) + "\n"
+        json.dumps({"machine": machine(), "commit": commit(), "dtype": dtype, **cached}, indent=1) + "\n"
     )
-    found = here()
-    steps = ", ".join(f"{rows}: {1e3 * found.step(rows, 0):.0f}" for rows in EFFORT.rows)
-    drafts = ", ".join(f"{rows}: {1e3 * found.draft(rows):.1f}" for rows in EFFORT.rows)
-    print(f"{found.note}; B = {found.budget}\nms by rows: {steps}\nof the draft: {drafts}")
+    measured = here()
+    steps = ", ".join(f"{rows}: {1e3 * measured.step(rows, 0):.0f}" for rows in EFFORT.query_tokens)
+    drafts = ", ".join(f"{rows}: {1e3 * measured.draft(rows):.1f}" for rows in EFFORT.query_tokens)
+    print(f"{measured.note}; B = {measured.budget}\nms by query tokens: {steps}\nof the draft: {drafts}")
 
 
 if __name__ == "__main__":

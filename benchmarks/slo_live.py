@@ -23,18 +23,18 @@ import numpy as np
 from benchmarks.record_acceptance import questions
 from benchmarks.report import table, write
 from benchmarks.slo import (
-    Asked,
     Load,
-    Served,
+    Outcome,
+    WorkloadRequest,
     engine_config,
     figures,
     goals,
-    judged,
     minimum,
-    parts,
-    play,
+    outcome,
+    parse_setting,
     recorded,
     sampling,
+    simulate,
     workload,
 )
 from benchmarks.slo_costs import EFFORT, Hardware
@@ -52,7 +52,7 @@ from streamserve.scheduling.cost import StepCost
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.policies import parse_policy
 
-KEPT = Path(__file__).parent.parent / "build" / "speculation" / "target"
+CACHE = Path(__file__).parent.parent / "build" / "speculation" / "target"
 COMPARED = ("attainment", "goodput", "ttft", "tpot")
 
 
@@ -60,55 +60,55 @@ COMPARED = ("attainment", "goodput", "ttft", "tpot")
 class Meter:
     """Measured seconds, and the seconds that the profile predicts."""
 
-    took: float = 0.0
-    said: float = 0.0
+    measured: float = 0.0
+    predicted: float = 0.0
 
     @property
-    def slower(self) -> float:
+    def slowdown(self) -> float:
         """Ratio of measured to predicted seconds."""
-        return self.took / self.said if self.said else 1.0
+        return self.measured / self.predicted if self.predicted else 1.0
 
 
 class Metered:
-    """An executor or a drafter whose calls are timed; `said` predicts the seconds of a call from its
+    """An executor or a drafter whose calls are timed; `predict` returns the seconds of a call from its
     argument."""
 
-    def __init__(self, inner: Any, call: str, said: Callable[[Any], float]) -> None:
-        self.meter, self._inner, self._call, self._said = Meter(), inner, call, said
+    def __init__(self, inner: Any, call: str, predict: Callable[[Any], float]) -> None:
+        self.meter, self._inner, self._call, self._predict = Meter(), inner, call, predict
 
     def __getattr__(self, name: str) -> Any:
         return self._timed if name == self._call else getattr(self._inner, name)
 
-    def _timed(self, asked: Any) -> Any:
+    def _timed(self, argument: Any) -> Any:
         started = time.perf_counter()
-        found = getattr(self._inner, self._call)(asked)
-        self.meter.took += time.perf_counter() - started
-        self.meter.said += self._said(asked)
-        return found
+        result = getattr(self._inner, self._call)(argument)
+        self.meter.measured += time.perf_counter() - started
+        self.meter.predicted += self._predict(argument)
+        return result
 
 
 class Pair:
     """The loaded pair and its costs on this machine."""
 
     def __init__(self) -> None:
-        if not KEPT.exists():
-            inflate(embedded.path("embedded"), KEPT, SHAPE)
+        if not CACHE.exists():
+            inflate(embedded.path("embedded"), CACHE, SHAPE)
         draft = str(embedded.path("embedded").parent / "draft")
         self.loaded: Loaded = load(
-            ModelConfig(path=str(KEPT), draft=draft, num_blocks=2048, max_num_seqs=256, max_model_len=1024)
+            ModelConfig(path=str(CACHE), draft=draft, num_blocks=2048, max_num_seqs=256, max_model_len=1024)
         )
         (profile,) = measure([("target", self.loaded)], EFFORT)
         drafting = draft_cost(self.loaded)
         assert drafting is not None
         self.drafting: StepCost = drafting
         self.hardware = Hardware(
-            "here", profile.cost.in_tokens(profile.kv_token_bytes), lambda rows: drafting(rows),
+            "here", profile.cost.in_tokens(profile.kv_token_bytes), lambda tokens: drafting(tokens),
             "measured in this run",
         )  # fmt: skip
 
     def step_said(self, plan: StepPlan) -> float:
         """Return the predicted seconds of a step."""
-        rows = sum(span.rows for span in plan.spans)
+        rows = sum(span.query_tokens for span in plan.spans)
         return self.hardware.step(rows, sum(span.start for span in plan.spans)) if rows else 0.0
 
     def draft_said(self, requests: Sequence[DraftRequest]) -> float:
@@ -120,7 +120,7 @@ class Pair:
     def engine(self, setting: str) -> Engine:
         """Return a new engine without learned state."""
         loaded = self.loaded
-        policy, _ = parts(setting)
+        policy, _ = parse_setting(setting)
         config = engine_config(self.hardware, setting, loaded.engine_config.num_blocks)
         config = msgspec.structs.replace(config, block_size=loaded.engine_config.block_size)
         return Engine(
@@ -135,19 +135,19 @@ def as_served(hardware: Hardware, engine: Engine) -> Hardware:
     steps."""
     report = engine.report()
     assert report.step_parts is not None
-    besides = report.step_seconds - report.step_parts.draft - report.step_parts.target
-    host, slower = besides / report.steps, engine.executor.meter.slower
-    drafting = engine.drafter.meter.slower if engine.drafter else 1.0
+    host_seconds = report.step_seconds - report.step_parts.draft - report.step_parts.target
+    host, slowdown = host_seconds / report.steps, engine.executor.meter.slowdown
+    drafting = engine.drafter.meter.slowdown if engine.drafter else 1.0
     return replace(
         hardware,
-        step=lambda rows, kv: host + slower * hardware.step(rows, kv),
-        draft=lambda rows: drafting * hardware.draft(rows),
+        step=lambda tokens, kv: host + slowdown * hardware.step(tokens, kv),
+        draft=lambda tokens: drafting * hardware.draft(tokens),
     )
 
 
 def requests(
     pair: Pair, load: Load, seed: int, prompts: Sequence[list[int]], lengths: Sequence[int]
-) -> list[Asked]:
+) -> list[WorkloadRequest]:
     """Return the requests of a workload, with the recorded prompts and output lengths."""
     return [
         replace(one, text=text, prompt=len(prompts[text]), output=min(one.output, lengths[text]))
@@ -157,34 +157,39 @@ def requests(
 
 
 def serve(
-    pair: Pair, engine: Engine, setting: str, load: Load, asked: Sequence[Asked], prompts: Sequence[list[int]]
-) -> tuple[list[Served], dict[str, float]]:
+    pair: Pair,
+    engine: Engine,
+    setting: str,
+    load: Load,
+    trace_requests: Sequence[WorkloadRequest],
+    prompts: Sequence[list[int]],
+) -> tuple[list[Outcome], dict[str, float]]:
     """Serve live; return the outcome of each request, and seconds of the parts of steps."""
     targets = goals(pair.hardware, load)
     times: dict[str, list[float]] = defaultdict(list)
-    coming, started = list(enumerate(asked)), time.perf_counter()
-    while coming or engine.has_work:
+    pending, started = list(enumerate(trace_requests)), time.perf_counter()
+    while pending or engine.has_work:
         now = time.perf_counter() - started
-        while coming and coming[0][1].at <= now:
-            number, one = coming.pop(0)
+        while pending and pending[0][1].at <= now:
+            number, one = pending.pop(0)
             params = sampling(setting, load, one, targets[one.kind])
             prompt = prompts[one.text]
             engine.handle(Submit(str(number), 0, prompt, params, {0: []}, started + one.at))
         if not engine.has_work:
-            time.sleep(min(0.005, max(0.0, coming[0][1].at - now)))
+            time.sleep(min(0.005, max(0.0, pending[0][1].at - now)))
             continue
         for event in engine.step():
             if isinstance(event, Token):
                 times[event.request].append(time.perf_counter() - started)
     split = engine.report().step_parts
     assert split is not None
-    served = [judged(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(asked)]
+    served = [outcome(one, times[str(i)], load, targets[one.kind]) for i, one in enumerate(trace_requests)]
     return served, {"scheduling": split.scheduling, "drafting": split.draft, "target": split.target}
 
 
-def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each value."""
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    return {name: float(np.mean([one[name] for one in measured])) for name in measured[0]}
 
 
 def main() -> None:
@@ -205,27 +210,32 @@ def main() -> None:
     recording, pair = recorded(), Pair()
     prompts, lengths = questions(pair.loaded, recording)
     serve(
-        pair, pair.engine("goodput"), "goodput", Load(), [Asked(0.0, 0, len(prompts[0]), 16, 0)], prompts
+        pair,
+        pair.engine("goodput"),
+        "goodput",
+        Load(),
+        [WorkloadRequest(0.0, 0, len(prompts[0]), 16, 0)],
+        prompts,
     )  # done once
-    found: dict[tuple[float, str], list[tuple[dict[str, float], dict[str, float]]]] = defaultdict(list)
+    measured: dict[tuple[float, str], list[tuple[dict[str, float], dict[str, float]]]] = defaultdict(list)
     for seed in range(args.seeds):
         for rate in args.rates:
             load = Load(rate=rate, requests=args.requests)
-            asked = requests(pair, load, seed, prompts, lengths)
+            trace_requests = requests(pair, load, seed, prompts, lengths)
             for setting in random.Random(f"{seed} {rate}").sample(args.settings, len(args.settings)):
                 engine = pair.engine(setting)
-                served, split = serve(pair, engine, setting, load, asked, prompts)
+                served, split = serve(pair, engine, setting, load, trace_requests, prompts)
                 costs, targets = as_served(pair.hardware, engine), goals(pair.hardware, load)
-                played, _ = play(costs, recording, setting, load, asked, targets)
-                both = figures(served, asked[0].at) | split, figures(played, asked[0].at)
-                found[rate, setting].append(both)
+                played, _ = simulate(costs, recording, setting, load, trace_requests, targets)
+                both = figures(served, trace_requests[0].at) | split, figures(played, trace_requests[0].at)
+                measured[rate, setting].append(both)
                 print(seed, rate, setting, {n: [round(b[n], 3) for b in both] for n in COMPARED}, flush=True)
     records = [
         {"rate": rate, "setting": setting, "live": live, "virtual": virtual,
          "ratio": {name: live[name] / virtual[name] for name in COMPARED}}
         for rate in args.rates
         for setting in args.settings
-        for live, virtual in [map(means, zip(*found[rate, setting], strict=True))]
+        for live, virtual in [map(means, zip(*measured[rate, setting], strict=True))]
     ]  # fmt: skip
     hardware = pair.hardware
     rows = [
@@ -237,7 +247,7 @@ def main() -> None:
         for r in records
     ]
     table(f"live / virtual; B = {hardware.budget}", ["rate", "setting", *COMPARED], rows)
-    profiled = {rows: 1e3 * hardware.step(rows, 0) for rows in EFFORT.rows}
+    profiled = {rows: 1e3 * hardware.step(rows, 0) for rows in EFFORT.query_tokens}
     write(args.name, {**vars(args), "B": hardware.budget, "minimum_tpot_ms": 1e3 * minimum(hardware),
                       "step_ms": profiled}, records)  # fmt: skip
 

@@ -34,8 +34,8 @@ from streamserve.engine.engine import Engine
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile.draft import draft_cost
-from streamserve.execution.profile.measure import first_profile
-from streamserve.execution.profile.profile import Kept, Profile
+from streamserve.execution.profile.measure import load_or_measure_profile
+from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.protocol.config import ModelConfig, SpeculationMode
 from streamserve.protocol.messages import Cancel, Submit, Token
 from streamserve.protocol.reports import Report
@@ -48,7 +48,7 @@ from streamserve.speculation.tree import TokenTree
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES
 
-KEPT = Path(__file__).parent.parent / "build" / "speculation"
+CACHE = Path(__file__).parent.parent / "build" / "speculation"
 SHAPE = Shape(hidden=1024, layers=24)
 TASKS = ("instructions", "arithmetic", "functions", "articles")
 STREAMS = (1, 4, 8, 16, 32, 64)
@@ -57,7 +57,7 @@ SETTINGS = (
     "fixed-tree:2x3", "fixed-tree:3x4",
 )  # fmt: skip
 DEEPEST = 160
-"""Rows of a step beyond which fixed settings are measured once only: they are far slower, and take
+"""Query tokens of a step beyond which fixed settings are measured once only: they are far slower, and take
 minutes."""
 LEARNING = 1.5
 """Seconds for which goodput adapts to a family before it is measured: the next family is different
@@ -68,7 +68,7 @@ BLOCK = 16
 PROMPTS = 16
 """Distinct prompts of a family; sampled requests also differ in their seeds."""
 MAX_TOKENS = 64
-LEAST_STEPS, LEAST_SECONDS = 4, 0.1
+MIN_STEPS, MIN_SECONDS = 4, 0.1
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ def prompts(family: str, split: Any, seed: int) -> list[list[int]]:
     """Return the token ids of first questions of chats. Only lengths that the prefix index covers except for
     one to three tokens: the cost of prompts is not measured here."""
     tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
-    rng, found = random.Random(seed), []
-    while len(found) < PROMPTS:
+    rng, measured = random.Random(seed), []
+    while len(measured) < PROMPTS:
         messages, _, _ = FAMILIES[family](rng, split).replies()[0]
         text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
         ids = tokenizer.encode(text + "<|im_start|>assistant\n").ids
         if ids and len(ids) % BLOCK in (1, 2, 3):
-            found.append(ids)
-    return found
+            measured.append(ids)
+    return measured
 
 
 class Bench:
@@ -123,7 +123,9 @@ class Bench:
             num_blocks=2048, block_size=BLOCK, max_num_seqs=64, max_model_len=2048,
         )  # fmt: skip
         self.loaded: Loaded = load(config)
-        self.profile: Profile = first_profile(str(target), self.loaded, Kept(profiles or KEPT / "profiles"))
+        self.profile: Profile = load_or_measure_profile(
+            str(target), self.loaded, ProfileStore(profiles or CACHE / "profiles")
+        )
         self.cost = self.profile.cost.in_tokens(self.profile.kv_token_bytes)
         self.draft_cost = draft_cost(self.loaded)
         self.speculations: dict[str, Speculation] = {}
@@ -139,7 +141,7 @@ class Bench:
         )
 
     def run(
-        self, setting: str, asked: Sequence[list[int]], temperature: float, streams: int, seconds: float,
+        self, setting: str, requests: Sequence[list[int]], temperature: float, streams: int, seconds: float,
         first: int = 0,
     ) -> Window:  # fmt: skip
         """Run a closed loop of `streams` requests for `seconds`, from number `first` on. The window begins
@@ -154,7 +156,9 @@ class Bench:
             while len(open_) < streams:
                 number = next(numbers)
                 params = SamplingParams(temperature=temperature, seed=number, max_tokens=MAX_TOKENS)
-                request = Submit(str(number), 0, asked[number % len(asked)], params, {0: []}, float(number))
+                request = Submit(
+                    str(number), 0, requests[number % len(requests)], params, {0: []}, float(number)
+                )
                 engine.handle(request)
                 open_.add(request.request)
             for event in engine.step():
@@ -174,7 +178,7 @@ class Bench:
 
 
 def _going(now: Report, before: Report, spent: float, seconds: float) -> bool:
-    return spent < seconds or now.steps - before.steps < LEAST_STEPS
+    return spent < seconds or now.steps - before.steps < MIN_STEPS
 
 
 def _window(
@@ -198,27 +202,27 @@ def _window(
 def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, Any]:
     """Return the record of a piece: all settings in alternation, several times, each time in another order.
     Other users change the machine's speed: compared values were measured in the same turn."""
-    asked = prompts(piece.family, args.split, args.seed)
-    bench.run("off", asked, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
-    bench.run("goodput", asked, piece.temperature, piece.streams, LEARNING)
+    requests = prompts(piece.family, args.split, args.seed)
+    bench.run("off", requests, piece.temperature, min(piece.streams, PROMPTS), 0.0)  # prompts into the cache
+    bench.run("goodput", requests, piece.temperature, piece.streams, LEARNING)
     windows: dict[str, list[Window]] = defaultdict(list)
     for turn in range(args.turns):
         order = [name for name in args.settings if not turn or not _far_off(name, piece.streams)]
         random.Random(f"{piece.name}-{turn}").shuffle(order)
         for setting in order:
-            seconds = LEAST_SECONDS if _far_off(setting, piece.streams) else args.window
-            found = bench.run(setting, asked, piece.temperature, piece.streams, seconds, turn * APART)
-            windows[setting].append(found)
+            seconds = MIN_SECONDS if _far_off(setting, piece.streams) else args.window
+            measured = bench.run(setting, requests, piece.temperature, piece.streams, seconds, turn * APART)
+            windows[setting].append(measured)
     pairs = [
         (plain, other)
-        for found in windows.values()
-        for plain, other in zip(windows["off"], found, strict=False)
+        for measured in windows.values()
+        for plain, other in zip(windows["off"], measured, strict=False)
         if other is not plain
     ]
     return {
         "family": piece.family, "temperature": piece.temperature, "streams": piece.streams,
         "round": piece.round, "commit": commit(), "budget": budget(bench),
-        "settings": {name: _figures(found) for name, found in windows.items()},
+        "settings": {name: _figures(measured) for name, measured in windows.items()},
         "texts_compared": sum(len(plain.texts.keys() & other.texts.keys()) for plain, other in pairs),
         "texts_that_differ": sum(_differing(plain, other) for plain, other in pairs),
     }  # fmt: skip
@@ -231,7 +235,7 @@ def _far_off(setting: str, streams: int) -> bool:
 
 
 def budget(bench: Bench) -> float:
-    """Return B: rows at which a step costs twice as much as with one row, according to the profile."""
+    """Return B: query tokens at which a step costs twice as much as with one, according to the profile."""
     return next((float(rows) for rows in range(2, 1024) if bench.cost(rows, 0) >= 2 * bench.cost(1, 0)), 1e3)
 
 
@@ -263,35 +267,39 @@ class Watched(Speculation):
         super().__init__(*args)
         self.seen: list[tuple[float, bool]] = []
 
-    def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
+    def record_verification(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
         path = tree.follow(tokens)
         self.seen += [(tree.accept[node], node in path) for node in range(1, len(tree))]
-        super().verified(id, tree, tokens, sampled)
+        super().record_verification(id, tree, tokens, sampled)
 
 
 def acceptance(args: argparse.Namespace, mode: SpeculationMode) -> list[dict[str, Any]]:
     """Return the acceptance of the packaged pair itself: chains and trees, by family and temperature, and the
     calibration of predicted probabilities."""
     bench = Bench(embedded.path("embedded"), mode)
-    found = []
+    measured = []
     for setting, temperature in itertools.product(("fixed:4", "fixed-tree:3x4"), args.temperature):
         for family in args.families:
             watched = Watched(parse_policy(setting), bench.cost)
             bench.speculations[setting] = watched
-            asked = prompts(family, args.split, args.seed)
-            window = bench.run(setting, asked, temperature, 8, args.window)
+            requests = prompts(family, args.split, args.seed)
+            window = bench.run(setting, requests, temperature, 8, args.window)
             bins = [[0.0, 0, 0] for _ in range(10)]
             for chance, came in watched.seen[len(watched.seen) // 4 :]:
-                place = bins[min(int(chance * 10), 9)]
-                place[0], place[1], place[2] = place[0] + chance, place[1] + came, place[2] + 1
-            found.append(
+                position = bins[min(int(chance * 10), 9)]
+                position[0], position[1], position[2] = (
+                    position[0] + chance,
+                    position[1] + came,
+                    position[2] + 1,
+                )
+            measured.append(
                 {
                     "mode": mode, "setting": setting, "temperature": temperature, "family": family,
                     "tokens": window.tokens, "accepted_per_tree": window.accepted / max(window.drafts, 1),
                     "calibration": bins, "commit": commit(),
                 }
             )  # fmt: skip
-    return found
+    return measured
 
 
 def pieces(args: argparse.Namespace) -> Iterator[Piece]:
@@ -322,25 +330,27 @@ def main() -> None:
     args = parser.parse_args()
     args.settings = list(dict.fromkeys(("off", *args.settings)))
     started = time.perf_counter()
-    KEPT.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     if args.acceptance:
         counted = [record for mode in ("coupled", "rejection") for record in acceptance(args, mode)]
-        (KEPT / "acceptance.json").write_text(json.dumps(counted))
+        (CACHE / "acceptance.json").write_text(json.dumps(counted))
     else:
-        todo = [piece for piece in pieces(args) if not (KEPT / f"grid-{piece.name}.json").exists()]
+        todo = [piece for piece in pieces(args) if not (CACHE / f"grid-{piece.name}.json").exists()]
         if todo and args.seconds > 0:
-            target = KEPT / "target"
+            target = CACHE / "target"
             if not target.exists():
                 inflate(embedded.path("embedded"), target, SHAPE)
             bench = Bench(target)
         for piece in todo:
             if time.perf_counter() - started < args.seconds:
                 record = measure(bench, piece, args)
-                (KEPT / f"grid-{piece.name}.json").write_text(json.dumps(record))
+                (CACHE / f"grid-{piece.name}.json").write_text(json.dumps(record))
                 print(piece.name, {k: round(v["tokens_per_second"]) for k, v in record["settings"].items()})
-    kept = ("window", "turns", "rounds", "seed", "split")
-    settings = {name: getattr(args, name) for name in kept}
-    report(KEPT, args.name, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers})
+    cached = ("window", "turns", "rounds", "seed", "split")
+    settings = {name: getattr(args, name) for name in cached}
+    report(
+        CACHE, args.name, settings | {"max_tokens": MAX_TOKENS, "prompts": PROMPTS, "layers": SHAPE.layers}
+    )
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from benchmarks.report import RESULTS, machine, table, write
 Record = dict[str, Any]
 
 
-def report(kept: Path, name: str, settings: Mapping[str, Any]) -> None:
-    """Print everything stored in the folder `kept`, and write it to the results of this name."""
-    grid = _rounds([json.loads(path.read_bytes()) for path in sorted(kept.glob("grid-*.json"))])
-    path = kept / "acceptance.json"
+def report(cached: Path, name: str, settings: Mapping[str, Any]) -> None:
+    """Print everything stored in the folder `cached`, and write it to the results of this name."""
+    grid = _rounds([json.loads(path.read_bytes()) for path in sorted(cached.glob("grid-*.json"))])
+    path = cached / "acceptance.json"
     accepted: list[Record] = json.loads(path.read_bytes()) if path.exists() else []
     names = sorted({name for record in grid for name in record["ratio"]}, key=_order)
     _show(grid, names)
@@ -34,27 +34,28 @@ def _rounds(records: Sequence[Record]) -> list[Record]:
     for record in records:
         points[record["temperature"], record["streams"], record["family"]].append(record)
     merged = []
-    for (temperature, streams, family), found in sorted(points.items()):
-        names = set.intersection(*(set(one["settings"]) for one in found))
+    for (temperature, streams, family), measured in sorted(points.items()):
+        names = set.intersection(*(set(one["settings"]) for one in measured))
         figures = {
             name: {
-                key: float(np.median([one["settings"][name][key] for one in found]))
-                for key in found[0]["settings"][name]
+                key: float(np.median([one["settings"][name][key] for one in measured]))
+                for key in measured[0]["settings"][name]
                 if key != "by_turn"
             }
             for name in sorted(names, key=_order)
         }
         ratio = {
-            name: float(np.median(np.concatenate([_ratios(one, name) for one in found]))) for name in figures
+            name: float(np.median(np.concatenate([_ratios(one, name) for one in measured])))
+            for name in figures
         }
         merged.append(
             {
-                "family": family, "temperature": temperature, "streams": streams, "rounds": len(found),
-                "commits": sorted({one["commit"] for one in found}),
-                "budget": float(np.median([one["budget"] for one in found])),
+                "family": family, "temperature": temperature, "streams": streams, "rounds": len(measured),
+                "commits": sorted({one["commit"] for one in measured}),
+                "budget": float(np.median([one["budget"] for one in measured])),
                 "ratio": ratio, "figures": figures,
-                "texts_compared": sum(one["texts_compared"] for one in found),
-                "texts_that_differ": sum(one["texts_that_differ"] for one in found),
+                "texts_compared": sum(one["texts_compared"] for one in measured),
+                "texts_that_differ": sum(one["texts_that_differ"] for one in measured),
             }
         )  # fmt: skip
     return merged
@@ -104,7 +105,7 @@ def _show(grid: Sequence[Record], names: Sequence[str]) -> None:
         rows.append([f"mean T={temperature:g}", str(streams), "", *cells, share, f"{spent:.1%}", ""])
     budgets = sorted({record["budget"] for record in grid})
     table(
-        f"Tokens a second, as a multiple of plain decoding. {machine()['processor']}, B = {budgets} rows",
+        f"Tokens a second, as a multiple of plain decoding. {machine()['processor']}, B = {budgets} tokens",
         ["family", "streams", "plain tok/s", *names, "of best fixed", "deciding", "texts differ"],
         rows,
     )
@@ -123,7 +124,7 @@ def _show_acceptance(accepted: Sequence[Record]) -> None:
             [f"{family} {setting}", f"{temperature:g}",
              *(f"{by_mode[mode]:.2f}" if mode in by_mode else "" for mode in ("coupled", "rejection"))]
         )  # fmt: skip
-    table("Guesses accepted of a tree", ["family", "T", "coupled", "rejection"], rows)
+    table("Draft tokens accepted of a tree", ["family", "T", "coupled", "rejection"], rows)
 
 
 def _figure(panels: int) -> Any:
@@ -163,12 +164,12 @@ def _plot_calibration(accepted: Sequence[Record], path: Path) -> None:
     figure, panels = _figure(2)
     for panel, mode in zip(panels[0], ("coupled", "rejection"), strict=True):
         for temperature in sorted({one["temperature"] for one in accepted}):
-            kept = [
+            cached = [
                 np.array(one["calibration"])
                 for one in accepted
                 if (one["mode"], one["temperature"]) == (mode, temperature)
             ]
-            bins = np.sum(kept, axis=0)
+            bins = np.sum(cached, axis=0)
             bins = bins[bins[:, 2] > 0]
             panel.plot(
                 bins[:, 0] / bins[:, 2], bins[:, 1] / bins[:, 2], marker="o", label=f"T={temperature:g}"

@@ -11,40 +11,42 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.report import table, write
-from benchmarks.speculation import KEPT, PROMPTS, SHAPE, Bench, Window, budget, prompts
+from benchmarks.speculation import CACHE, PROMPTS, SHAPE, Bench, Window, budget, prompts
 from streamserve import embedded
 from streamserve.execution.inflate import inflate
 
 SETTINGS = (
-    "off", "fixed:3", "fixed:5", "fixed:7", "specustream-printed", "specustream-equations", "specustream",
-    "goodput",
+    "off", "fixed:3", "fixed:5", "fixed:7", "specustream-as-published", "specustream-equations",
+    "specustream", "goodput",
 )  # fmt: skip
 
 
 def measure(bench: Bench, family: str, streams: int, args: argparse.Namespace) -> dict[str, Any]:
     """Return tokens a second of each setting, in total and by turn: compared values come from the same
     turn."""
-    asked = prompts(family, args.split, args.seed)
-    bench.run("off", asked, 0.0, min(streams, PROMPTS), 0.0)  # prompts into the cache
+    requests = prompts(family, args.split, args.seed)
+    bench.run("off", requests, 0.0, min(streams, PROMPTS), 0.0)  # prompts into the cache
     windows: dict[str, list[Window]] = defaultdict(list)
     for turn in range(-1, args.turns):  # the first turn only lets them adapt
         order = [name for name in args.settings if turn >= 0 or not name.startswith(("fixed", "off"))]
         random.Random(f"{family}-{streams}-{turn}").shuffle(order)
         for setting in order:
-            window = bench.run(setting, asked, 0.0, streams, args.window)
+            window = bench.run(setting, requests, 0.0, streams, args.window)
             if turn >= 0:
                 windows[setting].append(window)
     return {
         "family": family,
         "streams": streams,
         "tokens_per_second": {
-            name: sum(one.tokens for one in found) / sum(one.seconds for one in found)
-            for name, found in windows.items()
+            name: sum(one.tokens for one in measured) / sum(one.seconds for one in measured)
+            for name, measured in windows.items()
         },
-        "by_turn": {name: [one.tokens / one.seconds for one in found] for name, found in windows.items()},
+        "by_turn": {
+            name: [one.tokens / one.seconds for one in measured] for name, measured in windows.items()
+        },
         "tokens_per_step": {
-            name: sum(one.tokens for one in found) / sum(one.steps for one in found)
-            for name, found in windows.items()
+            name: sum(one.tokens for one in measured) / sum(one.steps for one in measured)
+            for name, measured in windows.items()
         },
     }
 
@@ -63,7 +65,7 @@ def main() -> None:
     parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="wordings of tasks")
     parser.add_argument("--name", default="specustream", help="of the result file")
     args = parser.parse_args()
-    target = KEPT / "target"
+    target = CACHE / "target"
     if not target.exists():
         inflate(embedded.path("embedded"), target, SHAPE)
     bench = Bench(target)

@@ -42,7 +42,7 @@ class Loop:
         self.engine = Engine(
             CONFIG, model(), self.executor, lambda: self.before + self.executor.seconds,
             None if setting == "off" else drafter,
-            Speculation(parse_policy(setting), hardware.step, lambda rows: hardware.draft(round(rows))),
+            Speculation(parse_policy(setting), hardware.step, lambda tokens: hardware.draft(round(tokens))),
         )  # fmt: skip
 
     def step(self) -> list[Token]:
@@ -54,9 +54,9 @@ class Loop:
 
 def rate(loop: Loop, texts: list[int], streams: int, tokens: int) -> float:
     """Return tokens a second of a closed loop, not counting the first quarter of the `tokens`."""
-    numbers, going, got = itertools.count(), set[str](), 0
+    numbers, going, received = itertools.count(), set[str](), 0
     begun: tuple[float, int] | None = None
-    while got < tokens:
+    while received < tokens:
         while len(going) < streams:
             number = next(numbers)
             params = SamplingParams(temperature=0.0, seed=texts[number % len(texts)], max_tokens=MAX_TOKENS)
@@ -65,13 +65,13 @@ def rate(loop: Loop, texts: list[int], streams: int, tokens: int) -> float:
             )
             going.add(str(number))
         for token in loop.step():
-            got += 1
+            received += 1
             if token.finish:
                 going.discard(token.request)
-        if begun is None and got >= tokens / 4:
-            begun = loop.before, got
+        if begun is None and received >= tokens / 4:
+            begun = loop.before, received
     assert begun is not None
-    return (got - begun[1]) / (loop.before - begun[0])
+    return (received - begun[1]) / (loop.before - begun[0])
 
 
 def main() -> None:
@@ -88,11 +88,11 @@ def main() -> None:
     for streams in args.streams:
         for family in args.families:
             texts = [i for i, name in enumerate(recording.families) if name == family]
-            found = {
+            measured = {
                 name: rate(Loop(hardware, recording, name), texts, streams, 3 * MAX_TOKENS * streams + 4000)
                 for name in args.settings
             }
-            records.append({"family": family, "streams": streams, "tokens_per_second": found})
+            records.append({"family": family, "streams": streams, "tokens_per_second": measured})
     rows = [
         [f"{r['family']}, {r['streams']}", *(f"{r['tokens_per_second'][name]:.0f}" for name in args.settings)]
         for r in records

@@ -49,38 +49,38 @@ def calibrate(targets: Targets, model: Path, job: Job, rounds: int = 4) -> float
     verify = 0.02
     with running(one_at_a_time(model)) as service:
         for _ in range(rounds):
-            found = measure(targets, service, SATURATING, {**job, "verify": verify, "seconds": 3.0})
-            print(f"calibrating: {verify * 1e3:.2f} ms, Z/S {found['Z'] / found['S']:.3f}", flush=True)
-            verify += RATIO * found["S"] - found["Z"]
+            measured = measure(targets, service, SATURATING, {**job, "verify": verify, "seconds": 3.0})
+            print(f"calibrating: {verify * 1e3:.2f} ms, Z/S {measured['Z'] / measured['S']:.3f}", flush=True)
+            verify += RATIO * measured["S"] - measured["Z"]
     return verify
 
 
-def knee(found: list[dict[str, Any]]) -> float:
+def knee(measured: list[dict[str, Any]]) -> float:
     """Return N_full as measured: where the line of rounds that do not wait meets that of a busy service."""
-    alone, crowded = found[0], found[-1]
+    alone, crowded = measured[0], measured[-1]
     return float(alone["round"] / (crowded["round"] / crowded["targets"]))
 
 
-def full(found: list[dict[str, Any]]) -> float:
+def n_full(measured: list[dict[str, Any]]) -> float:
     """Return N_full according to the model, unrounded, from S and Z while the service is busy."""
-    busy = next((one for one in found if one["targets"] >= SATURATING), found[-1])
+    busy = next((one for one in measured if one["targets"] >= SATURATING), measured[-1])
     return float(busy["Z"] / busy["S"] + 1.0)
 
 
 def warmth(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
     """Measure with keep-warm off, always on, and as the service decides."""
-    found = []
+    measured = []
     for count in counts:
         for mode in ("never", "always", "auto"):
             with running(one_at_a_time(model, "--keep-warm", mode)) as service:
                 one = measure(targets, service, count, {**job, "warm": 5.0})
                 now = service.figures()
-                found.append(
+                measured.append(
                     {"keep_warm": mode, **one}
                     | {name: now[name] for name in ("cold_seconds", "warm_seconds", "keeping_warm")}
                 )
-                show(f"keep warm: {mode}", found[-1])
-    return found
+                show(f"keep warm: {mode}", measured[-1])
+    return measured
 
 
 def dead(targets: Targets, model: Path, job: Job) -> list[dict[str, Any]]:
@@ -88,13 +88,13 @@ def dead(targets: Targets, model: Path, job: Job) -> list[dict[str, Any]]:
     drafter."""
     service = one_at_a_time(model)
     service.kill()
-    found = []
-    for stand_in in (False, True):
+    measured = []
+    for has_fallback in (False, True):
         for policy in ("goodput", job["policy"]):
-            given = {**job, "endpoint": service.address, "stand_in": stand_in, "policy": policy}
-            found.append({"stand_in": stand_in, "policy": policy, "targets": targets.run(4, given)})
+            options = {**job, "endpoint": service.address, "stand_in": has_fallback, "policy": policy}
+            measured.append({"stand_in": has_fallback, "policy": policy, "targets": targets.run(4, options)})
     service.close()
-    return found
+    return measured
 
 
 def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[str, int]]:
@@ -108,14 +108,14 @@ def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[s
     from streamserve.execution.weights import weight_bytes
 
     target, draft = read_spec(path("embedded")), read_spec(model)
-    own, beside = (bytes_per_block(spec, 16, torch.bfloat16) for spec in (target, draft))
+    target_block, draft_block = (bytes_per_block(spec, 16, torch.bfloat16) for spec in (target, draft))
     weights = [weight_bytes(spec, torch.bfloat16, False) for spec in (target, draft)]
     return [
         {
             "targets": count,
             "budget_bytes_each": budget,
-            "service_kv_tokens": 16 * count * ((budget - weights[0]) // own),
-            "own_drafts_kv_tokens": 16 * count * ((budget - sum(weights)) // (own + beside)),
+            "service_kv_tokens": 16 * count * ((budget - weights[0]) // target_block),
+            "own_drafts_kv_tokens": 16 * count * ((budget - sum(weights)) // (target_block + draft_block)),
         }
         for count in counts
     ]
@@ -123,16 +123,16 @@ def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[s
 
 def alone_and_beside(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
     """Measure without any draft, and with a separate draft in each target's process."""
-    found = []
+    measured = []
     for count in counts:
         none = targets.run(count, {**job, "endpoint": "", "policy": "off"})
-        own = targets.run(count, {**job, "endpoint": "", "draft": str(model)})
-        found.append({"targets": count, "none": none, "own_drafts": own})
-        sums = [sum(one["tokens_per_second"] for one in part) for part in (none, own)]
+        target_block = targets.run(count, {**job, "endpoint": "", "draft": str(model)})
+        measured.append({"targets": count, "none": none, "own_drafts": target_block})
+        sums = [sum(one["tokens_per_second"] for one in part) for part in (none, target_block)]
         print(
             f"N={count}: {sums[0]:.0f} tokens/s without, {sums[1]:.0f} with drafts of their own", flush=True
         )
-    return found
+    return measured
 
 
 def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     figures[name].append(measure(targets, service, count, job))
                     show(name, figures[name][-1])
             write(arguments.out, settings, figures)
-        figures["N_full_predicted"] = full(figures["one_at_a_time"])
+        figures["N_full_predicted"] = n_full(figures["one_at_a_time"])
         figures["N_full_measured"] = knee(figures["one_at_a_time"])
         figures["without_a_service"] = alone_and_beside(targets, model, job, arguments.colocated)
         write(arguments.out, settings, figures)
@@ -194,8 +194,8 @@ def print_tables(figures: dict[str, Any]) -> None:
             "T_idle a round / predicted", "load / predicted", "batch",
         )  # fmt: skip
         table(name.replace("_", " "), columns, rows)
-    full = figures["N_full_predicted"]
-    print(f"N_full measured {figures['N_full_measured']:.2f}, Z/S + 1 = {full:.2f}")
+    n_full = figures["N_full_predicted"]
+    print(f"N_full measured {figures['N_full_measured']:.2f}, Z/S + 1 = {n_full:.2f}")
     for one in figures["dead"]:
         speeds = [each["tokens_per_second"] for each in one["targets"]]
         print(f"dead service, {one['policy']}, n-grams {one['stand_in']}: {sum(speeds):.0f} tokens/s")
@@ -205,27 +205,27 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     """Plot throughput and load by N."""
     import matplotlib.pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4))
+    figure, (left, middle, accepted) = plt.subplots(1, 3, figsize=(13, 4))
     for name, style in (("one_at_a_time", "o-"), ("batched", "s-")):
         counts = [one["targets"] for one in figures[name]]
         label = name.replace("_", " ")
         left.plot(counts, [one["tokens_per_second"] for one in figures[name]], style, label=label)
         means = [one["tokens_per_second"] / one["targets"] for one in figures[name]]
         middle.plot(counts, means, style, label=label)
-        right.plot(counts, [one["load"] for one in figures[name]], style, label=f"{label}, measured")
-        right.plot(
+        accepted.plot(counts, [one["load"] for one in figures[name]], style, label=f"{label}, measured")
+        accepted.plot(
             counts, [one["predicted_load"] for one in figures[name]], "--", label=f"{label}, predicted"
         )
     for name, style in (("none", "k--"), ("own_drafts", "g^-")):
-        found = figures["without_a_service"]
-        counts = [one["targets"] for one in found]
-        sums = [sum(each["tokens_per_second"] for each in one[name]) for one in found]
+        measured = figures["without_a_service"]
+        counts = [one["targets"] for one in measured]
+        sums = [sum(each["tokens_per_second"] for each in one[name]) for one in measured]
         label = "no draft" if name == "none" else "a draft of its own each, two cores"
         left.plot(counts, sums, style, label=label)
         middle.plot(
             counts, [value / count for value, count in zip(sums, counts, strict=True)], style, label=label
         )
-    for axis, title in ((left, "tokens/s, all targets"), (middle, "tokens/s a target"), (right, "load")):
+    for axis, title in ((left, "tokens/s, all targets"), (middle, "tokens/s a target"), (accepted, "load")):
         axis.set(title=title, xlabel="paced targets", ylim=(0, None))
         axis.legend(fontsize=8)
     figure.tight_layout()

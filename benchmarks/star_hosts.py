@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--out", default="star_hosts", help="name of the results")
     arguments = parser.parse_args()
     verify = json.loads((RESULTS / "star.json").read_text())["settings"]["verify_seconds"]
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = inflate("embedded-draft", folder / "draft", arguments.hidden, arguments.layers)
@@ -84,7 +84,7 @@ def main() -> None:
                     with closing(FarService(model, "--key", own, "--clients", clients)) as service:
                         one = measure(targets, service, count, job)
                     show(f"+{delay * 1e3:.0f} ms", one)
-                    found.append({"delay_each_way": delay, "round_trip": trip, **one})
+                    measured.append({"delay_each_way": delay, "round_trip": trip, **one})
                 targets.close()
     settings = {
         "targets": f"paced, {verify * 1e3:.1f} ms, on {TARGET_HOSTS} hosts; the service on another",
@@ -97,11 +97,11 @@ def main() -> None:
          f"{one['t_c'] * 1e3:.2f}", f"{one['Z'] / one['S']:.2f}",
          f"{one['T_idle_per_round'] * 1e3:.2f} / {one['predicted_idle_per_round'] * 1e3:.2f}",
          f"{one['load']:.1%} / {one['predicted_load']:.1%}"]
-        for one in found
+        for one in measured
     ]  # fmt: skip
     columns = "delay ms", "N", "tokens/s", "t_c ms", "Z/S", "T_idle a round / predicted", "load / predicted"
     table("hosts", columns, rows)
-    print(write(arguments.out, settings, found))
+    print(write(arguments.out, settings, measured))
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from streamserve.text.output import Delta
 @contextlib.asynccontextmanager
 async def servers(model: Path, count: int, draft: str) -> AsyncIterator[list[AsyncLLM]]:
     """Run `count` servers, each with a worker process and one thread."""
-    given = {"threads": 1, "num_blocks": 256, "draft": draft, "log_level": "error", "profile": False}
-    llms = [AsyncLLM(resolve(str(model), given)) for _ in range(count)]
+    options = {"threads": 1, "num_blocks": 256, "draft": draft, "log_level": "error", "profile": False}
+    llms = [AsyncLLM(resolve(str(model), options)) for _ in range(count)]
     async with contextlib.AsyncExitStack() as stack:
         for llm in llms:
             await llm.start()
@@ -46,15 +46,15 @@ async def keep_asking(llm: AsyncLLM, prompts: list[list[int]], tokens: int, star
     texts: dict[int, list[int]] = {}
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     while time.monotonic() < end:
-        place = number % len(prompts)
+        position = number % len(prompts)
         said: list[int] = []
-        async with aclosing(llm.submit(prompts[place], params, request_id=f"r{number}")) as items:
+        async with aclosing(llm.submit(prompts[position], params, request_id=f"r{number}")) as items:
             async for item in items:
                 if isinstance(item, Delta):
                     said += item.tokens
                     counted += len(item.tokens) if start <= time.monotonic() < end else 0
-        texts.setdefault(place, said)
-        assert texts[place] == said, "the same prompt, another text"
+        texts.setdefault(position, said)
+        assert texts[position] == said, "the same prompt, another text"
         number += 1
     return counted / (end - start), texts
 
@@ -66,7 +66,7 @@ async def run(
     async with servers(model, count, draft) as llms:
         start = time.monotonic() + arguments.warm
         end = start + arguments.seconds
-        found = await asyncio.gather(
+        measured = await asyncio.gather(
             *(
                 keep_asking(llm, prompts[number:] + prompts[:number], arguments.outputs, start, end)
                 for number, llm in enumerate(llms)
@@ -76,14 +76,14 @@ async def run(
         ready = [llm.ready for llm in llms]
     remote = [report.remote for report in reports if report and report.remote]
     texts: dict[int, list[int]] = {}
-    for number, (_, said) in enumerate(found):
-        for place, text in said.items():
-            prompt = (place + number) % len(prompts)
+    for number, (_, said) in enumerate(measured):
+        for position, text in said.items():
+            prompt = (position + number) % len(prompts)
             texts.setdefault(prompt, text)
             assert texts[prompt] == text, "targets differ"
     return {
         "targets": count,
-        "per_target": [speed for speed, _ in found],
+        "per_target": [speed for speed, _ in measured],
         "from_services": sum(one.accepted for one in remote),
         "from_n_grams": sum(one.fallback_accepted for one in remote),
         "kv_bytes_per_block": ready[0].kv_cache_bytes // ready[0].num_blocks,
@@ -98,21 +98,21 @@ def compare(model: Path, draft: Path, prompts: list[list[int]], arguments: argpa
         service = Service(draft)
         kinds = [("none", "none"), ("service", service.address), ("own", str(draft)), ("none_again", "none")]
         row: dict[str, Any] = {"targets": count}
-        for name, given in kinds:
-            row[name] = asyncio.run(run(model, count, given, prompts, arguments))
+        for name, options in kinds:
+            row[name] = asyncio.run(run(model, count, options, prompts, arguments))
             print(count, name, [round(speed, 1) for speed in row[name]["per_target"]], flush=True)
             if name == "service":
                 figures = service.figures()
                 row["service"] |= {
-                    field: figures[field]
-                    for field in (
-                        "full",
-                        "most",
-                        "turn_seconds",
-                        "back_seconds",
-                        "plain_seconds",
-                        "beta",
-                        "batch",
+                    key: figures[metric]
+                    for key, metric in (
+                        ("full", "n_full"),
+                        ("most", "n_max"),
+                        ("turn_seconds", "batch_seconds"),
+                        ("back_seconds", "return_seconds"),
+                        ("plain_seconds", "plain_seconds"),
+                        ("beta", "beta"),
+                        ("batch", "batch"),
                     )
                 }
                 service.close()

@@ -32,13 +32,13 @@ def record(count: int) -> list[tuple[list[int], list[int]]]:
     """Return prompts and the packaged model's greedy answers, `count` tokens each."""
     from streamserve import LLM, SamplingParams
 
-    found = []
+    measured = []
     with LLM("embedded", draft="none", log_level="error") as llm:
         prompts = [llm.render([{"role": "user", "content": text}]) for text in PROMPTS]
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
         for output in llm.generate(prompts, params, use_tqdm=False):
-            found.append((list(output.prompt_token_ids), list(output.outputs[0].token_ids)))
-    return found
+            measured.append((list(output.prompt_token_ids), list(output.outputs[0].token_ids)))
+    return measured
 
 
 def inflate(model: str, out: Path, hidden: int, layers: int) -> Path:
@@ -136,11 +136,11 @@ class Targets:
             assert process.stdin is not None
             process.stdin.write(json.dumps({**job, "number": number}) + "\n")
             process.stdin.flush()
-        found = []
+        measured = []
         for process in chosen:
             assert process.stdout is not None
-            found.append(json.loads(process.stdout.readline()))
-        return found
+            measured.append(json.loads(process.stdout.readline()))
+        return measured
 
     def close(self) -> None:
         for process in self._processes:
@@ -165,13 +165,13 @@ def measure(
 
     watcher = threading.Thread(target=sample)
     watcher.start()
-    found = targets.run(count, job)
+    measured = targets.run(count, job)
     watcher.join()
-    return summary(count, found, *samples)
+    return summary(count, measured, *samples)
 
 
 def summary(
-    count: int, found: list[dict[str, float]], before: dict[str, float], after: dict[str, float]
+    count: int, measured: list[dict[str, float]], before: dict[str, float], after: dict[str, float]
 ) -> dict[str, Any]:
     """Return the differences of the service's sums, and the model's prediction from the means of the same
     time."""
@@ -179,26 +179,26 @@ def summary(
     requests, passes = max(change["requests_total"], 1), max(change["passes_total"], 1)
     rounds, batches = max(change["rounds_total"], 1), max(change["batches_total"], 1)
     t_s = change["pass_seconds_total"] / passes
-    turn = change["busy_seconds_total"] / batches
+    batch_seconds = change["busy_seconds_total"] / batches
     batch = requests / batches
-    back = change["away_seconds_total"] / max(change["returns_total"], 1)
-    star = Star(turn, back, max(1, round(batch)), turn)
-    beta = change["accepted_total"] / max(change["guesses_total"], 1)
-    speeds = [one["tokens_per_second"] for one in found]
+    return_seconds = change["away_seconds_total"] / max(change["returns_total"], 1)
+    star = Star(batch_seconds, return_seconds, max(1, round(batch)), batch_seconds)
+    beta = change["accepted_total"] / max(change["draft_tokens_total"], 1)
+    speeds = [one["tokens_per_second"] for one in measured]
     clock = max(change["at"], 1e-9)  # reports come twice a second: their span is not exactly ours
     return {
         "targets": count,
         "tokens_per_second": sum(speeds),
         "per_target": speeds,
-        "rounds_per_second": sum(one["rounds_per_second"] for one in found) / count,
+        "rounds_per_second": sum(one["rounds_per_second"] for one in measured) / count,
         "service_requests_per_second": requests / clock,
-        "accepted_per_tree": sum(one["accepted_per_tree"] for one in found) / count,
-        "share_with_trees": sum(one["share_with_trees"] for one in found) / count,
+        "accepted_per_tree": sum(one["accepted_per_tree"] for one in measured) / count,
+        "share_with_trees": sum(one["share_with_trees"] for one in measured) / count,
         "t_s": t_s,
         "t_s_variance": max(0.0, change["pass_squares_total"] / passes - t_s * t_s),
-        "S": turn,
+        "S": batch_seconds,
         "batch": batch,
-        "Z": back,
+        "Z": return_seconds,
         "t_v": after["verify_seconds"],
         "t_c": after["communication_seconds"],
         "beta": beta,
@@ -212,9 +212,9 @@ def summary(
         "predicted_round": star.round(count),
         "predicted_idle_per_round": star.idle(count),
         "predicted_load": star.load(count),
-        "predicted_N_full": star.full,
+        "predicted_N_full": star.n_full,
         "predicted_tokens_per_second": count * progress(beta, DEPTH) / star.round(count),
-        "wrong_texts": sum(one["wrong_texts"] for one in found),
+        "wrong_texts": sum(one["wrong_texts"] for one in measured),
     }
 
 
@@ -229,13 +229,14 @@ def make_job(model: Path, seconds: float, outputs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(name: str, found: dict[str, Any]) -> None:
+def show(name: str, measured: dict[str, Any]) -> None:
     """Print a line of results."""
     print(
-        f"{name} N={found['targets']}: {found['tokens_per_second']:.0f} tokens/s, load {found['load']:.1%} "
-        f"(predicted {found['predicted_load']:.1%}), S {found['S'] * 1e3:.2f} ms, "
-        f"Z {found['Z'] * 1e3:.2f} ms, idle "
-        f"a round {found['T_idle_per_round'] * 1e3:.2f} ms (predicted "
-        f"{found['predicted_idle_per_round'] * 1e3:.2f}), batch {found['batch']:.2f}",
+        f"{name} N={measured['targets']}: {measured['tokens_per_second']:.0f} tokens/s, "
+        f"load {measured['load']:.1%} (predicted {measured['predicted_load']:.1%}), "
+        f"S {measured['S'] * 1e3:.2f} ms, "
+        f"Z {measured['Z'] * 1e3:.2f} ms, idle "
+        f"a round {measured['T_idle_per_round'] * 1e3:.2f} ms (predicted "
+        f"{measured['predicted_idle_per_round'] * 1e3:.2f}), batch {measured['batch']:.2f}",
         flush=True,
     )

@@ -17,7 +17,7 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, Drafter, Sampled, Span, SpanResult, StepPlan, StepResult
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
-from streamserve.protocol.messages import Guessed, ModelInfo, Submit, Token
+from streamserve.protocol.messages import DraftVerified, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.policies import parse_policy
@@ -52,10 +52,10 @@ class PacedExecutor:
         if span.tree is None:
             return SpanResult(span.sequence, [])
         prompt, outputs = self._sequences[span.sequence]
-        place = span.start + len(span.tokens) - prompt
-        tokens, node = [outputs[place]], span.tree.child(0, outputs[place])
-        while node is not None and place + len(tokens) < len(outputs):
-            tokens.append(outputs[place + len(tokens)])
+        position = span.start + len(span.tokens) - prompt
+        tokens, node = [outputs[position]], span.tree.child(0, outputs[position])
+        while node is not None and position + len(tokens) < len(outputs):
+            tokens.append(outputs[position + len(tokens)])
             node = span.tree.child(node, tokens[-1])
         return SpanResult(span.sequence, [[Sampled(token) for token in tokens]])
 
@@ -77,13 +77,13 @@ class Window:
 
 def own_drafter(path: str) -> Drafter:
     """Return a draft model in this process, for comparison."""
-    from streamserve.execution.load import drafter_on, load  # loads torch, which the others do without
+    from streamserve.execution.load import load, make_drafter  # loads torch, which the others do without
 
     config = ModelConfig(path=path, draft="none", threads=1, num_blocks=BLOCKS)
-    return drafter_on(load(config), DRAFT)
+    return make_drafter(load(config), DRAFT)
 
 
-def stand_in(job: dict[str, Any]) -> Drafter | None:
+def fallback(job: dict[str, Any]) -> Drafter | None:
     """Return an n-gram drafter, if the job has it as the fallback drafter of services."""
     if not job.get("stand_in"):
         return None
@@ -99,7 +99,7 @@ def make_engine(job: dict[str, Any], drafter: Drafter | None, executor: PacedExe
         eos_token_ids=(), weight_bytes=0, dtype="none", row_invariant=True, fingerprint="paced",
     )  # fmt: skip
     config = EngineConfig(num_blocks=BLOCKS, max_num_seqs=1, max_model_len=4096)
-    speculation = Speculation(parse_policy(job["policy"]), lambda rows, kv: job["verify"])
+    speculation = Speculation(parse_policy(job["policy"]), lambda tokens, kv: job["verify"])
     return Engine(config, info, executor, time.monotonic, drafter, speculation)
 
 
@@ -113,28 +113,28 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         identity = Identity(job["tokenizer"], job["vocabulary"], f"paced-{job['number']}", job["vocab_size"])
         own = read_key_pair(job["key"]) if job.get("key") else None
         endpoints = parse_endpoints(job["endpoint"])
-        drafter = RemoteDrafter(identity, endpoints, own, job["number"], (), stand_in(job))
+        drafter = RemoteDrafter(identity, endpoints, own, job["number"], (), fallback(job))
     engine = make_engine(job, drafter, PacedExecutor(texts, job["verify"]))
     started = time.monotonic()
     window = Window(started + job["warm"], started + job["warm"] + job["seconds"])
     waiting = deque(texts)
-    wrong, number, said, wanted = 0, 0, [], []
+    wrong, number, output, expected = 0, 0, [], []
     while time.monotonic() < window.end:
         if not engine.has_work:
-            wrong += said != wanted[: len(said)]
-            prompt, wanted = waiting[0]
+            wrong += output != expected[: len(output)]
+            prompt, expected = waiting[0]
             waiting.rotate(-1)
-            number, said = number + 1, []
-            params = SamplingParams(temperature=0.0, max_tokens=len(wanted), ignore_eos=True)
+            number, output = number + 1, []
+            params = SamplingParams(temperature=0.0, max_tokens=len(expected), ignore_eos=True)
             engine.handle(Submit(str(number), 0, prompt, params, {0: []}, time.monotonic()))
         events = engine.step()
         inside = window.holds(time.monotonic())
         window.rounds += inside
         for event in events:
             if isinstance(event, Token):
-                said.append(event.token)
+                output.append(event.token)
                 window.tokens += inside
-            elif isinstance(event, Guessed) and inside:
+            elif isinstance(event, DraftVerified) and inside:
                 window.trees += 1
                 window.accepted += event.accepted
     if isinstance(drafter, RemoteDrafter):

@@ -34,7 +34,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from benchmarks import arriving_traces
-from benchmarks.arriving_replay import Machine, Replayed, capacity, live, pooled, virtual
+from benchmarks.arriving_replay import Machine, ReplayResult, capacity, live, merged, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.report import RESULTS, commit, table, write
 from streamserve.protocol.config import EngineConfig
@@ -71,7 +71,7 @@ class Hardware:
         """Return the costs for scaled tokens, which are fewer and take longer."""
         copy = Line(1e-4, self.block / SCALE)
         return Machine(
-            step=lambda rows, context: self.step + self.token / SCALE * rows + 1e-8 * context,
+            step=lambda tokens, context: self.step + self.token / SCALE * tokens + 1e-8 * context,
             swap=SwapCost(copy, copy),
         )
 
@@ -127,7 +127,7 @@ def policies(evictions: Sequence[Eviction], bounds: Sequence[Policy], quick: boo
 
 def run(
     queries: Sequence[Query], rate: float, policy: Policy, blocks: int, hardware: Hardware = PAPER
-) -> Replayed:
+) -> ReplayResult:
     """Run a trace in virtual time, with that many `blocks` before scaling."""
     blocks = round(blocks * SCALE)
     engine = msgspec.structs.replace(
@@ -163,10 +163,10 @@ def measured_capacity(queries: Sequence[Query]) -> float:
     return sum(query.tokens for query in queries) / done.completion
 
 
-def figures(done: Replayed) -> dict[str, Any]:
+def figures(done: ReplayResult) -> dict[str, Any]:
     """Return the reported results of a run."""
     ttft = sorted(done.ttft)
-    found = {
+    measured = {
         "p50": statistics.median(ttft),
         "p95": ttft[int(0.95 * (len(ttft) - 1))],
         "p99": ttft[int(0.99 * (len(ttft) - 1))],
@@ -176,7 +176,7 @@ def figures(done: Replayed) -> dict[str, Any]:
     if done.reports:
         streams = [report.streams for report in done.reports if report.streams]
         evictions = [report.evictions for report in done.reports if report.evictions]
-        found |= {
+        measured |= {
             "preemptions": sum(report.preemptions for report in done.reports),
             "swaps": sum(one.swaps for one in evictions),
             "recomputes": sum(one.recomputes for one in evictions),
@@ -186,7 +186,7 @@ def figures(done: Replayed) -> dict[str, Any]:
         }
     points = [ttft[round(i * (len(ttft) - 1) / 200)] for i in range(201)]
     tail = ttft[int(0.98 * len(ttft)) :]
-    return found | {"requests": len(ttft), "quantiles": _short(points), "tail": _short(tail)}
+    return measured | {"requests": len(ttft), "quantiles": _short(points), "tail": _short(tail)}
 
 
 def _short(values: Sequence[float]) -> list[float]:
@@ -203,11 +203,13 @@ Trace = Callable[[int], list[Query]]
 """Returns the queries of a seed."""
 
 
-Wanted = Callable[[str, str], bool]
+Selection = Callable[[str, str], bool]
 """Whether the row of a setting and a policy is still to be run."""
 
 
-def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
+def grid(
+    trace: Trace, kind: str, seeds: Sequence[int], quick: bool, is_selected: Selection
+) -> Iterator[Result]:
     """Run every order at every load, with memory for all: nothing is evicted, so the eviction policy has no
     effect."""
     traces = [trace(seed) for seed in seeds]
@@ -216,43 +218,45 @@ def grid(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wan
     ]
     for load in LOADS if not quick else LOADS[:1]:
         for policy in policies(["cost"], [ALONE] if load == LOADS[0] else [], quick):
-            if not wanted(f"{kind} {load}", policy.name):
+            if not is_selected(f"{kind} {load}", policy.name):
                 continue
             share = load * (APART if policy is ALONE else 1.0)
             runs = [
                 run(queries, share * rate, policy, PAPER.blocks)
                 for queries, rate in zip(traces, rates, strict=True)
             ]
-            yield f"{kind} {load}", policy.name, figures(pooled(runs))
+            yield f"{kind} {load}", policy.name, figures(merged(runs))
 
 
-def pressure(trace: Trace, kind: str, seeds: Sequence[int], quick: bool, wanted: Wanted) -> Iterator[Result]:
+def pressure(
+    trace: Trace, kind: str, seeds: Sequence[int], quick: bool, is_selected: Selection
+) -> Iterator[Result]:
     """Run every order with every eviction policy where chunks are slow, and memory is too small for the open
     prompts."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
     for policy in policies(EVICTIONS, [UNBOUNDED, ALONE], quick):
-        if not wanted(f"{kind} ×{delay:g}", policy.name):
+        if not is_selected(f"{kind} ×{delay:g}", policy.name):
             continue
         blocks = AMPLE if policy is UNBOUNDED else PAPER.blocks
         share = APART if policy is ALONE else 1.0
         runs = [run(queries, share * rate, policy, blocks) for queries in traces]
-        yield f"{kind} ×{delay:g}", policy.name, figures(pooled(runs))
+        yield f"{kind} ×{delay:g}", policy.name, figures(merged(runs))
 
 
-def profiles(trace: Trace, kind: str, seeds: Sequence[int], wanted: Wanted) -> Iterator[Result]:
+def profiles(trace: Trace, kind: str, seeds: Sequence[int], is_selected: Selection) -> Iterator[Result]:
     """Run every eviction policy on different hardware, in the default order."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
     for hardware in HARDWARE:
         for way in EVICTIONS:
             policy, setting = Policy(way, "slo", way), f"{kind} ×{delay:g}, {hardware.name}"
-            if not wanted(setting, way):
+            if not is_selected(setting, way):
                 continue
             runs = [
                 run(queries, rate * hardware.speed, policy, hardware.blocks, hardware) for queries in traces
             ]
-            yield setting, way, figures(pooled(runs))
+            yield setting, way, figures(merged(runs))
 
 
 def show(results: Results) -> None:
@@ -308,9 +312,9 @@ async def over_http(
         print(f"{kind}: {words:.0f} words a query, {rate:.2f} queries a second", flush=True)
         servers = {NONE.name: url, "slo": url} | ({"arrival": arrival} if arrival else {})
         for name, server in servers.items():
-            found = figures(await live(queries, rate, server, streaming=name != NONE.name))
-            results.setdefault(f"live {kind} {LOADS[0]}", {})[name] = found
-            print(f"{name}: " + " ".join(f"{key} {found[key]:.3f}" for key in ("p50", "p95")), flush=True)
+            measured = figures(await live(queries, rate, server, streaming=name != NONE.name))
+            results.setdefault(f"live {kind} {LOADS[0]}", {})[name] = measured
+            print(f"{name}: " + " ".join(f"{key} {measured[key]:.3f}" for key in ("p50", "p95")), flush=True)
             done(results)
     return results
 
@@ -323,7 +327,9 @@ COUNTS = {
 """Queries: enough for the number of open prompts to reach its maximum. Published were 4,322 and 500."""
 
 
-def part(name: str, args: argparse.Namespace, own: list[Query] | None, wanted: Wanted) -> Iterator[Result]:
+def part(
+    name: str, args: argparse.Namespace, own: list[Query] | None, is_selected: Selection
+) -> Iterator[Result]:
     """Run one part of the grid."""
     kind, _, what = name.partition("-")
     count, seeds = args.queries or COUNTS[name], range(args.seed, args.seed + args.seeds)
@@ -333,10 +339,10 @@ def part(name: str, args: argparse.Namespace, own: list[Query] | None, wanted: W
         return [scaled(query) for query in own] if own else TRACES[kind](count, seed, SCALE, delay)
 
     if what == "pressure":
-        return pressure(trace, kind, seeds, args.quick, wanted)
+        return pressure(trace, kind, seeds, args.quick, is_selected)
     if what:
-        return profiles(trace, kind, seeds, wanted)
-    return grid(trace, kind, seeds, args.quick, wanted)
+        return profiles(trace, kind, seeds, is_selected)
+    return grid(trace, kind, seeds, args.quick, is_selected)
 
 
 def known(file: str, settings: dict[str, str]) -> Results:
@@ -352,11 +358,11 @@ def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until
     settings = {key: str(vars(args)[key]) for key in ("queries", "seed", "seeds", "quick", "trace")}
     results = known(file, settings) if args.seconds else {}
 
-    def wanted(setting: str, policy: str) -> bool:
+    def is_selected(setting: str, policy: str) -> bool:
         return time.monotonic() < until and policy not in results.get(setting, {})
 
     begun = time.monotonic()
-    for setting, policy, one in part(name, args, own, wanted):
+    for setting, policy, one in part(name, args, own, is_selected):
         took, begun = time.monotonic() - begun, time.monotonic()
         results.setdefault(setting, {})[policy] = one | {"commit": commit(), "took": round(took, 1)}
         seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))

@@ -57,8 +57,8 @@ ENGINE = EngineConfig(
     num_blocks=3000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_chunk=256
 )
 MODEL = ModelInfo(
-    architecture="pretended", parameters=0, vocab_size=1000, max_model_len=4096, eos_token_ids=(),
-    weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
+    architecture="simulated", parameters=0, vocab_size=1000, max_model_len=4096, eos_token_ids=(),
+    weight_bytes=0, dtype="none", row_invariant=True, fingerprint="simulated",
 )  # fmt: skip
 
 
@@ -121,28 +121,28 @@ def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
     return made
 
 
-def play(name: str, system: System, family: str, at_once: int, seed: int) -> dict[str, float]:
+def simulate(name: str, system: System, family: str, at_once: int, seed: int) -> dict[str, float]:
     """Return the results of one run."""
     machine, recorded = MACHINES[name](), recording()
     fleet = FleetConfig(topology=system.topology, router=parse_router(system.router))
     simulation = Closed(
-        fleet, system.engine, MODEL, lambda rows, kv: system.share * machine.step(rows, kv),
+        fleet, system.engine, MODEL, lambda tokens, kv: system.share * machine.step(tokens, kv),
         wire_seconds=WIRE_SECONDS, policy=system.policy,
         drafter=None if system.policy == "off"
         else lambda executor: RecordedDrafter(
-            recorded, executor, lambda rows: system.share * machine.draft(rows)
+            recorded, executor, lambda tokens: system.share * machine.draft(tokens)
         ),
     )  # fmt: skip
-    asked = requests(family, recorded, seed)
-    simulation.waiting = asked[at_once:][::-1]
-    for one in asked[:at_once]:
+    trace_requests = requests(family, recorded, seed)
+    simulation.waiting = trace_requests[at_once:][::-1]
+    for one in trace_requests[:at_once]:
         simulation.at(1.5, one)
-    opened = {one.request: one for one in asked}
+    opened = {one.request: one for one in trace_requests}
     times: dict[str, list[float]] = {}
-    for given in simulation.run():
-        assert isinstance(given.what, Deliver)
-        tokens = sum(isinstance(event, Token) for event in given.what.events)
-        times.setdefault(given.what.request, []).extend([given.time] * tokens)
+    for received in simulation.run():
+        assert isinstance(received.message, Deliver)
+        tokens = sum(isinstance(event, Token) for event in received.message.events)
+        times.setdefault(received.message.request, []).extend([received.time] * tokens)
     return figures(opened, times, {e.request: e.time for e in simulation.fleet.placement.recent})
 
 
@@ -169,8 +169,8 @@ def median(
     pool: ProcessPoolExecutor, machine: str, seeds: int, system: System, family: str, at_once: int
 ) -> dict[str, float]:
     """Return medians over seeds."""
-    found = list(pool.map(partial(play, machine, system, family, at_once), range(seeds)))
-    return {key: float(np.median([one[key] for one in found])) for key in found[0]}
+    measured = list(pool.map(partial(simulate, machine, system, family, at_once), range(seeds)))
+    return {key: float(np.median([one[key] for one in measured])) for key in measured[0]}
 
 
 def interaction(ablated: dict[str, dict[str, float]]) -> float:
@@ -181,13 +181,13 @@ def interaction(ablated: dict[str, dict[str, float]]) -> float:
     return of_pairs / (speed["monolithic"] / speed["monolithic, no speculation"])
 
 
-def show(title: str, found: dict[str, dict[str, float]]) -> None:
+def show(title: str, measured: dict[str, dict[str, float]]) -> None:
     """Print one table."""
-    columns = ["", "latency, s", "p50", "p95", "p99", "TTFT, s", "TPOT, ms", "tokens/s", "as printed"]
+    columns = ["", "latency, s", "p50", "p95", "p99", "TTFT, s", "TPOT, ms", "tokens/s", "as published"]
     rows = [
         [name, *(f"{f[key]:.2f}" for key in ("latency", "p50", "p95", "p99", "ttft")),
          f"{1e3 * f['tpot']:.1f}", f"{f['tokens_per_second']:.0f}", f"{f['throughput_printed']:.0f}"]
-        for name, f in found.items()
+        for name, f in measured.items()
     ]  # fmt: skip
     table(f"{title} (virtual time)", columns, rows)
 
@@ -230,14 +230,14 @@ def main() -> None:
     with ProcessPoolExecutor(args.processes) as pool:
         run = partial(median, pool, args.machine, args.seeds)
         for family in PROMPTS:
-            found = {name: run(system, family, args.at_once) for name, system in SYSTEMS.items()}
+            measured = {name: run(system, family, args.at_once) for name, system in SYSTEMS.items()}
             ablated = {
-                name: found["streamserve"] if name == "full" else run(system, family, args.at_once)
+                name: measured["streamserve"] if name == "full" else run(system, family, args.at_once)
                 for name, system in ABLATIONS.items()
             }
-            show(f"{family}: tables 3 to 7", found)
+            show(f"{family}: tables 3 to 7", measured)
             show(f"{family}: table 8", ablated)
-            result["families"][family], result["ablation"][family] = found, ablated
+            result["families"][family], result["ablation"][family] = measured, ablated
             result["interaction"][family] = interaction(ablated)
             write(f"streamserve_{args.machine}", settings, result)
         print("interaction", result["interaction"])

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 SET_INTERFACE = 0x400454CA
 TUN_WITHOUT_HEADER = 0x0001 | 0x1000
-MOST_BYTES = 65536
+MAX_BYTES = 65536
 
 
 def address(host: int) -> str:
@@ -98,7 +98,7 @@ def carry(count: int, delay: float) -> None:
             return
         now = time.monotonic()
         for end in ready:
-            packet = os.read(end, MOST_BYTES)
+            packet = os.read(end, MAX_BYTES)
             to = packet[19] - 1 if packet[0] >> 4 == 4 else -1  # the last byte of the destination address
             if 0 <= to < count:
                 number += 1

@@ -38,7 +38,7 @@ WARM_UP = 100
 """Steps that are not counted."""
 MEASURED = {1: 1200, 8: 400, 32: 200}
 """Measured steps, by streams."""
-LEAST = 0.98
+MIN_RATIO = 0.98
 """Minimum ratio to plain decoding, in every cell."""
 STREAMS = tuple(MEASURED)
 MAX_TOKENS = 64
@@ -269,10 +269,10 @@ def main() -> None:
             continue
         if number % args.every and (wrong, factor) != ("right", 1.0):
             continue
-        found = ratio(curve, draft, streams, wrong, factor)
+        measured = ratio(curve, draft, streams, wrong, factor)
         records.append({
             "curve": curve, "draft": draft, "streams": streams, "target profile": wrong,
-            "draft profile": round(factor, 3), "against plain": round(found, 4),
+            "draft profile": round(factor, 3), "against plain": round(measured, 4),
         })  # fmt: skip
         print(*records[-1].values(), sep=", ", flush=True)
     show(records)
@@ -288,21 +288,21 @@ def show(records: list[dict[str, Any]]) -> None:
     """Print the lowest ratio by draft and streams, and the cells below the minimum."""
     rows = []
     for curve, draft, streams in itertools.product(CURVES, DRAFTS, STREAMS):
-        found = [r for r in records if (r["curve"], r["draft"], r["streams"]) == (curve, draft, streams)]
-        if found:
+        measured = [r for r in records if (r["curve"], r["draft"], r["streams"]) == (curve, draft, streams)]
+        if measured:
             right = [
                 f"{r['against plain']:.3f}"
-                for r in found
+                for r in measured
                 if (r["target profile"], r["draft profile"]) == ("right", 1)
             ]
-            worst = min(found, key=lambda r: r["against plain"])
+            worst = min(measured, key=lambda r: r["against plain"])
             rows.append([
                 f"{curve}, {draft}, {streams}", *(right or [""]),
                 f"{worst['against plain']:.3f}", f"{worst['target profile']}, {worst['draft profile']}",
             ])  # fmt: skip
     table("against plain decoding", ["curve, draft, streams", "right", "lowest", "with"], rows)
-    below = [r for r in records if r["against plain"] < LEAST]
-    print(f"{len(below)} of {len(records)} cells below {LEAST}")
+    below = [r for r in records if r["against plain"] < MIN_RATIO]
+    print(f"{len(below)} of {len(records)} cells below {MIN_RATIO}")
 
 
 if __name__ == "__main__":

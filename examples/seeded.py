@@ -4,12 +4,12 @@ from streamserve import LLM, SamplingParams
 
 
 def main() -> None:
-    wanted = SamplingParams(temperature=1.0, seed=42, max_tokens=24)
+    params = SamplingParams(temperature=1.0, seed=42, max_tokens=24)
     with LLM("embedded", dtype="float32") as llm:
         prompt = llm.render([{"role": "user", "content": "Tell me about the sea."}])
-        alone = llm.generate([prompt], wanted, use_tqdm=False)[0].outputs[0].text
+        alone = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].text
         others = [SamplingParams(temperature=1.0, seed=seed, max_tokens=24) for seed in range(15)]
-        among = llm.generate([prompt] * 16, [*others, wanted], use_tqdm=False)[-1].outputs[0].text
+        among = llm.generate([prompt] * 16, [*others, params], use_tqdm=False)[-1].outputs[0].text
     print(f"alone:         {alone!r}\namong sixteen: {among!r}\nthe same:      {alone == among}")
 
 

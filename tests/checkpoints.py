@@ -66,7 +66,7 @@ def make_checkpoint(
 
 
 def reference_model(folder: Path, dtype: str = "float32") -> Any:
-    """The checkpoint as transformers computes it: the yardstick."""
+    """Return the checkpoint as a transformers model, the reference for exactness."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()

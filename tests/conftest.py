@@ -1,4 +1,4 @@
-"""How much is tested, and what was counted: small counts by default, full ones with --full."""
+"""Options of the tests: small counts by default, full ones with --full; and files of recorded figures."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ OUTCOMES = ("passed", "failed", "error", "skipped")
 FULL_TIMEOUT = 3600.0
 """Seconds that a test may take with --full; for small counts see pyproject.toml."""
 
-# How long an example takes says more about who else is at work than about it.
+# The time of an example depends on other load on the machine.
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("small", max_examples=25, **ANY_TIME)
 hypothesis.settings.register_profile("full", max_examples=500, **ANY_TIME)
@@ -43,14 +43,14 @@ class Scale:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run every property with its full counts")
-    parser.addoption("--seed", type=int, help="play a full run again: its seed is in its first lines")
-    parser.addoption("--results", metavar="FILE", help="write what was counted to this JSON file")
+    parser.addoption("--full", action="store_true", help="run all tests with their full counts")
+    parser.addoption("--seed", type=int, help="repeat a full run with its seed, which is in its first lines")
+    parser.addoption("--results", metavar="FILE", help="write the recorded figures to this JSON file")
 
 
-def heed_signals() -> None:
-    """A shell's background job ignores SIGINT, one under nohup SIGHUP, and so would the programs that tests
-    start and interrupt."""
+def restore_signal_handlers() -> None:
+    """Restore the handlers of SIGINT and SIGHUP: background jobs and nohup ignore them, and so would the
+    programs that tests start and interrupt."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -60,11 +60,11 @@ def heed_signals() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    heed_signals()
+    restore_signal_handlers()
     config.stash[STARTED] = time.time()
     if config.option.seed is None:
         config.option.seed = getattr(config, "workerinput", {}).get("seed", secrets.randbits(32))
-    os.environ["STREAMSERVE_PROFILE"] = "false"  # no measuring, nothing kept, unless a test asks for it
+    os.environ["STREAMSERVE_PROFILE"] = "false"  # no profile is measured or stored unless a test enables it
     os.environ["STREAMSERVE_CHECK"] = "true"  # every engine checks its counts after each step
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
     if config.getoption("--full") and config.option.timeout is None:
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """The processes of pytest-xdist have one seed."""
+    """Give the processes of pytest-xdist the same seed."""
     node.workerinput["seed"] = node.config.option.seed
 
 
@@ -89,20 +89,22 @@ def scale(request: pytest.FixtureRequest) -> Scale:
 
 @pytest.fixture
 def record(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Note what a test counted, for the results file."""
+    """Record a test's figures for the results file."""
 
-    def note(**figures: Any) -> None:
+    def add_figures(**figures: Any) -> None:
         request.node.user_properties.append(("figures", json.dumps(figures)))
 
-    return note
+    return add_figures
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left() -> Iterator[None]:
     """No worker or server outlives the tests."""
     yield
-    left = [child for child in psutil.Process().children(recursive=True) if "streamserve" in _command(child)]
-    assert not left, [_command(child) for child in left]
+    remaining = [
+        child for child in psutil.Process().children(recursive=True) if "streamserve" in _command(child)
+    ]
+    assert not remaining, [_command(child) for child in remaining]
 
 
 def _command(process: psutil.Process) -> str:
@@ -133,12 +135,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _figures(stats: dict[str, list[Any]]) -> dict[str, dict[str, Any]]:
-    """What each test noted, wherever it ran: pytest-xdist brings reports with their properties."""
+    """Return the figures of each test, from the properties of its report (also with pytest-xdist)."""
     figures: dict[str, dict[str, Any]] = {}
     for report in itertools.chain.from_iterable(stats.values()):
-        for name, noted in getattr(report, "user_properties", ()):
+        for name, value in getattr(report, "user_properties", ()):
             if name == "figures":
-                figures.setdefault(report.nodeid, {}).update(json.loads(noted))
+                figures.setdefault(report.nodeid, {}).update(json.loads(value))
     return dict(sorted(figures.items()))
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of finite weights whose numbers overflow as soon as one certain token is read."""
+"""A checkpoint of finite weights whose activations overflow after one particular token."""
 
 from pathlib import Path
 
@@ -15,9 +15,10 @@ _SIGNAL = 63
 
 
 def make_overflowing(folder: Path, dtype: str = "float32", layer: int = 1) -> Path:
-    """Write a random llama that computes plainly unless TOKEN is among the tokens, and return its folder.
+    """Write a random llama that computes finite values unless TOKEN is among the tokens, and return its
+    folder.
 
-    The MLP of `layer` multiplies what only TOKEN has by 1e20 twice: more than float32 and bfloat16 hold.
+    The MLP of `layer` multiplies a value of TOKEN by 1e20 twice, beyond the range of float32 and bfloat16.
     Nothing else writes to that dimension, and TOKEN is never the likeliest next token.
     """
     make_checkpoint(folder, "llama", dtype)

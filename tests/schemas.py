@@ -1,5 +1,5 @@
-"""Random JSON schemas whose answers are short, whatever a model does within them: no free numbers, whose
-decimals could go on forever."""
+"""Random JSON schemas that only allow short answers: no unbounded numbers, whose decimals could go on
+forever."""
 
 import random
 from typing import Any
@@ -21,9 +21,9 @@ def _any(rng: random.Random, depth: int, refer: bool) -> dict[str, Any]:
     if depth and kind < 0.35:
         return _object(rng, depth - 1, refer)
     if depth and kind < 0.5:
-        least = rng.randint(0, 2)
+        minimum = rng.randint(0, 2)
         items = _any(rng, depth - 1, refer)
-        return {"type": "array", "items": items, "minItems": least, "maxItems": least + rng.randint(0, 2)}
+        return {"type": "array", "items": items, "minItems": minimum, "maxItems": minimum + rng.randint(0, 2)}
     if depth and kind < 0.6:
         return {"anyOf": [_any(rng, depth - 1, refer) for _ in range(rng.randint(1, 3))]}
     return _leaf(rng)

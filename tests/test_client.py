@@ -1,4 +1,4 @@
-"""The client for prompt streams, sync and async: what arrives bit by bit is answered as if sent at once."""
+"""The client for prompt streams, sync and async: a streamed prompt is answered as if sent at once."""
 
 import httpx
 import pytest
@@ -18,14 +18,14 @@ def server():
         yield served
 
 
-def whole(server: Served, prompt: str) -> str:
+def complete_text(server: Served, prompt: str) -> str:
     headers = {"Authorization": "Bearer a-key-of-some-length"}
     body = {"prompt": prompt, **SAMPLING}
     reply = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
     return str(reply.json()["choices"][0]["text"])
 
 
-def test_all_of_it(server: Served) -> None:
+def test_all_edits(server: Served) -> None:
     with PromptStream(server.url + "/v1", api_key="a-key-of-some-length", **FIELDS) as stream:
         first = stream.append("Tom has 8 apples.")
         last = stream.append(" He sings.")
@@ -35,15 +35,15 @@ def test_all_of_it(server: Served) -> None:
         assert stream.version == 5
         assert stream.state()["version"] == 5
         text = stream.finish()["choices"][0]["text"]
-    assert text == whole(server, "Tom has 3 pears. Anna has 9." + FIELDS["query"])
+    assert text == complete_text(server, "Tom has 3 pears. Anna has 9." + FIELDS["query"])
 
 
-def test_pieces(server: Served) -> None:
+def test_an_answer_in_pieces(server: Served) -> None:
     with PromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
         stream.append("Read this.")
         pieces = list(stream.answer())
     assert len(pieces) > 1
-    assert "".join(pieces) == whole(server, "Read this." + FIELDS["query"])
+    assert "".join(pieces) == complete_text(server, "Read this." + FIELDS["query"])
 
 
 async def test_in_an_event_loop(server: Served) -> None:
@@ -55,14 +55,14 @@ async def test_in_an_event_loop(server: Served) -> None:
         await stream.remove(2)
         assert (await stream.state())["version"] == 5
         pieces = [piece async for piece in stream.answer()]
-    assert "".join(pieces) == whole(server, "Zero. Two." + FIELDS["query"])
+    assert "".join(pieces) == complete_text(server, "Zero. Two." + FIELDS["query"])
     async with AsyncPromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
         await stream.append("Zero. Two.")
         assert (await stream.finish())["choices"][0]["text"] == "".join(pieces)
 
 
 def test_refusals(server: Served) -> None:
-    with pytest.raises(StreamError, match="key is needed") as caught:
+    with pytest.raises(StreamError, match="key is required") as caught:
         PromptStream(server.url)
     assert caught.value.status == 401
     with PromptStream(server.url, api_key="a-key-of-some-length") as stream:
@@ -73,8 +73,8 @@ def test_refusals(server: Served) -> None:
         assert (caught.value.status, caught.value.version) == (409, 1)
 
 
-def test_a_reply_that_was_lost_is_asked_for_again(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The edit was done; its reply did not come."""
+def test_a_request_whose_reply_is_lost_is_sent_again(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edit is applied once, though its reply was lost."""
     with PromptStream(server.url, api_key="a-key-of-some-length", **FIELDS) as stream:
         send, lost = stream._http.request, []
 
@@ -92,18 +92,18 @@ def test_a_reply_that_was_lost_is_asked_for_again(server: Served, monkeypatch: p
 
 
 def test_an_early_answer_and_its_withdrawal(server: Served) -> None:
-    """What was read before the context changed is void; the rest is the final prompt's answer."""
+    """The text read before the prompt changed is void; the text after it answers the final prompt."""
     with PromptStream(server.url, api_key="a-key-of-some-length", answer_early=True, **FIELDS) as stream:
         stream.append("Zero.")
         pieces = stream.early()
         text = str(next(pieces))
         stream.append(" One.")
-        stands = False
+        final = False
         for piece in pieces:
             text = "" if isinstance(piece, Withdrawn) else text + piece
-            if not stands:
-                stands = stream.finish()["version"] == 2
-    assert text == whole(server, "Zero. One." + FIELDS["query"])
+            if not final:
+                final = stream.finish()["version"] == 2
+    assert text == complete_text(server, "Zero. One." + FIELDS["query"])
 
 
 async def test_an_early_answer_in_an_event_loop(server: Served) -> None:
@@ -121,4 +121,4 @@ async def test_an_early_answer_in_an_event_loop(server: Served) -> None:
             if not versions and stream.version == 1:
                 await stream.append(" One.")
     assert versions == [2]
-    assert text == whole(server, "Zero. One." + FIELDS["query"])
+    assert text == complete_text(server, "Zero. One." + FIELDS["query"])

@@ -1,5 +1,5 @@
-"""Real workers that one request ends wherever it comes to a phase of a step: it gets one error, the others
-their text. tests/simulate/test_poison.py has the same in virtual time, in greater numbers."""
+"""A poison request ends real workers in a phase of a step: it gets one error, the others their text.
+tests/simulate/test_poison.py has the same in virtual time, in greater numbers."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from tests.api.serving import until as until_true
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.draft_service.network import drafting
-from tests.test_pairs import empty, fleet, serving, until
+from tests.test_pairs import fleet, serving, until, wait_until_idle
 
 PHASES = ("prefill", "decode", "draft", "verify", "swap", "transfer")
 READY_SECONDS = 10.0
@@ -41,9 +41,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str) -> None:
-    """Let the workers that are started from now on have a fault, and leave their crash reports here."""
-    here = str(Path(__file__).parent / "poison")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+    """Inject a fault into the workers that start from now on, and store their crash reports in `folder`."""
+    poison_folder = str(Path(__file__).parent / "poison")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([poison_folder, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("TEST_FAULT", fault)
     monkeypatch.setenv("TEST_FAULT_DONE", str(folder / "done"))
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
@@ -56,59 +56,59 @@ def prompts(count: int) -> list[list[int]]:
 
 async def answer(llm: AsyncLLM, name: str, prompt: list[int], tokens: int = 16) -> list[int]:
     params = SamplingParams(temperature=1.0, seed=len(prompt), max_tokens=tokens, ignore_eos=True)
-    found: list[int] = []
+    tokens_received: list[int] = []
     async with aclosing(llm.submit(prompt, params, request_id=name)) as items:
         async for item in items:
-            found += item.tokens if isinstance(item, Delta) else ()
-    return found
+            tokens_received += item.tokens if isinstance(item, Delta) else ()
+    return tokens_received
 
 
-async def survive(llm: AsyncLLM, marked: str, count: int, tries: int = TRIES) -> dict[str, object]:
-    """Ask for the same with and without a poison among it; returns what that came to."""
-    asked = prompts(count)
-    calm = time.monotonic()
-    expected = await asyncio.gather(*(answer(llm, f"r{n}", prompt) for n, prompt in enumerate(asked)))
-    calm = time.monotonic() - calm
+async def survive(llm: AsyncLLM, poison_name: str, count: int, tries: int = TRIES) -> dict[str, object]:
+    """Send the same requests without and with a poison request; returns the measurements."""
+    prompt_list = prompts(count)
+    started = time.monotonic()
+    expected = await asyncio.gather(*(answer(llm, f"r{n}", prompt) for n, prompt in enumerate(prompt_list)))
+    undisturbed_seconds = time.monotonic() - started
     fleet(llm).quarantine.max_tries = tries
-    names = [marked if n == count // 3 else f"s{n}" for n in range(count)]
-    waits: list[float] = []
+    names = [poison_name if n == count // 3 else f"s{n}" for n in range(count)]
+    latencies: list[float] = []
 
-    async def one(name: str, prompt: list[int]) -> list[int]:
+    async def timed_answer(name: str, prompt: list[int]) -> list[int]:
         started = time.monotonic()
         found = await answer(llm, name, prompt)
-        waits.append(time.monotonic() - started)
+        latencies.append(time.monotonic() - started)
         return found
 
     deaths: list[float] = []
-    watching = asyncio.create_task(note_deaths(llm, deaths))
-    asking = (one(name, prompt) for name, prompt in zip(names, asked, strict=True))
-    answers = await asyncio.gather(*asking, return_exceptions=True)
+    death_watcher = asyncio.create_task(note_deaths(llm, deaths))
+    calls = (timed_answer(name, prompt) for name, prompt in zip(names, prompt_list, strict=True))
+    answers = await asyncio.gather(*calls, return_exceptions=True)
     await until(lambda: llm.health().ready)
     recovered = time.monotonic()
-    watching.cancel()
-    await empty(llm)
+    death_watcher.cancel()
+    await wait_until_idle(llm)
     assert not len(fleet(llm).quarantine)
     refused = []
-    for name, found, right in zip(names, answers, expected, strict=True):
+    for name, found, text in zip(names, answers, expected, strict=True):
         if isinstance(found, BaseException):
             assert isinstance(found, RequestError), repr(found)
-            assert (name, found.status) == (marked, 500)
-            assert marked in found.message
+            assert (name, found.status) == (poison_name, 500)
+            assert poison_name in found.message
             refused.append(found.message)
         else:
-            assert found == right
+            assert found == text
     return {
         "streams": count,
         "deaths": len(deaths),
         "refused": refused,
         "ready_seconds_after_the_last_death": round(recovered - deaths[-1], 2) if deaths else 0.0,
-        "calm_seconds": round(calm, 2),
-        "longest_wait_of_the_innocent": round(max(waits, default=0.0), 2),
+        "calm_seconds": round(undisturbed_seconds, 2),
+        "longest_wait_of_the_innocent": round(max(latencies, default=0.0), 2),
     }
 
 
 async def note_deaths(llm: AsyncLLM, deaths: list[float]) -> None:
-    """When workers died."""
+    """Append the times at which workers die."""
     known = fleet(llm).supervisor.deaths
     while True:
         now = fleet(llm).supervisor.deaths
@@ -133,7 +133,7 @@ async def test_a_step_that_raises_costs_one_request_and_leaves_a_report(
         report = json.loads(reports[-1].read_text())
         assert report["exception"] == "IndexError"
         assert report["plan"]["spans"][0]["tokens"] == 1
-        assert [one["request"] for one in report["sequences"]] == ["poison"]
+        assert [sequence["request"] for sequence in report["sequences"]] == ["poison"]
         assert any(frame["function"] == "step" for frame in report["traceback"])
         text = json.dumps(report).replace(" ", "")
         for prompt in prompts(2):
@@ -142,38 +142,38 @@ async def test_a_step_that_raises_costs_one_request_and_leaves_a_report(
     record(**figures)
 
 
-@pytest.mark.parametrize("company", ["", " company"], ids=["alone too", "not alone"])
+@pytest.mark.parametrize("co_batched", ["", " co-batched"], ids=["always", "only co-batched"])
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("place", ["one", "pair", "service"])
+@pytest.mark.parametrize("topology", ["one", "pair", "service"])
 async def test_a_poison_among_64_streams(
-    place: str,
+    topology: str,
     phase: str,
-    company: str,
+    co_batched: str,
     checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     scale: Scale,
     record: Callable[..., None],
 ) -> None:
-    """One worker, a pair, and a worker with a draft service; 64 right texts where the fault disappears when
-    the request is alone, else 63 and one error."""
+    """One worker, a pair, and a worker with a draft service; 64 correct texts if the fault only occurs with
+    co-batched requests, else 63 and one error."""
     if not scale.full:
         pytest.skip("with --full; one fault is tested above, all of them in virtual time")
-    if (place != "pair" and phase == "transfer") or (place == "service" and phase == "swap"):
-        pytest.skip("there is no such phase")
-    kind = random.Random(f"{place}{phase}{company}").choice(("kill", "exit", "raise"))
-    given: dict[str, object] = {"draft": "self:1", "speculation_policy": "fixed:2"}
+    if (topology != "pair" and phase == "transfer") or (topology == "service" and phase == "swap"):
+        pytest.skip("not a phase of this topology")
+    kind = random.Random(f"{topology}{phase}{co_batched}").choice(("kill", "exit", "raise"))
+    settings: dict[str, object] = {"draft": "self:1", "speculation_policy": "fixed:2"}
     if phase == "swap":
-        given |= {"num_blocks": 40, "max_model_len": 128, "eviction": "swap", "swap_space": 0.05}
-    if place == "pair":
-        given["pairs"] = 1
-    inject(monkeypatch, tmp_path, f"{kind} {phase}{company}")
+        settings |= {"num_blocks": 40, "max_model_len": 128, "eviction": "swap", "swap_space": 0.05}
+    if topology == "pair":
+        settings["pairs"] = 1
+    inject(monkeypatch, tmp_path, f"{kind} {phase}{co_batched}")
     async with contextlib.AsyncExitStack() as stack:
-        if place == "service":
-            given["draft"] = stack.enter_context(drafting(str(checkpoint))).address
-        llm = await stack.enter_async_context(serving(checkpoint, **given))
+        if topology == "service":
+            settings["draft"] = stack.enter_context(drafting(str(checkpoint))).address
+        llm = await stack.enter_async_context(serving(checkpoint, **settings))
         figures = await survive(llm, "poison", 64)
-    if company or phase in ("draft", "verify"):
+    if co_batched or phase in ("draft", "verify"):
         assert not figures["refused"]
     elif phase in ("prefill", "decode"):
         assert len(figures["refused"]) == 1
@@ -182,19 +182,19 @@ async def test_a_poison_among_64_streams(
     record(kind=kind, **figures)
 
 
-async def test_a_worker_that_cannot_be_started_comes_back_when_it_can(
+async def test_a_worker_that_cannot_be_started_is_started_when_possible(
     checkpoint: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """No descriptor is left for its pipe; what is open waits, and goes on with the same text."""
+    """No file descriptor is left for its pipe; open requests wait, and continue with the same text."""
     if not scale.full:
         pytest.skip("with --full; tests/fleet/test_launching.py has it without processes")
     async with serving(checkpoint) as llm:
         (prompt,) = prompts(1)
         expected = await answer(llm, "before", prompt, 100)
-        asking = asyncio.create_task(answer(llm, "open", prompt, 100))
+        open_request = asyncio.create_task(answer(llm, "open", prompt, 100))
         await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays so
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # open files stay open
         try:
             os.kill(llm.process_id(), 9)
             await until(lambda: "could not be started" in llm.health().detail)
@@ -202,15 +202,15 @@ async def test_a_worker_that_cannot_be_started_comes_back_when_it_can(
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         freed = time.monotonic()
-        assert await asking == expected
+        assert await open_request == expected
         record(seconds_until_it_was_served=round(time.monotonic() - freed, 2))
 
 
 @pytest.mark.parametrize("kind", ["slow", "hang"])
-async def test_a_long_step_is_let_be_and_a_hung_one_ended(
+async def test_a_long_step_may_finish_and_a_hung_one_is_killed(
     kind: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
 ) -> None:
-    """Both last longer than four times `stuck_after`; one of them was predicted to."""
+    """Both last longer than four times `stuck_after`; one of them was predicted to last so long."""
     if not scale.full:
         pytest.skip("with --full; tests/fleet/test_supervisor.py has it without processes")
     inject(monkeypatch, tmp_path, f"{kind} decode")
@@ -237,7 +237,7 @@ def test_over_http_a_poison_is_one_500_or_one_error_event(
 
     with served(start) as server:
         body = {"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0}
-        calm = server.post("/v1/completions", **body).json()["choices"][0]["text"]
+        expected = server.post("/v1/completions", **body).json()["choices"][0]["text"]
         response = server.post("/v1/completions", **body, seed=1313)
         assert response.status_code == 500
         assert "ended its worker 3 times while it ran alone" in response.json()["error"]["message"]
@@ -253,13 +253,13 @@ def test_over_http_a_poison_is_one_500_or_one_error_event(
         assert "ended its worker" in json.loads(last.removeprefix("data: "))["error"]["message"]
         until_true(lambda: server.http.get("/health").status_code == 200, 60)
         again = server.post("/v1/completions", **body)
-        assert again.json()["choices"][0]["text"] == calm
+        assert again.json()["choices"][0]["text"] == expected
         assert server.metric("requests_given_up_total") == 2
         assert server.metric("worker_deaths_total") == 8
         assert server.metric("num_requests_quarantined") == 0
 
 
-def test_a_script_waits_for_a_worker_that_comes_back(checkpoint: Path, scale: Scale) -> None:
+def test_a_script_waits_for_a_restarted_worker(checkpoint: Path, scale: Scale) -> None:
     if not scale.full:
         pytest.skip("with --full; tests/fleet/test_launching.py has it without processes")
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -58,7 +58,7 @@ def test_a_worker_that_dies_is_started_anew_at_its_address(tmp_path) -> None:
         (worker,) = psutil.Process(service.process.pid).children()
         os.kill(worker.pid, signal.SIGKILL)
         assert tree_for(drafter, 2, [5, 6, 7]) == expected
-        assert service.printed("ended with exit status -9: it is started anew")
+        assert service.printed("ended with exit status -9: restarting it")
         assert service.process.poll() is None
         drafter.close()
 
@@ -66,7 +66,7 @@ def test_a_worker_that_dies_is_started_anew_at_its_address(tmp_path) -> None:
 class Poisoned:
     """A drafter that cannot stand one token."""
 
-    plane = None
+    group = None
 
     def __init__(self) -> None:
         self.raised = 0
@@ -96,11 +96,11 @@ class Running:
         self.parent, child = self.context.socket(zmq.DEALER), self.context.socket(zmq.DEALER)
         self.parent.bind("inproc://parent")
         child.connect("inproc://parent")
-        own = OwnIdentity(model="m", tokenizer="t", vocabulary="v", vocab_size=320, max_model_len=512)
-        self.service = Service(own, ServiceConfig(num_blocks=200, keep_warm="never"), self.secret)
-        self.gate = DraftListener(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+        identity = OwnIdentity(model="m", tokenizer="t", vocabulary="v", vocab_size=320, max_model_len=512)
+        self.service = Service(identity, ServiceConfig(num_blocks=200, keep_warm="never"), self.secret)
+        self.listener = DraftListener(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
         self.drafter = Poisoned()
-        self.runtime = ServiceRuntime(self.service, self.gate, child, self.context)
+        self.runtime = ServiceRuntime(self.service, self.listener, child, self.context)
         self.runtime.start()
         self.thread = threading.Thread(target=self.runtime.draft, args=(self.drafter,))
         self.thread.start()
@@ -116,7 +116,7 @@ class Running:
         self.thread.join(10)
         assert not self.thread.is_alive()
         self.runtime.stop()
-        self.gate.close()
+        self.listener.close()
         for socket in (self.parent, self._child):
             socket.close(linger=0)
         self.context.term()
@@ -124,13 +124,13 @@ class Running:
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    made = Running()
-    yield made
-    made.end()
+    running = Running()
+    yield running
+    running.end()
 
 
 def target(running: Running, name: str) -> RemoteDrafter:
-    return RemoteDrafter(Identity("t", "v", name, 320), parse_endpoints(running.gate.address), None, 1)
+    return RemoteDrafter(Identity("t", "v", name, 320), parse_endpoints(running.listener.address), None, 1)
 
 
 def test_steps_that_raise_cost_their_session_alone(

@@ -1,4 +1,4 @@
-"""The examples run as printed in them."""
+"""The examples and the code in the docs run."""
 
 import re
 import subprocess

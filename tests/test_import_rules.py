@@ -37,27 +37,27 @@ ALLOWED: dict[str, set[str]] = {
     "bench": set(),
     "embedded": set(),
 }
-"""What each package may import of the others. The package itself (the version) is open to all."""
+"""The packages that each package may import. All may import the top-level package (the version)."""
 
 PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
 
 
 def imports(file: Path) -> set[str]:
     """Modules that a file imports anywhere in it, dotted."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file}: imports are absolute"
-            found.add(node.module or "")
-    return found
+            modules.add(node.module or "")
+    return modules
 
 
 def files(package: str) -> list[Path]:
-    found = sorted((SOURCE / package).rglob("*.py"))
-    assert found, f"there is no package {package}"
-    return found
+    paths = sorted((SOURCE / package).rglob("*.py"))
+    assert paths, f"there is no package {package}"
+    return paths
 
 
 def test_every_package_has_a_rule() -> None:
@@ -94,7 +94,7 @@ def test_packages_import_only_what_their_rule_allows(package: str) -> None:
         "settings",
     ],
 )
-def test_torch_stays_out(package: str) -> None:
+def test_packages_without_torch(package: str) -> None:
     lazily = {"text/tokenizer.py": {"transformers"}}  # for folders without a tokenizer.json
     for file in files(package):
         heavy = {module.partition(".")[0] for module in imports(file)} & {"torch", "transformers"}

@@ -1,4 +1,4 @@
-"""What a request's events come to."""
+"""The items that a request's events are converted to."""
 
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from streamserve.text.tokenizer import Tokenizer
 from tests.text.folders import byte_level_folder
 
 
-async def test_what_was_preempted_had_left_the_queue_and_its_own_blocks_are_no_hit(tmp_path: Path) -> None:
+async def test_usage_ignores_queueing_and_cached_tokens_after_a_preemption(tmp_path: Path) -> None:
     async def steps() -> AsyncIterator[list[Event]]:
         yield [Admitted("r", 1, 0, cached=16, queued=0.25)]
         yield [Token("r", 1, 0, 0, 70)]
@@ -23,10 +23,10 @@ async def test_what_was_preempted_had_left_the_queue_and_its_own_blocks_are_no_h
         yield [Token("r", 1, 0, 1, 71, finish="length")]
 
     params = SamplingParams(max_tokens=2)
-    runtime = cast(FleetRuntime, None)  # only asked to end a choice at its stop string
+    runtime = cast(FleetRuntime, None)  # only used to end a choice at its stop string
     tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path))
-    watch = Stopwatch(time.monotonic())
-    items = [item async for item in read_items(steps(), runtime, tokenizer, "r", 40, params, watch)]
+    stopwatch = Stopwatch(time.monotonic())
+    items = [item async for item in read_items(steps(), runtime, tokenizer, "r", 40, params, stopwatch)]
     usage = items[-1]
     assert isinstance(usage, Usage)
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 2)

@@ -53,10 +53,10 @@ def test_a_single_prompt_needs_no_list(llm: LLM) -> None:
 
 def test_token_ids_may_be_integers_of_any_kind(llm: LLM) -> None:
     ids = llm.tokenizer.encode("hello")
-    plain, wide = llm.generate([ids, np.array(ids)], GREEDY, use_tqdm=False)
+    plain, numpy_ids = llm.generate([ids, np.array(ids)], GREEDY, use_tqdm=False)
     (alone,) = llm.generate(np.array(ids), GREEDY, use_tqdm=False)
-    (listed,) = llm.generate([np.int64(token) for token in ids], GREEDY, use_tqdm=False)
-    for other in (wide, alone, listed):
+    (numpy_list,) = llm.generate([np.int64(token) for token in ids], GREEDY, use_tqdm=False)
+    for other in (numpy_ids, alone, numpy_list):
         assert other.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
@@ -66,9 +66,9 @@ def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def report() -> Report:
-        found = llm.report()
-        assert found
-        return found
+        report = llm.report()
+        assert report
+        return report
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -92,7 +92,7 @@ def test_a_prompt_of_another_type_is_refused_at_once(llm: LLM, prompt: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("prompt", "params", "more"),
+    ("prompt", "params", "keywords"),
     [
         ([-1], GREEDY, {}),
         ([10**9], GREEDY, {}),
@@ -102,11 +102,11 @@ def test_a_prompt_of_another_type_is_refused_at_once(llm: LLM, prompt: Any) -> N
         ([1], GREEDY, {"priority": [1.5]}),
     ],
 )
-def test_what_a_worker_could_not_read_is_refused_before_it_is_sent(
-    llm: LLM, prompt: list[int], params: SamplingParams, more: dict[str, Any]
+def test_parameters_that_cannot_be_encoded_are_refused_before_they_are_sent(
+    llm: LLM, prompt: list[int], params: SamplingParams, keywords: dict[str, Any]
 ) -> None:
     with pytest.raises(RequestError):
-        llm.generate([prompt], params, use_tqdm=False, **more)
+        llm.generate([prompt], params, use_tqdm=False, **keywords)
     assert llm.generate("hello", GREEDY, use_tqdm=False)[0].finished
 
 
@@ -159,7 +159,7 @@ def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
     assert deltas[-1].finish == "length"
 
 
-def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
+def test_leaving_the_loop_of_a_stream_cancels_it(llm: LLM) -> None:
     before = generated(llm)
     for _ in llm.stream("hello", SamplingParams(max_tokens=8000, ignore_eos=True)):
         break
@@ -196,7 +196,7 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     llm.close()
 
 
-def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(tmp_path: Path) -> None:
+def test_an_llm_is_closed_when_it_is_garbage_collected_and_when_python_exits(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, max_position_embeddings=512)
     script = textwrap.dedent(f"""
         import os, sys
@@ -213,7 +213,7 @@ def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(
         assert not psutil.Process().children()
         llm = LLM({str(folder)!r}, threads=1, timeline={str(tmp_path / "timeline.json")!r})
         tell()
-        if not (fork := os.fork()):  # what ends here is not the owner's
+        if not (fork := os.fork()):  # the fork is not the owner
             try:
                 llm.generate("hi", use_tqdm=False)
             except RuntimeError as error:
@@ -226,15 +226,15 @@ def test_what_nobody_closes_is_closed_when_it_is_collected_and_when_python_ends(
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads((tmp_path / "timeline.json").read_text())
-    told = [line.split() for line in done.stdout.splitlines()]
-    assert len(told) == 2
-    for own, *workers in told:
-        assert not Path(own).exists()
+    printed = [line.split() for line in done.stdout.splitlines()]
+    assert len(printed) == 2
+    for folder, *workers in printed:
+        assert not Path(folder).exists()
         assert workers
         assert not any(psutil.pid_exists(int(worker)) for worker in workers)
 
 
-def test_a_model_that_cannot_be_served_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served_raises_and_leaves_no_threads(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, max_position_embeddings=512)
     (folder / "model.safetensors").unlink()
     before = set(threading.enumerate())

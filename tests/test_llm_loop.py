@@ -1,4 +1,4 @@
-"""The event loop of an LLM ends with nothing pending, whatever its callers were interrupted in."""
+"""The event loop of an LLM ends without pending tasks, also after interrupted calls."""
 
 import asyncio
 import threading

@@ -1,5 +1,5 @@
-"""Many streaming clients: all are served while there is room; beyond it the excess is refused at once, and
-those who were accepted do not notice."""
+"""Many streaming clients: all are served up to the limit; the excess is refused at once, without an effect on
+accepted requests."""
 
 import asyncio
 import json
@@ -20,8 +20,8 @@ FLAGS = ("--threads", "1", "--num-blocks", "4096", "--log-level", "warning")
 
 
 @dataclass
-class Seen:
-    """What clients saw: seconds to the first tokens, to refusals, and the waits they were told."""
+class ClientStats:
+    """Measurements of clients: seconds to first tokens and to refusals, and Retry-After values."""
 
     first_tokens: list[float] = field(default_factory=list)
     refusals: list[float] = field(default_factory=list)
@@ -32,30 +32,31 @@ class Seen:
 
 
 def body(number: int, tokens: int) -> dict[str, object]:
-    prompt = [5 + (number * 7 + place) % 50 for place in range(32)]
+    prompt = [5 + (number * 7 + index) % 50 for index in range(32)]
     return {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": number}
 
 
-async def ask(client: httpx.AsyncClient, request: dict[str, object], seen: Seen) -> bool:
-    """One request to its end; whether it was accepted. Raises if its answer is not whole."""
-    asked = time.perf_counter()
+async def send_request(client: httpx.AsyncClient, request: dict[str, object], stats: ClientStats) -> bool:
+    """Send one request and read its reply; returns whether it was accepted. Raises if the reply is
+    incomplete."""
+    started = time.perf_counter()
     async with client.stream("POST", "/v1/completions", json=request) as reply:
         if reply.status_code == 429:
             await reply.aread()
-            seen.refusals.append(time.perf_counter() - asked)
-            seen.waits.append(int(reply.headers["Retry-After"]))
+            stats.refusals.append(time.perf_counter() - started)
+            stats.waits.append(int(reply.headers["Retry-After"]))
             return False
         assert reply.status_code == 200, await reply.aread()
         finish, last, first = None, "", 0.0
         async for line in reply.aiter_lines():
             if not line:
                 continue
-            first = first or time.perf_counter() - asked
+            first = first or time.perf_counter() - started
             if line != "data: [DONE]":
                 finish = json.loads(line.removeprefix("data: "))["choices"][0]["finish_reason"] or finish
             last = line
         assert (finish, last) == ("length", "data: [DONE]")
-        seen.first_tokens.append(first)
+        stats.first_tokens.append(first)
     return True
 
 
@@ -67,86 +68,88 @@ def connections(url: str, count: int) -> httpx.AsyncClient:
 async def test_all_of_many_streaming_clients_are_served_in_bounded_memory(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """All at the same time, with far fewer places in a step: most of them wait, none is lost."""
+    """All at the same time, with far fewer sequence slots: most of them wait, none is lost."""
     clients, tokens = scale.pick(60, 500), scale.pick(20, 100)
     with serving(str(make_checkpoint(tmp_path)), *FLAGS) as served:
-        front = psutil.Process(served.process.pid)
-        processes = [front, *front.children()]
+        api_process = psutil.Process(served.process.pid)
+        processes = [api_process, *api_process.children()]
         before = [process.memory_info().rss for process in processes]
         peak = list(before)
-        seen = Seen()
+        stats = ClientStats()
 
-        async def watch() -> None:
+        async def sample_memory() -> None:
             while True:
                 peak[:] = [max(p, q.memory_info().rss) for p, q in zip(peak, processes, strict=True)]
                 await asyncio.sleep(0.05)
 
-        watching = asyncio.ensure_future(watch())
+        sampler = asyncio.ensure_future(sample_memory())
         started = time.monotonic()
         async with connections(served.url, clients) as client:
-            answers = await asyncio.gather(*(ask(client, body(n, tokens), seen) for n in range(clients)))
-        watching.cancel()
+            answers = await asyncio.gather(
+                *(send_request(client, body(n, tokens), stats) for n in range(clients))
+            )
+        sampler.cancel()
         seconds = time.monotonic() - started
         assert all(answers)
-        grown = [(after - then) / 1e6 for after, then in zip(peak, before, strict=True)]
-        assert grown[0] < 100  # MB: 500 clients have 0.2 MB each
+        growth = [(after - then) / 1e6 for after, then in zip(peak, before, strict=True)]
+        assert growth[0] < 100  # MB: 500 clients have 0.2 MB each
         record(
             clients=clients,
             tokens_each=tokens,
             tokens_per_second=round(clients * tokens / seconds, 1),
-            p99_first_token_seconds=round(seen.p99(), 3),
-            front_grew_mb=round(grown[0], 1),
-            worker_grew_mb=round(grown[1], 1),
+            p99_first_token_seconds=round(stats.p99(), 3),
+            front_grew_mb=round(growth[0], 1),
+            worker_grew_mb=round(growth[1], 1),
         )
 
 
-async def test_at_twice_the_capacity_the_excess_is_refused_and_the_others_do_not_notice(
+async def test_at_twice_the_capacity_the_excess_is_refused_without_an_effect_on_the_others(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """As many clients as there are places, each asking again when it has its answer; then twice as many, who
-    come back when they are told to. Rounds of both alternate. The model is large enough for the engine, not
-    the client here, to be what is short."""
-    places, rounds, seconds = 8, scale.pick(2, 5), scale.pick(2, 3)
-    flags = ("--max-num-seqs", str(places), "--max-requests", str(places), "--backend", "reference", *FLAGS)
+    """As many clients as there are slots, each sending its next request after a reply; then twice as many,
+    which retry after Retry-After. Rounds of both alternate. The model is large enough for the engine, not the
+    client, to be the bottleneck."""
+    slots, rounds, seconds = 8, scale.pick(2, 5), scale.pick(2, 3)
+    flags = ("--max-num-seqs", str(slots), "--max-requests", str(slots), "--backend", "reference", *FLAGS)
     model = make_checkpoint(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
-    calm, crowded = Seen(), Seen()
+    at_capacity, at_twice = ClientStats(), ClientStats()
     ratios = []
 
-    async def customer(client: httpx.AsyncClient, number: int, until: float, seen: Seen) -> None:
+    async def run_client(client: httpx.AsyncClient, number: int, until: float, stats: ClientStats) -> None:
         while time.monotonic() < until:
-            if not await ask(client, body(number, 48), seen):
-                await asyncio.sleep(seen.waits[-1])
+            if not await send_request(client, body(number, 48), stats):
+                await asyncio.sleep(stats.waits[-1])
 
-    async def rush(client: httpx.AsyncClient, count: int, seconds: float) -> Seen:
-        seen, until = Seen(), time.monotonic() + seconds
-        await asyncio.gather(*(customer(client, number, until, seen) for number in range(count)))
-        return seen
+    async def run_clients(client: httpx.AsyncClient, count: int, seconds: float) -> ClientStats:
+        stats, until = ClientStats(), time.monotonic() + seconds
+        await asyncio.gather(*(run_client(client, number, until, stats) for number in range(count)))
+        return stats
 
     with serving(str(model), *flags) as served:
-        async with connections(served.url, 2 * places) as client:
-            await rush(client, places, 0.5)
+        async with connections(served.url, 2 * slots) as client:
+            await run_clients(client, slots, 0.5)
             for _ in range(rounds):
-                one = await rush(client, places, seconds)
-                other = await rush(client, 2 * places, seconds)
-                ratios.append(other.p99() / one.p99())
-                for whole, part in ((calm, one), (crowded, other)):
-                    whole.first_tokens += part.first_tokens
-                    whole.refusals += part.refusals
-    assert len(crowded.refusals) > places
-    assert len(crowded.first_tokens) > len(calm.first_tokens) / 2
-    refused = statistics.median(crowded.refusals)
+                capacity_round = await run_clients(client, slots, seconds)
+                twice_round = await run_clients(client, 2 * slots, seconds)
+                ratios.append(twice_round.p99() / capacity_round.p99())
+                for total, round_stats in ((at_capacity, capacity_round), (at_twice, twice_round)):
+                    total.first_tokens += round_stats.first_tokens
+                    total.refusals += round_stats.refusals
+    assert len(at_twice.refusals) > slots
+    assert len(at_twice.first_tokens) > len(at_capacity.first_tokens) / 2
+    refused = statistics.median(at_twice.refusals)
     assert refused < (1.0 if scale.full else 10.0)
     ratio = statistics.median(ratios)
-    assert ratio <= 1.5 or not scale.full  # short rounds beside other work say little
+    assert ratio <= 1.5 or not scale.full  # short rounds on a loaded machine are not significant
     record(
-        places=places,
-        served_at_capacity=len(calm.first_tokens),
-        served_at_twice=len(crowded.first_tokens),
-        refused_at_twice=len(crowded.refusals),
+        places=slots,
+        served_at_capacity=len(at_capacity.first_tokens),
+        served_at_twice=len(at_twice.first_tokens),
+        refused_at_twice=len(at_twice.refusals),
         refused_after_seconds_median=round(refused, 4),
-        refused_after_seconds_max=round(max(crowded.refusals), 4),
-        p99_first_token_seconds_at_capacity=round(calm.p99(), 4),
-        p99_first_token_seconds_at_twice=round(crowded.p99(), 4),
+        refused_after_seconds_max=round(max(at_twice.refusals), 4),
+        p99_first_token_seconds_at_capacity=round(at_capacity.p99(), 4),
+        p99_first_token_seconds_at_twice=round(at_twice.p99(), 4),
         p99_ratio=round(ratio, 3),
-        p99_ratios=[round(one, 3) for one in sorted(ratios)],
+        p99_ratios=[round(value, 3) for value in sorted(ratios)],
     )

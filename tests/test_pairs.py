@@ -1,4 +1,4 @@
-"""Stream pairs as a user meets them: the same text as one worker's, through deaths of either half."""
+"""Stream pairs as users run them: the same text as one worker's, also when workers die."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.tickets import Push
+from streamserve.protocol.transfers import Push
 from streamserve.settings.resolve import SettingsError, resolve, topology
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
@@ -40,9 +40,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def serving(checkpoint: Path, **given: object) -> AsyncGenerator[AsyncLLM, None]:
-    given = {"threads": 1, "profile": False, "num_blocks": 400, "max_chunk": 32} | given
-    llm = AsyncLLM(resolve(str(checkpoint), given))
+async def serving(checkpoint: Path, **settings: object) -> AsyncGenerator[AsyncLLM, None]:
+    settings = {"threads": 1, "profile": False, "num_blocks": 400, "max_chunk": 32} | settings
+    llm = AsyncLLM(resolve(str(checkpoint), settings))
     await llm.start()
     try:
         await until(lambda: all(worker.ready for worker in fleet(llm).workers.values()))
@@ -62,16 +62,16 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def requests(count: int, seed: int) -> list[Request]:
-    """Short and long prompts, some with a common head, greedy and sampled, one or several choices, free or
+def make_requests(count: int, seed: int) -> list[Request]:
+    """Short and long prompts, some with a common prefix, greedy and sampled, one or several choices, free or
     with a grammar."""
     rng = random.Random(seed)
-    head = [rng.randrange(5, 200) for _ in range(48)]
-    made = []
+    shared_prefix = [rng.randrange(5, 200) for _ in range(48)]
+    result = []
     for number in range(count):
-        own = [rng.randrange(5, 200) for _ in range(rng.randint(1, 120))]
-        prompt = head + own if number % 3 == 0 else own
-        made.append(
+        suffix = [rng.randrange(5, 200) for _ in range(rng.randint(1, 120))]
+        prompt = shared_prefix + suffix if number % 3 == 0 else suffix
+        result.append(
             (
                 prompt,
                 SamplingParams(
@@ -82,20 +82,20 @@ def requests(count: int, seed: int) -> list[Request]:
                 ),
             )
         )  # fmt: skip
-    return made
+    return result
 
 
-async def answers(llm: AsyncLLM, asked: list[Request]) -> list[dict[int, list[tuple[int, float]]]]:
+async def answers(llm: AsyncLLM, requests: list[Request]) -> list[dict[int, list[tuple[int, float]]]]:
     """Token ids and their log-probabilities of every choice, all requests at once."""
 
-    async def one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, list]:
-        found: dict[int, list] = {choice: [] for choice in range(params.n)}
+    async def answer_one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, list]:
+        choices: dict[int, list] = {choice: [] for choice in range(params.n)}
         usage = None
-        async with aclosing(llm.submit(prompt, params, request_id=f"r{number}")) as news:
-            async for item in news:
+        async with aclosing(llm.submit(prompt, params, request_id=f"r{number}")) as items:
+            async for item in items:
                 if isinstance(item, Delta):
                     assert item.logprobs is not None
-                    found[item.choice] += [
+                    choices[item.choice] += [
                         (token, round(entry.logprob, 4))
                         for token, entry in zip(item.tokens, item.logprobs, strict=True)
                     ]
@@ -103,23 +103,23 @@ async def answers(llm: AsyncLLM, asked: list[Request]) -> list[dict[int, list[tu
                     usage = item
         assert usage is not None
         assert usage.prompt_tokens == len(prompt)
-        assert usage.completion_tokens == sum(map(len, found.values()))
-        return found
+        assert usage.completion_tokens == sum(map(len, choices.values()))
+        return choices
 
-    return list(await asyncio.gather(*(one(n, *request) for n, request in enumerate(asked))))
+    return list(await asyncio.gather(*(answer_one(n, *request) for n, request in enumerate(requests))))
 
 
-async def empty(llm: AsyncLLM) -> None:
-    """Nobody holds a block, a request or a ticket."""
+async def wait_until_idle(llm: AsyncLLM) -> None:
+    """Wait until no request, block or transfer reservation is left."""
     state = fleet(llm)
     assert not state.requests
 
-    def quiet() -> bool:
+    def idle() -> bool:
         reports = [worker.report for worker in state.workers.values()]
-        held = any(report is None or report.blocks_live for report in reports)
-        return not held and not len(state.tickets)
+        occupied = any(report is None or report.blocks_live for report in reports)
+        return not occupied and not len(state.reservations)
 
-    await until(quiet)
+    await until(idle)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ async def empty(llm: AsyncLLM) -> None:
 async def test_pairs_give_the_text_of_one_worker(
     checkpoint: Path, scale: Scale, pools: dict[str, object], record: Callable[..., None]
 ) -> None:
-    asked = requests(scale.pick(16, 300), scale.seed)
+    requests = make_requests(scale.pick(16, 300), scale.seed)
     async with serving(checkpoint) as llm:
-        expected = await answers(llm, asked)
+        expected = await answers(llm, requests)
     async with serving(checkpoint, **pools) as llm:
-        assert await answers(llm, asked) == expected
-        again = await answers(llm, asked)  # what decode workers hold now is not sent again
+        assert await answers(llm, requests) == expected
+        again = await answers(llm, requests)  # what decode workers hold now is not sent again
         assert again == expected
-        await empty(llm)
+        await wait_until_idle(llm)
         report = llm.report()
         assert report is not None
         assert report.transfer is not None
@@ -148,29 +148,29 @@ async def test_pairs_give_the_text_of_one_worker(
         assert report.transfer.hit_tokens > 0
         assert report.transfer.handed_over == report.transfer.received > 0
         assert not report.transfer.failed
-        record(requests=2 * len(asked), transfer=msgspec.to_builtins(report.transfer))
+        record(requests=2 * len(requests), transfer=msgspec.to_builtins(report.transfer))
 
 
 @pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
-async def test_a_killed_half_costs_time_never_text(
+async def test_a_killed_worker_costs_time_never_text(
     checkpoint: Path, scale: Scale, victims: tuple[str, ...]
 ) -> None:
-    asked = requests(16, scale.seed + 1)
+    requests = make_requests(16, scale.seed + 1)
     async with serving(checkpoint) as llm:
-        expected = await answers(llm, asked)
+        expected = await answers(llm, requests)
     async with serving(checkpoint, pairs=1) as llm:
-        working = asyncio.create_task(answers(llm, asked))
+        working = asyncio.create_task(answers(llm, requests))
         await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
         for victim in victims:
             os.kill(llm.process_id(victim), signal.SIGKILL)
         assert await working == expected
         await until(lambda: all(fleet(llm).workers[v].incarnation == 2 for v in victims))
-        await empty(llm)
+        await wait_until_idle(llm)
 
 
 @pytest.mark.parametrize("signals", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
-async def test_halves_lost_at_random_moments_cost_time_never_text(
+async def test_workers_lost_at_random_times_cost_time_never_text(
     checkpoint: Path,
     scale: Scale,
     victims: tuple[str, ...],
@@ -181,13 +181,13 @@ async def test_halves_lost_at_random_moments_cost_time_never_text(
     if not scale.full:
         pytest.skip("with --full; one death of each is tested above")
     rng = random.Random(scale.seed)
-    asked = requests(16, scale.seed + 2)
+    requests = make_requests(16, scale.seed + 2)
     async with serving(checkpoint) as llm:
-        expected = await answers(llm, asked)
+        expected = await answers(llm, requests)
     recovered = []
     for _ in range(ROUNDS):
         async with serving(checkpoint, pairs=1, stuck_after=1.0) as llm:
-            working = asyncio.create_task(answers(llm, asked))
+            working = asyncio.create_task(answers(llm, requests))
             await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
             await asyncio.sleep(rng.uniform(0.0, 0.3))
             for victim in victims:
@@ -197,79 +197,79 @@ async def test_halves_lost_at_random_moments_cost_time_never_text(
             await until(lambda: all(fleet(llm).workers[v].incarnation == 2 for v in victims))
             await until(lambda: llm.health().ready)
             recovered.append(round(time.monotonic() - lost_at, 2))
-            await empty(llm)
-    record(rounds=ROUNDS, streams=len(asked), recovery_seconds=recovered)
+            await wait_until_idle(llm)
+    record(rounds=ROUNDS, streams=len(requests), recovery_seconds=recovered)
 
 
-async def test_a_client_that_leaves_frees_both_halves(checkpoint: Path) -> None:
+async def test_a_client_that_disconnects_frees_both_workers(checkpoint: Path) -> None:
     async with serving(checkpoint, pairs=1, kv_bytes_per_second=2e5) as llm:
         for leave_after in (0, 1, 5):
             params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
             seen = 0
-            async with aclosing(llm.submit([7] * 100, params, request_id="leaver")) as news:
-                async for _ in news:
+            async with aclosing(llm.submit([7] * 100, params, request_id="cancelled")) as items:
+                async for _ in items:
                     seen += 1
                     if seen > leave_after:
                         break
             assert seen == leave_after + 1, "it left in the middle"
-            await empty(llm)
+            await wait_until_idle(llm)
 
 
-async def test_tickets_that_were_tampered_with_are_refused_and_the_prompts_computed_again(
+async def test_tampered_transfer_reservations_are_refused_and_the_prompts_recomputed(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One forged in place of the true one, one stale, one twice, one truncated, on their way."""
-    asked = requests(16, 3)
+    """One forged, one stale, one duplicated, one truncated in transit."""
+    requests = make_requests(16, 3)
     async with serving(checkpoint) as llm:
-        expected = await answers(llm, asked)
+        expected = await answers(llm, requests)
     async with serving(checkpoint, pairs=1) as llm:
         send = llm._runtime._send
-        tampering = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]
+        remaining = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]
 
         async def tampered(command: Send) -> None:
             message = command.message
-            if not isinstance(message, Push) or not tampering:
+            if not isinstance(message, Push) or not remaining:
                 await send(command)
                 return
-            for ticket in tampering.pop()(message.ticket):
-                await send(Send(command.worker, Push(ticket)))
+            for reservation in remaining.pop()(message.reservation):
+                await send(Send(command.worker, Push(reservation)))
 
         monkeypatch.setattr(llm._runtime, "_send", tampered)
-        assert await answers(llm, asked) == expected
-        assert not tampering
-        await empty(llm)
+        assert await answers(llm, requests) == expected
+        assert not remaining
+        await wait_until_idle(llm)
 
 
 def test_each_role_has_its_own_limits(checkpoint: Path) -> None:
-    given = {"pairs": 2, "max_chunk": 32, "prefill_max_chunk": 256, "decode_max_num_seqs": 7}
-    settings = resolve(str(checkpoint), given | {"draft": "self:1"})
+    overrides = {"pairs": 2, "max_chunk": 32, "prefill_max_chunk": 256, "decode_max_num_seqs": 7}
+    settings = resolve(str(checkpoint), overrides | {"draft": "self:1"})
     shape = topology(settings.server)
-    front, back = (worker_model(settings, name, shape) for name in ("prefill-1", "decode-0"))
-    assert (front.max_chunk, front.max_num_seqs) == (256, settings.model.max_num_seqs)
-    assert (back.max_chunk, back.max_num_seqs) == (32, 7)
-    assert (front.draft, back.draft) == ("none", "self:1")
-    whole = worker_model(resolve(str(checkpoint)), "unified-0", unified(1))
-    assert (whole.max_chunk, whole.threads) == (512, 0)
+    prefill, decode = (worker_model(settings, name, shape) for name in ("prefill-1", "decode-0"))
+    assert (prefill.max_chunk, prefill.max_num_seqs) == (256, settings.model.max_num_seqs)
+    assert (decode.max_chunk, decode.max_num_seqs) == (32, 7)
+    assert (prefill.draft, decode.draft) == ("none", "self:1")
+    unified_model = worker_model(resolve(str(checkpoint)), "unified-0", unified(1))
+    assert (unified_model.max_chunk, unified_model.threads) == (512, 0)
 
 
-async def test_while_no_pair_is_left_clients_are_told_to_come_back(checkpoint: Path) -> None:
+async def test_without_a_ready_pair_clients_get_503_and_retry_after(checkpoint: Path) -> None:
     async with serving(checkpoint, pairs=1) as llm:
         os.kill(llm.process_id("prefill-0"), signal.SIGKILL)
         await until(lambda: not llm.health().ready)
         await until(lambda: llm.health().ready)
-        assert await answers(llm, requests(2, 5))
-        fleet(llm).workers["prefill-0"].unsteady = 5  # so that it is not started for a while
-        for half in ("prefill-0", "decode-0"):
-            os.kill(llm.process_id(half), signal.SIGKILL)
+        assert await answers(llm, make_requests(2, 5))
+        fleet(llm).workers["prefill-0"].recent_losses = 5  # so that it is not started for a while
+        for worker in ("prefill-0", "decode-0"):
+            os.kill(llm.process_id(worker), signal.SIGKILL)
         await until(lambda: not any(worker.ready for worker in fleet(llm).workers.values()))
-        with pytest.raises(RequestError, match=r"prefill-0 is being started again: .* SIGKILL") as refused:
-            await answers(llm, requests(1, 5))
+        with pytest.raises(RequestError, match=r"prefill-0 is being restarted: .* SIGKILL") as refused:
+            await answers(llm, make_requests(1, 5))
         assert refused.value.status == 503
         assert refused.value.retry_after is not None
         assert 8.0 < refused.value.retry_after < 30.0
 
 
-async def test_what_one_half_refuses_the_other_does_not_keep(checkpoint: Path) -> None:
+async def test_a_request_refused_by_one_worker_leaves_nothing_on_the_other(checkpoint: Path) -> None:
     """More choices than the decode worker runs at once: refused, and the blocks of the prompt are free."""
     limits = {"prefill_max_num_seqs": 2, "decode_max_num_seqs": 1}
     params = SamplingParams(temperature=0, n=2, max_tokens=8, ignore_eos=True, logprobs=2)
@@ -277,11 +277,11 @@ async def test_what_one_half_refuses_the_other_does_not_keep(checkpoint: Path) -
         for number in range(3):
             with pytest.raises(RequestError, match="n is 2, but at most 1"):
                 await answers(llm, [([5 + number] * 40, params)])
-        await empty(llm)
+        await wait_until_idle(llm)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({"pairs": 1, "prefill": 1}, "either pairs"),
         ({"prefill": 2}, "need each other"),
@@ -290,8 +290,8 @@ async def test_what_one_half_refuses_the_other_does_not_keep(checkpoint: Path) -
         ({"prefill_max_chunk": 64}, "no such workers"),
     ],
 )
-def test_workers_that_make_no_place_are_refused(
-    checkpoint: Path, given: dict[str, object], message: str
+def test_invalid_numbers_of_workers_are_refused(
+    checkpoint: Path, settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
-        resolve(str(checkpoint), given)
+        resolve(str(checkpoint), settings)

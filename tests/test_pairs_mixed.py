@@ -1,5 +1,5 @@
-"""Everything at once on stream pairs: greedy and seeded, guessed for, with grammars, stops and edits, on
-either transport and in either precision, the text is what one worker gives without any of it."""
+"""All features at once on stream pairs: with greedy and seeded sampling, draft tokens, grammars, stop strings
+and edits, on both transports and in both precisions, the text is that of one worker without speculation."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.test_moments import arriving
-from tests.test_pairs import NEEDS_NIXL, Request, empty, requests, serving, until
+from tests.test_lifecycle_events import answer_prompt_stream
+from tests.test_pairs import NEEDS_NIXL, Request, make_requests, serving, until, wait_until_idle
 
 
 @pytest.fixture(scope="module")
@@ -25,49 +25,51 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mixed(count: int, seed: int) -> list[Request]:
     """Every fifth request has a grammar, of the others every seventh stops at a string."""
-    made = []
-    for number, (prompt, params) in enumerate(requests(count, seed)):
+    result = []
+    for number, (prompt, params) in enumerate(make_requests(count, seed)):
         if number % 7 == 0 and params.grammar is None:
             params = msgspec.structs.replace(params, stop=("e", "th"), max_tokens=60)
-        made.append((prompt, params))
-    return made
+        result.append((prompt, params))
+    return result
 
 
-async def texts(llm: AsyncLLM, asked: list[Request], edited: int) -> list[object]:
-    """What everybody gets, all at once: tokens and text of each choice."""
+async def texts(llm: AsyncLLM, requests: list[Request], stream_count: int) -> list[object]:
+    """Return tokens and text of each choice of all requests, sent at once."""
 
-    async def one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, object]:
+    async def answer_one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, object]:
         tokens: dict[int, list[int]] = {choice: [] for choice in range(params.n)}
         text = dict.fromkeys(tokens, "")
-        async with aclosing(llm.submit(prompt, params, request_id=f"m{number}")) as news:
-            async for item in news:
+        async with aclosing(llm.submit(prompt, params, request_id=f"m{number}")) as items:
+            async for item in items:
                 if isinstance(item, Delta):
                     tokens[item.choice] += item.tokens
                     text[item.choice] += item.text
         return {choice: (tokens[choice], text[choice]) for choice in tokens}
 
-    plain = [one(number, *request) for number, request in enumerate(asked)]
-    return list(await asyncio.gather(*plain, *(arriving(llm, number) for number in range(edited))))
+    plain = [answer_one(number, *request) for number, request in enumerate(requests)]
+    return list(
+        await asyncio.gather(*plain, *(answer_prompt_stream(llm, number) for number in range(stream_count)))
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("transport", ["shm", pytest.param("nixl", marks=NEEDS_NIXL)])
-async def test_everything_at_once_gives_the_text_of_one_worker(
+async def test_all_features_at_once_give_the_text_of_one_worker(
     checkpoint: Path, scale: Scale, transport: str, dtype: str, record: Callable[..., None]
 ) -> None:
     if not scale.full and (transport, dtype) != ("shm", "bfloat16"):
         pytest.skip("with --full")
     count = scale.pick(24, 320)
-    asked, edited = mixed(count, scale.seed), count // 6
+    requests, stream_count = mixed(count, scale.seed), count // 6
     async with serving(checkpoint, dtype=dtype, draft="none") as llm:
-        expected = await texts(llm, asked, edited)
+        expected = await texts(llm, requests, stream_count)
         await until(lambda: (report := llm.report()) is not None and report.generation_tokens > count)
-        await empty(llm)
-    guessing = {"draft": str(checkpoint), "speculation_policy": "fixed:2"}
-    async with serving(checkpoint, dtype=dtype, pairs=1, kv_transport=transport, **guessing) as llm:
-        assert await texts(llm, asked, edited) == expected
+        await wait_until_idle(llm)
+    drafting_settings = {"draft": str(checkpoint), "speculation_policy": "fixed:2"}
+    async with serving(checkpoint, dtype=dtype, pairs=1, kv_transport=transport, **drafting_settings) as llm:
+        assert await texts(llm, requests, stream_count) == expected
         await until(lambda: (report := llm.report()) is not None and report.generation_tokens > count)
-        await empty(llm)
+        await wait_until_idle(llm)
         report = llm.report()
         assert report
         assert report.speculation
@@ -75,9 +77,9 @@ async def test_everything_at_once_gives_the_text_of_one_worker(
         assert report.speculation.accepted > 0
         assert report.transfer.sent_bytes > 0
         assert report.streams
-        assert report.streams.chunks > edited
+        assert report.streams.chunks > stream_count
         record(
-            requests=count + edited,
+            requests=count + stream_count,
             accepted=report.speculation.accepted,
             transfer=msgspec.to_builtins(report.transfer),
         )

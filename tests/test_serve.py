@@ -1,4 +1,4 @@
-"""`streamserve serve` as a user meets it: the banner, the command it prints, signals, mistakes."""
+"""`streamserve serve` as users run it: the banner, the command it prints, signals, errors."""
 
 import json
 import os
@@ -30,13 +30,13 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> None:
     with serving("embedded", "--threads", "1") as served:
         body = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-        asked = time.monotonic()
+        started = time.monotonic()
         with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as reply:
             first = next(line for line in reply.iter_lines() if line)
         assert first.startswith("data: {")
         record(
             seconds_to_ready=round(served.seconds, 2),
-            seconds_to_first_token=round(served.seconds + time.monotonic() - asked, 2),
+            seconds_to_first_token=round(served.seconds + time.monotonic() - started, 2),
         )
         (command,) = [line.strip() for line in served.banner.splitlines() if "curl" in line]
         done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
@@ -44,11 +44,11 @@ def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> N
         assert all(line.startswith("data: ") for line in events)
         assert events[-1] == "data: [DONE]"
         assert len(events) > 3
-        until(lambda: accepted_guesses(served.url) > 0)
+        until(lambda: accepted_draft_tokens(served.url) > 0)
 
 
-def accepted_guesses(url: str) -> float:
-    """How many guesses of the packaged draft were right, as the metrics tell."""
+def accepted_draft_tokens(url: str) -> float:
+    """Return the number of accepted draft tokens in the metrics."""
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
     name = "streamserve:spec_decode_num_accepted_tokens"
     return sum(sample.value for family in families if family.name == name for sample in family.samples)
@@ -63,7 +63,7 @@ def test_a_signal_ends_the_server_and_its_worker(tmp_path: Path, number: signal.
         assert not workers[0].is_running()
 
 
-def test_a_killed_worker_comes_back_under_the_same_server(tmp_path: Path) -> None:
+def test_a_killed_worker_is_restarted_by_the_same_server(tmp_path: Path) -> None:
     with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
         psutil.Process(served.process.pid).children()[0].kill()
         body = {"model": str(tmp_path), "prompt": "hello", "max_tokens": 5, "temperature": 0}
@@ -76,7 +76,7 @@ def test_a_killed_worker_comes_back_under_the_same_server(tmp_path: Path) -> Non
         assert reply.json()["usage"]["completion_tokens"] == 5
 
 
-def test_a_stuck_worker_fails_the_health_check_until_it_goes_on(tmp_path: Path) -> None:
+def test_a_stuck_worker_fails_the_health_check_until_it_continues(tmp_path: Path) -> None:
     with serving(str(make_checkpoint(tmp_path)), "--threads", "1", "--stuck-after", "1") as served:
         worker = psutil.Process(served.process.pid).children()[0]
         assert httpx.get(f"{served.url}/health").status_code == 200
@@ -86,9 +86,9 @@ def test_a_stuck_worker_fails_the_health_check_until_it_goes_on(tmp_path: Path) 
         assert eventually(lambda: httpx.get(f"{served.url}/health").status_code == 200)
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
+def eventually(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 30
-    while not holds():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
@@ -115,7 +115,7 @@ def test_a_bad_checkpoint_is_exit_status_2_and_names_file_and_field(tmp_path: Pa
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_that_is_nowhere_is_exit_status_2() -> None:
+def test_a_missing_model_is_exit_status_2() -> None:
     done = run_cli("serve", "/no/such/folder")
     assert done.returncode == 2
     assert "/no/such/folder" in done.stderr
@@ -127,7 +127,7 @@ def test_generate_prints_an_answer() -> None:
     assert len(done.stdout.strip()) > 1
 
 
-def test_chat_remembers_and_leaves_at_an_empty_line() -> None:
+def test_chat_keeps_the_conversation_and_exits_at_an_empty_line() -> None:
     command = [sys.executable, "-m", "streamserve", "chat", "--max-tokens", "8", "--threads", "1"]
     done = subprocess.run(
         command, input="Hello!\nWhat is 1 + 1?\n\n", capture_output=True, text=True, timeout=60, check=True
@@ -143,17 +143,17 @@ def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     flags = ["--max-tokens", "4", "--threads", "1"]
     command = [sys.executable, "-m", "streamserve", "generate", "hello", *flags, "--model"]
-    there, nowhere = (
+    cached, missing = (
         subprocess.run([*command, name], capture_output=True, text=True, env=environment, check=False)
         for name in ("owner/tiny", "owner/none")
     )
-    assert there.returncode == 0, there.stderr
-    assert nowhere.returncode == 2
-    assert "owner/none is no folder here, and the hub does not give it" in nowhere.stderr
-    assert "Traceback" not in nowhere.stderr
+    assert cached.returncode == 0, cached.stderr
+    assert missing.returncode == 2
+    assert "owner/none is not a local folder, and cannot be downloaded from the hub" in missing.stderr
+    assert "Traceback" not in missing.stderr
 
 
-def test_a_server_with_a_key_keeps_it_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_does_not_reveal_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the banner, nor in the worker's environment."""
     monkeypatch.setenv("STREAMSERVE_API_KEY", "key-of-the-test")
     with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
@@ -166,10 +166,13 @@ def test_a_server_with_a_key_keeps_it_to_itself(tmp_path: Path, monkeypatch: pyt
         assert not [name for name in worker.environ() if name.startswith("STREAMSERVE_")]
 
 
-def test_listening_for_others_without_a_key_is_warned_about() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as anywhere, socket.create_server(("127.0.0.1", 0)) as here:
-        assert not is_loopback(anywhere)
-        assert is_loopback(here)
+def test_listening_on_other_interfaces_without_a_key_is_warned_about() -> None:
+    with (
+        socket.create_server(("0.0.0.0", 0)) as all_interfaces,
+        socket.create_server(("127.0.0.1", 0)) as loopback,
+    ):
+        assert not is_loopback(all_interfaces)
+        assert is_loopback(loopback)
     command = [sys.executable, "-m", "streamserve", "serve", "--host", "0.0.0.0", "--port", "0"]
     command += ["--log-format", "json", "--threads", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Settings come from flags, environment and a file, in this order, and say what is wrong with them."""
+"""Settings come from flags, environment and a file, in this order; errors name the setting and its source."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -25,20 +25,20 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert settings.server.served_model_name == ("a", "b")
 
 
-def test_the_environment_speaks_in_text() -> None:
+def test_environment_variables_are_converted_from_text() -> None:
     environ = {"STREAMSERVE_ENABLE_PREFIX_CACHING": "false", "STREAMSERVE_SERVED_MODEL_NAME": "a,b"}
     settings = resolve("embedded", environ=environ)
     assert settings.model.enable_prefix_caching is False
     assert settings.server.served_model_name == ("a", "b")
 
 
-def test_a_file_can_name_the_model_and_be_named_by_the_environment(tmp_path: Path) -> None:
+def test_a_file_can_set_the_model_and_an_environment_variable_the_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('model = "embedded-draft"\n')
     assert resolve(environ={"STREAMSERVE_CONFIG": str(file)}).name == "embedded-draft"
 
 
-def test_the_packaged_draft_goes_with_the_packaged_model_and_what_was_inflated_from_it(
+def test_the_packaged_draft_is_the_default_of_the_packaged_model_and_its_inflated_versions(
     tmp_path: Path,
 ) -> None:
     target, draft = embedded.path("embedded"), str(embedded.path("embedded-draft"))
@@ -60,18 +60,18 @@ def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("overrides", "message"),
     [
         ({"port": 70000}, "port = 70000"),
         ({"dtype": "float8"}, "dtype = 'float8'"),
-        ({"eviction": "swop"}, "eviction = 'swop': is none of recompute, swap, cost"),
+        ({"eviction": "swop"}, "eviction = 'swop': must be one of recompute, swap, cost"),
         ({"max_num_seqs": 0}, "max_num_seqs = 0"),
         ({"max_num_sequences": 1}, "no setting 'max_num_sequences'"),
     ],
 )
-def test_bad_settings_are_named(given: dict[str, object], words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
-        resolve("embedded", given, environ=NONE)
+def test_bad_settings_are_named(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        resolve("embedded", overrides, environ=NONE)
 
 
 def test_bad_variables_and_files_are_named(tmp_path: Path) -> None:
@@ -85,12 +85,12 @@ def test_bad_variables_and_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "embeded", "a/b/c", __file__])
-def test_a_model_that_is_nowhere_is_named(model: str) -> None:
+def test_a_missing_model_is_named(model: str) -> None:
     with pytest.raises(CheckpointError, match=model):
         resolve(model, environ=NONE)
 
 
-def test_every_option_teaches_in_help() -> None:
+def test_every_option_has_a_help_text() -> None:
     assert all(option.help for option in options())
     shown = (
         CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
@@ -99,7 +99,7 @@ def test_every_option_teaches_in_help() -> None:
         assert f"--{option.name.replace('_', '-')}" in shown
 
 
-def test_print_config_prints_toml_and_leaves() -> None:
+def test_print_config_prints_toml_and_exits() -> None:
     result = CliRunner().invoke(app, ["serve", "embedded", "--port", "77", "--print-config"])
     assert result.exit_code == 0
     assert "port = 77\n" in result.output
@@ -122,8 +122,8 @@ def digests(*keys: str) -> tuple[str, ...]:
 def test_keys_are_known_by_their_digests_wherever_they_come_from(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the team\nkey-three\n\n  key-four\n")
-    given = {"api_key": ["key-one", "env:TEAM_KEY"], "api_key_file": str(file), "admin_key": ["key-five"]}
-    settings = resolve("embedded", given, environ={"TEAM_KEY": "key-two"})
+    overrides = {"api_key": ["key-one", "env:TEAM_KEY"], "api_key_file": str(file), "admin_key": ["key-five"]}
+    settings = resolve("embedded", overrides, environ={"TEAM_KEY": "key-two"})
     assert settings.server.api_key == digests("key-one", "key-two", "key-three", "key-four")
     assert settings.server.admin_key == digests("key-five")
     assert resolve("embedded", environ={"STREAMSERVE_API_KEY": "key-1,key-2"}).server.api_key == digests(
@@ -142,24 +142,24 @@ def test_printed_settings_show_no_key_and_read_back_to_the_same(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("overrides", "message"),
     [
         ({"api_key": ["two words"]}, "api_key: a key must have"),
         ({"api_key": [""]}, "api_key: a key must have"),
-        ({"api_key": ["env:NOWHERE"]}, "api_key = 'env:NOWHERE': there is no such variable"),
+        ({"api_key": ["env:NOWHERE"]}, "api_key = 'env:NOWHERE': there is no such environment variable"),
         ({"admin_key": ["sha256:12"]}, "admin_key: a digest must be"),
-        ({"api_key": [17]}, "api_key: must be texts"),
+        ({"api_key": [17]}, "api_key: must be strings"),
         ({"api_key_file": "/no/such/file"}, "api_key_file = '/no/such/file': cannot be read"),
     ],
 )
-def test_bad_keys_are_refused_unquoted(given: dict[str, object], words: str) -> None:
-    with pytest.raises(SettingsError, match=words) as refused:
-        resolve("embedded", given, environ=NONE)
+def test_bad_keys_are_refused_unquoted(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        resolve("embedded", overrides, environ=NONE)
     assert "two words" not in str(refused.value)
 
 
-def test_an_empty_file_of_keys_is_no_open_door(tmp_path: Path) -> None:
+def test_an_empty_file_of_keys_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
-    with pytest.raises(SettingsError, match="holds no key"):
+    with pytest.raises(SettingsError, match="contains no key"):
         resolve("embedded", {"api_key_file": str(file)}, environ=NONE)

@@ -1,4 +1,5 @@
-"""`--timeline`: what the processes of a pair did, in a file; and traces that cannot be sent are refused."""
+"""`--timeline`: a file with the steps of all processes of a pair; and traces that cannot be sent are
+refused."""
 
 import json
 from collections import Counter
@@ -9,7 +10,7 @@ import pytest
 from streamserve.settings import resolve as settings
 from streamserve.settings.resolve import SettingsError, resolve
 from tests.checkpoints import make_checkpoint
-from tests.test_pairs import answers, requests, serving
+from tests.test_pairs import answers, make_requests, serving
 
 
 @pytest.fixture(scope="module")
@@ -19,22 +20,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_a_timeline_shows_all_processes_of_a_pair(checkpoint: Path, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
-    asked = [one for one in requests(8, 1) if (one[1].max_tokens or 0) > 2]
+    requests = [request for request in make_requests(8, 1) if (request[1].max_tokens or 0) > 2]
     async with serving(checkpoint, pairs=1, timeline=str(path)) as llm:
-        await answers(llm, asked)
+        await answers(llm, requests)
     events = json.loads(path.read_text())
     processes = {event["pid"]: event["args"]["name"] for event in events if event.get("ph") == "M"}
     assert set(processes.values()) == {"front", "prefill-0", "decode-0"}
     steps = Counter(processes[event["pid"]] for event in events if event.get("ph") == "X")
     assert steps["prefill-0"]
     assert steps["decode-0"]
-    begun = Counter((event["name"], event["id"]) for event in events if event.get("ph") == "b")
-    for number in range(len(asked)):
-        assert begun["request", f"r{number}"] == 1
+    begin_counts = Counter((event["name"], event["id"]) for event in events if event.get("ph") == "b")
+    for number in range(len(requests)):
+        assert begin_counts["request", f"r{number}"] == 1
     marks = {(processes[e["pid"]], e["name"]) for e in events if e.get("ph") == "n"}
     assert {("prefill-0", "last layer landed"), ("decode-0", "reserved"), ("decode-0", "finishing")} <= marks
-    shown = [event["ts"] for event in events if "ts" in event]
-    assert max(shown) - min(shown) < 60e6, "all by one clock"
+    timestamps = [event["ts"] for event in events if "ts" in event]
+    assert max(timestamps) - min(timestamps) < 60e6, "all by one clock"
 
 
 def test_traces_that_cannot_be_sent_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +44,6 @@ def test_traces_that_cannot_be_sent_are_refused(checkpoint: Path, monkeypatch: p
         resolve(str(checkpoint), {"otlp_traces_endpoint": "http://localhost:4318/v1/traces"})
 
 
-def test_without_a_profile_nothing_is_predicted(checkpoint: Path) -> None:
+def test_the_predictive_router_needs_a_profile(checkpoint: Path) -> None:
     with pytest.raises(SettingsError, match="needs the cost of a step"):
         resolve(str(checkpoint), {"router": "predictive", "profile": False, "pairs": 2})

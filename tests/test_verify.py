@@ -1,4 +1,5 @@
-"""`make verify` in parts: every test file is in one, and what has passed at a commit is not run again."""
+"""`make verify` in parts: every test file is in one, and a part that has passed at a commit is not run
+again."""
 
 import json
 from pathlib import Path
@@ -58,7 +59,7 @@ PARTS = {name: Part((name,)) for name in ("a", "b", "c")}
 
 
 @pytest.mark.usefixtures("clean")
-def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     path = tmp_path / "verify.json"
     first = Recorder(a=0, b=1, c=None)
     assert not verify.verify(PARTS, False, path, first, lambda line: None)
@@ -80,7 +81,7 @@ def test_fresh_runs_all_again(tmp_path: Path) -> None:
     assert again.ran == ["a", "b", "c"]
 
 
-def test_what_was_changed_since_is_run_again() -> None:
+def test_parts_run_again_after_changes() -> None:
     result = {"commit": "c", "exit_status": 0}
     assert verify.passed(result, "c")
     assert not verify.passed(result, "d")
@@ -91,7 +92,7 @@ def test_what_was_changed_since_is_run_again() -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_the_table_names_what_failed(tmp_path: Path) -> None:
+def test_the_table_names_failed_parts(tmp_path: Path) -> None:
     lines: list[str] = []
     verify.verify(PARTS, False, tmp_path / "verify.json", Recorder(a=0, b=1, c=0), lines.append)
     table = lines[-1].splitlines()

@@ -1,6 +1,6 @@
 """`make verify`: all tests with their full counts and a slice of each campaign, in parts that can be resumed.
 
-    python -m tests.verify                 run what has not passed at this commit
+    python -m tests.verify                 run the parts that have not passed at this commit
     python -m tests.verify --fresh         run everything again
     python -m tests.verify --part engine   run these parts only; may be given several times
 
@@ -23,7 +23,7 @@ from tests.campaigns.ledger import REPOSITORY, machine, product_commit
 
 RESULTS = REPOSITORY / "tests" / "results" / "verify.json"
 CHECKED = ("src", "tests", ":!tests/results", "pyproject.toml", "Makefile", "benchmarks", "examples")
-"""What a result holds for: another commit that changes none of it runs nothing again."""
+"""The paths that a result depends on: a commit that changes none of them runs nothing again."""
 LIMIT_MINUTES = 60
 PROCESSES = "3"
 
@@ -34,18 +34,23 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "simulate": ("tests/simulate", "tests/fleet"),
     "draft_service": ("tests/draft_service", "tests/test_draft_service.py"),
     "api": ("tests/api",),
-    "pairs": ("tests/test_pairs.py", "tests/test_pairs_mixed.py", "tests/test_moments.py", "tests/transfer"),
+    "pairs": (
+        "tests/test_pairs.py",
+        "tests/test_pairs_mixed.py",
+        "tests/test_lifecycle_events.py",
+        "tests/transfer",
+    ),
     "fuzz": ("tests/fuzz", "tests/exhaustion", "tests/campaigns"),
     "clients": ("tests/compat", "tests/bench", "tests/benchmarks", "tests/embedded"),
 }
-"""Test files by part; what is in none of them is the part "rest"."""
+"""Test files by part; the others are the part "rest"."""
 ON_PAIRS = ("tests/api", "tests/test_llm.py", "tests/test_client.py")
 COUNTS = ("passed", "failed", "error", "skipped")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command and where its figures are: nowhere, for a campaign, which has a file of its own."""
+    """A command and the file with its figures; None for a campaign, which writes its own."""
 
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
@@ -55,17 +60,19 @@ class Part:
 def parts(arguments: list[str]) -> dict[str, Part]:
     """Return all parts in the order in which they run; `arguments` are for pytest."""
     folder = REPOSITORY / "build" / "verify"
-    found = {
-        name: _tests(folder / f"{name}.json", ["--full", *_spread(PROCESSES, "worksteal")], paths, arguments)
+    result = {
+        name: _tests(
+            folder / f"{name}.json", ["--full", *_xdist_flags(PROCESSES, "worksteal")], paths, arguments
+        )
         for name, paths in groups().items()
     }
     on_pairs = (("STREAMSERVE_PAIRS", "1"),)
-    spread = _spread("2", "loadfile")
-    found["api-on-pairs"] = _tests(folder / "on-pairs.json", spread, ON_PAIRS, arguments, on_pairs)
+    flags = _xdist_flags("2", "loadfile")
+    result["api-on-pairs"] = _tests(folder / "on-pairs.json", flags, ON_PAIRS, arguments, on_pairs)
     for name, family in FAMILIES.items():
         command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
-        found[f"campaign-{name}"] = Part(command)
-    return found
+        result[f"campaign-{name}"] = Part(command)
+    return result
 
 
 def groups() -> dict[str, tuple[str, ...]]:
@@ -76,7 +83,7 @@ def groups() -> dict[str, tuple[str, ...]]:
     return GROUPS | {"rest": tuple(str(file.relative_to(REPOSITORY)) for file in rest)}
 
 
-def _spread(processes: str, how: str) -> list[str]:
+def _xdist_flags(processes: str, how: str) -> list[str]:
     return ["--numprocesses", processes, "--dist", how]
 
 
@@ -117,8 +124,8 @@ def passed(result: dict[str, Any] | None, commit: str) -> bool:
 
 def read(path: Path = RESULTS) -> dict[str, Any]:
     """Return the results by part."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    results: dict[str, Any] = known.get("parts", {})
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    results: dict[str, Any] = stored.get("parts", {})
     return results
 
 
@@ -133,35 +140,35 @@ def write(results: dict[str, Any], path: Path = RESULTS) -> None:
 
 
 def verify(
-    wanted: dict[str, Part],
+    selected: dict[str, Part],
     fresh: bool,
     path: Path = RESULTS,
     run: Callable[[Part], dict[str, Any]] = run,
     show: Callable[[str], None] = print,
 ) -> bool:
-    """Run those parts that have not passed at this commit; returns whether all have. Ctrl-C ends it, and
-    what is done is kept."""
-    results, commit, known = read(path), product_commit(CHECKED), set(parts([]))
-    results = {name: result for name, result in results.items() if name in known | set(wanted)}
-    for number, (name, part) in enumerate(wanted.items(), 1):
+    """Run those parts that have not passed at this commit; returns whether all have. Ctrl-C ends it;
+    completed parts are recorded."""
+    results, commit, names = read(path), product_commit(CHECKED), set(parts([]))
+    results = {name: result for name, result in results.items() if name in names | set(selected)}
+    for number, (name, part) in enumerate(selected.items(), 1):
         if not fresh and passed(results.get(name), commit):
-            show(f"[{number}/{len(wanted)}] {name}: passed at this commit")
+            show(f"[{number}/{len(selected)}] {name}: passed at this commit")
             continue
-        show(f"[{number}/{len(wanted)}] {name}")
+        show(f"[{number}/{len(selected)}] {name}")
         try:
             results[name] = run(part)
         except KeyboardInterrupt:
-            show("interrupted: what is done is kept")
+            show("interrupted: completed parts are recorded")
             break
         write(results, path)
-    show(table(wanted, results, commit))
-    return all(results.get(name, {}).get("exit_status") == 0 for name in wanted)
+    show(table(selected, results, commit))
+    return all(results.get(name, {}).get("exit_status") == 0 for name in selected)
 
 
-def table(wanted: dict[str, Part], results: dict[str, Any], commit: str) -> str:
+def table(selected: dict[str, Part], results: dict[str, Any], commit: str) -> str:
     """Return the results as lines of text."""
     lines = [f"{'part':26}{'result':12}{'minutes':>8}" + "".join(f"{name:>9}" for name in COUNTS)]
-    for name in wanted:
+    for name in selected:
         result = results.get(name)
         if result is None:
             lines.append(f"{name:26}not run")
@@ -170,7 +177,7 @@ def table(wanted: dict[str, Part], results: dict[str, Any], commit: str) -> str:
         state += "" if result["commit"] == commit else " *"
         counts = "".join(f"{result.get(count, ''):>9}" for count in COUNTS)
         lines.append(f"{name:26}{state:12}{result['seconds'] / 60:8.1f}{counts}")
-    minutes = sum(results[name]["seconds"] for name in wanted if name in results) / 60
+    minutes = sum(results[name]["seconds"] for name in selected if name in results) / 60
     beyond = f", more than {LIMIT_MINUTES}" if minutes > LIMIT_MINUTES else ""
     return "\n".join([*lines, f"{minutes:.1f} minutes in all{beyond}; *: at another commit"])
 
@@ -178,16 +185,18 @@ def table(wanted: dict[str, Part], results: dict[str, Any], commit: str) -> str:
 def main() -> int:
     """Run the command; returns 1 if a part failed or was not run."""
     parser = argparse.ArgumentParser(prog="python -m tests.verify", description=__doc__.splitlines()[0])
-    parser.add_argument("--fresh", action="store_true", help="run what has passed at this commit as well")
+    parser.add_argument("--fresh", action="store_true", help="also run parts that have passed at this commit")
     parser.add_argument("--part", action="append", metavar="NAME", help="run this part only")
     parser.add_argument("arguments", nargs="*", help="arguments for pytest, after --")
-    given = parser.parse_args()
-    known = parts(given.arguments)
-    unknown = set(given.part or ()) - known.keys()
+    arguments = parser.parse_args()
+    all_parts = parts(arguments.arguments)
+    unknown = set(arguments.part or ()) - all_parts.keys()
     if unknown:
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    wanted = {name: part for name, part in known.items() if not given.part or name in given.part}
-    return 0 if verify(wanted, given.fresh) else 1
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(all_parts)}")
+    selected = {
+        name: part for name, part in all_parts.items() if not arguments.part or name in arguments.part
+    }
+    return 0 if verify(selected, arguments.fresh) else 1
 
 
 if __name__ == "__main__":

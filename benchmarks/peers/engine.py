@@ -67,7 +67,7 @@ class Process:
     def memory(self) -> dict[str, float]:
         """Return the resident bytes of all its processes: anonymous, and including file mappings and shared
         memory."""
-        found = {"RssAnon": 0.0, "VmRSS": 0.0}
+        measured = {"RssAnon": 0.0, "VmRSS": 0.0}
         for process in self.tree():
             try:
                 lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -75,9 +75,9 @@ class Process:
                 continue
             for line in lines:
                 name, _, rest = line.partition(":")
-                if name in found:
-                    found[name] += int(rest.split()[0]) * 1024
-        return {"anonymous": found["RssAnon"], "resident": found["VmRSS"]}
+                if name in measured:
+                    measured[name] += int(rest.split()[0]) * 1024
+        return {"anonymous": measured["RssAnon"], "resident": measured["VmRSS"]}
 
     def end(self, grace: float) -> None:
         """Close its input, then kill its processes after `grace` seconds."""

@@ -207,8 +207,8 @@ def offline(plan: Plan) -> None:
 def _measure_scenario(part: Slice, number: int, name: str) -> None:
     scenario = SCENARIOS[name]
     task = work(name, scenario, f"{part.name} {number}")
-    least = part.floor(scenario)
-    found: dict[str, dict[str, Any]] = {}
+    floor_entry = part.floor(scenario)
+    measured: dict[str, dict[str, Any]] = {}
     firsts: dict[str, list[int]] = {}
     for engine in _rotated(part.plan.peers, number):
         if (name, engine) in part.dropped or engine not in part.running:
@@ -220,14 +220,14 @@ def _measure_scenario(part: Slice, number: int, name: str) -> None:
         except EngineError as error:
             part.fail(number, name, engine, error)
             continue
-        found[engine] = {
+        measured[engine] = {
             "cost": done["seconds"],
             "value": scenario.tokens / done["seconds"],
             "unit": "tokens/s",
-            **least,
+            **floor_entry,
         }
         firsts[engine] = [answer[0] for answer in done["answers"][0]]
-    for engine, entry in found.items():
+    for engine, entry in measured.items():
         agree = None
         if engine != OURS and OURS in firsts:
             same = [a == b for a, b in zip(firsts[engine], firsts[OURS], strict=True)]
@@ -250,7 +250,7 @@ def over_http(plan: Plan) -> None:
             part.pause()
             task = work("http", HTTP, f"{part.name} {number}")
             prompts = [text(ids) for ids in task["turns"][0]]
-            least = part.floor(HTTP)
+            floor_entry = part.floor(HTTP)
             for name in _rotated((*plan.peers, "offline"), number):
                 if ("http", name) in part.dropped or name not in part.running:
                     continue
@@ -263,8 +263,8 @@ def over_http(plan: Plan) -> None:
                 except (EngineError, OSError) as error:
                     part.fail(number, "http", name, error)
                     continue
-                found = {"cost": seconds, "value": HTTP.tokens / seconds, "unit": "tokens/s"}
-                part.record(number, "http", name, **found, **least)
+                measured = {"cost": seconds, "value": HTTP.tokens / seconds, "unit": "tokens/s"}
+                part.record(number, "http", name, **measured, **floor_entry)
             progress.advance(bar)
 
 

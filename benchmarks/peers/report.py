@@ -36,20 +36,20 @@ def report(model: str, records: Path, write_results: bool) -> None:
     if not records.exists():
         raise SystemExit(f"nothing was measured yet: there is no {records}")
     lines = read(records)
-    found = figures(lines)
-    found = {name: found[name] for name in TITLES if name in found}
-    _print(model, found)
+    scenarios = figures(lines)
+    scenarios = {name: scenarios[name] for name in TITLES if name in scenarios}
+    _print(model, scenarios)
     for failure in failures(lines):
         print(f"failed: {failure}")
     _print_agreement(lines)
     if write_results:
-        print(_write(model, lines, found))
-        plot(model, found, RESULTS / f"peers-{model}.png")
+        print(_write(model, lines, scenarios))
+        plot(model, scenarios, RESULTS / f"peers-{model}.png")
 
 
-def _print(model: str, found: dict[str, dict[str, dict[str, Any]]]) -> None:
+def _print(model: str, scenarios: dict[str, dict[str, dict[str, Any]]]) -> None:
     rows = []
-    for scenario, engines in found.items():
+    for scenario, engines in scenarios.items():
         best = best_peer(engines)
         for name in (name for name in NAMES if name in engines):
             entry = engines[name]
@@ -81,7 +81,7 @@ def _print_agreement(lines: list[Record]) -> None:
         print(f"first tokens agree between engines: {statistics.mean(agree):.1%}")
 
 
-def _write(model: str, lines: list[Record], found: dict[str, dict[str, dict[str, Any]]]) -> Path:
+def _write(model: str, lines: list[Record], scenarios: dict[str, dict[str, dict[str, Any]]]) -> Path:
     measured = [line for line in lines if "bandwidth" in line]
     settings = {
         "versions": {line["engine"]: line["version"] for line in lines if "version" in line},
@@ -90,24 +90,24 @@ def _write(model: str, lines: list[Record], found: dict[str, dict[str, dict[str,
         "rate TFLOP/s": statistics.median(line["rate"] for line in measured) / 1e12,
         "notes": NOTES,
     }
-    best = {name: best_peer(engines) for name, engines in found.items()}
-    figures = {"best peer": best, "scenarios": found, "failed": failures(lines)}
+    best = {name: best_peer(engines) for name, engines in scenarios.items()}
+    figures = {"best peer": best, "scenarios": scenarios, "failed": failures(lines)}
     return write(f"peers-{model}", settings, figures)
 
 
-def plot(model: str, found: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+def plot(model: str, scenarios: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     """Plot shares of the floor by scenario, and ratios to ours with their intervals."""
-    timed = [name for name in found if any("share" in entry for entry in found[name].values())]
+    timed = [name for name in scenarios if any("share" in entry for entry in scenarios[name].values())]
     figure, (floors, ratios) = plt.subplots(1, 2, figsize=(13, 0.9 + 0.75 * len(timed)), sharey=True)
-    engines = [name for name in NAMES if any(name in found[scenario] for scenario in timed)]
+    engines = [name for name in NAMES if any(name in scenarios[scenario] for scenario in timed)]
     height = 0.8 / len(engines)
     for number, name in enumerate(engines):
         for row, scenario in enumerate(timed):
-            entry = found[scenario].get(name)
+            entry = scenarios[scenario].get(name)
             if entry is None:
                 continue
             y, colour = row + (number + 0.5) * height - 0.4, f"C{number}"
-            label = NAMES[name] if scenario == next(s for s in timed if name in found[s]) else None
+            label = NAMES[name] if scenario == next(s for s in timed if name in scenarios[s]) else None
             floors.barh(y, entry.get("share", 0), height * 0.9, color=colour, label=label)
             if "ratio" in entry and name != OURS:
                 low, high = entry["interval"]

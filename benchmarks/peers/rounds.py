@@ -37,11 +37,11 @@ def figures(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]:
         if "cost" in record:
             key = f"{record['slice']} {record['round']}"
             grouped[record["scenario"]][record["engine"]][key] = record
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    measured: dict[str, dict[str, dict[str, Any]]] = {}
     for scenario, engines in grouped.items():
         ours = engines.get(OURS, {})
-        found[scenario] = {name: _engine(rounds, ours, name == OURS) for name, rounds in engines.items()}
-    return found
+        measured[scenario] = {name: _engine(rounds, ours, name == OURS) for name, rounds in engines.items()}
+    return measured
 
 
 def _engine(rounds: Mapping[str, Record], ours: Mapping[str, Record], is_ours: bool) -> dict[str, Any]:
@@ -78,5 +78,5 @@ def best_peer(engines: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 def failures(records: Iterable[Record]) -> list[str]:
     """Return the errors, each once."""
-    told = (f"{r['engine']}, {r['scenario']}: {r['error']}" for r in records if "error" in r)
-    return list(dict.fromkeys(told))
+    messages = (f"{r['engine']}, {r['scenario']}: {r['error']}" for r in records if "error" in r)
+    return list(dict.fromkeys(messages))

@@ -24,8 +24,8 @@ def python(peer: Peer, folder: Path) -> Path:
 def variables(peer: Peer, cores: Sequence[int]) -> dict[str, str]:
     """Return the environment variables of the peer's processes: the repository is importable, and no
     streamserve settings are passed on."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMSERVE_")}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), **peer.adapter.environment(cores)}
+    cached = {name: value for name, value in os.environ.items() if not name.startswith("STREAMSERVE_")}
+    return {**cached, "PYTHONPATH": str(REPOSITORY), **peer.adapter.environment(cores)}
 
 
 def install(peer: Peer, folder: Path, cores: Sequence[int]) -> None:

@@ -45,10 +45,15 @@ def agreement(target: Llama, draft: Llama, prompt: list[int], reply: list[int]) 
     """At each token of a reply: is the drafter's greedy token the target's?"""
     ids, first = torch.tensor([prompt + reply]), len(prompt) - 1
     *inner, last = target(ids, EXITS)
-    wanted = target.head(last)[0, first:].argmax(-1)
-    guesses = {"draft": draft.head(draft(ids)[-1])}
-    guesses |= {f"self:{layers}": target.head(stream) for layers, stream in zip(EXITS, inner, strict=True)}
-    return {name: (logits[0, first:].argmax(-1) == wanted).tolist() for name, logits in guesses.items()}
+    expected = target.head(last)[0, first:].argmax(-1)
+    logits_by_drafter = {"draft": draft.head(draft(ids)[-1])}
+    logits_by_drafter |= {
+        f"self:{layers}": target.head(stream) for layers, stream in zip(EXITS, inner, strict=True)
+    }
+    return {
+        name: (logits[0, first:].argmax(-1) == expected).tolist()
+        for name, logits in logits_by_drafter.items()
+    }
 
 
 def _family(

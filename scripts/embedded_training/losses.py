@@ -60,9 +60,9 @@ class DraftLoss:
             with torch.no_grad():
                 wanted = self.target.head(_gather(self.target(ids[:, :-1])[-1], where)).float()
             logits = self.draft.head(_gather(self.draft(ids[:, :-1])[-1], where)).float()
-        guess = F.log_softmax(logits, -1)
+        log_probs = F.log_softmax(logits, -1)
         truth = F.log_softmax(wanted, -1)
-        divergence = F.kl_div(guess, truth, log_target=True, reduction="batchmean")
-        text = F.nll_loss(guess, targets[where])
+        divergence = F.kl_div(log_probs, truth, log_target=True, reduction="batchmean")
+        text = F.nll_loss(log_probs, targets[where])
         missed = (logits.argmax(-1) != wanted.argmax(-1)).float().mean().item()
         return KL_SHARE * divergence + (1 - KL_SHARE) * text, missed

@@ -27,7 +27,7 @@ class Withdrawn:
         self.version = version
 
 
-Place = str | int
+ChunkRef = str | int
 """A chunk's id, or its index among all chunks."""
 
 
@@ -49,16 +49,16 @@ class _Edits:
         return {"op": "append", "text": text}
 
     @staticmethod
-    def insert(text: str, before: Place) -> dict[str, Any]:
-        return {"op": "insert", "text": text, **_at(before)}
+    def insert(text: str, before: ChunkRef) -> dict[str, Any]:
+        return {"op": "insert", "text": text, **_chunk_ref(before)}
 
     @staticmethod
-    def replace(chunk: Place, text: str) -> dict[str, Any]:
-        return {"op": "replace", "text": text, **_at(chunk)}
+    def replace(chunk: ChunkRef, text: str) -> dict[str, Any]:
+        return {"op": "replace", "text": text, **_chunk_ref(chunk)}
 
     @staticmethod
-    def remove(chunk: Place) -> dict[str, Any]:
-        return {"op": "remove", **_at(chunk)}
+    def remove(chunk: ChunkRef) -> dict[str, Any]:
+        return {"op": "remove", **_chunk_ref(chunk)}
 
 
 class PromptStream:
@@ -83,15 +83,15 @@ class PromptStream:
         """Append a chunk at the end; returns its id."""
         return self.edit(_Edits.append(text))[0]
 
-    def insert(self, text: str, before: Place) -> str:
+    def insert(self, text: str, before: ChunkRef) -> str:
         """Insert a chunk before another; returns its id."""
         return self.edit(_Edits.insert(text, before))[0]
 
-    def replace(self, chunk: Place, text: str) -> None:
+    def replace(self, chunk: ChunkRef, text: str) -> None:
         """Replace the text of a chunk."""
         self.edit(_Edits.replace(chunk, text))
 
-    def remove(self, chunk: Place) -> None:
+    def remove(self, chunk: ChunkRef) -> None:
         """Remove a chunk."""
         self.edit(_Edits.remove(chunk))
 
@@ -122,8 +122,8 @@ class PromptStream:
         answer_early=True. At a Withdrawn, discard the pieces before it. Leaving the loop ends the stream."""
         return self._read("answer", {})
 
-    def _read(self, what: str, body: dict[str, Any]) -> Iterator[str | Withdrawn]:
-        with self._http.stream("POST", f"/v1/streams/{self.id}/{what}", json=body) as reply:
+    def _read(self, action: str, body: dict[str, Any]) -> Iterator[str | Withdrawn]:
+        with self._http.stream("POST", f"/v1/streams/{self.id}/{action}", json=body) as reply:
             if reply.status_code != 200:
                 reply.read()
                 _checked(reply)
@@ -144,11 +144,11 @@ class PromptStream:
 
     def _send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        for left in reversed(range(RETRIES)):
+        for retries_left in reversed(range(RETRIES)):
             try:
                 return _checked(self._http.request(method, path, json=body, headers=headers))
             except httpx.TransportError:
-                if not left:
+                if not retries_left:
                     raise
         raise AssertionError("unreachable")
 
@@ -175,15 +175,15 @@ class AsyncPromptStream:
         """Append a chunk at the end; returns its id."""
         return (await self.edit(_Edits.append(text)))[0]
 
-    async def insert(self, text: str, before: Place) -> str:
+    async def insert(self, text: str, before: ChunkRef) -> str:
         """Insert a chunk before another; returns its id."""
         return (await self.edit(_Edits.insert(text, before)))[0]
 
-    async def replace(self, chunk: Place, text: str) -> None:
+    async def replace(self, chunk: ChunkRef, text: str) -> None:
         """Replace the text of a chunk."""
         await self.edit(_Edits.replace(chunk, text))
 
-    async def remove(self, chunk: Place) -> None:
+    async def remove(self, chunk: ChunkRef) -> None:
         """Remove a chunk."""
         await self.edit(_Edits.remove(chunk))
 
@@ -215,8 +215,8 @@ class AsyncPromptStream:
         answer_early=True. At a Withdrawn, discard the pieces before it. Leaving the loop ends the stream."""
         return self._read("answer", {})
 
-    async def _read(self, what: str, body: dict[str, Any]) -> AsyncGenerator[str | Withdrawn, None]:
-        path = f"/v1/streams/{self.id}/{what}"
+    async def _read(self, action: str, body: dict[str, Any]) -> AsyncGenerator[str | Withdrawn, None]:
+        path = f"/v1/streams/{self.id}/{action}"
         async with self._http.stream("POST", path, json=body) as reply:
             if reply.status_code != 200:
                 await reply.aread()
@@ -240,11 +240,11 @@ class AsyncPromptStream:
 
     async def _send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        for left in reversed(range(RETRIES)):
+        for retries_left in reversed(range(RETRIES)):
             try:
                 return _checked(await self._http.request(method, path, json=body, headers=headers))
             except httpx.TransportError:
-                if not left:
+                if not retries_left:
                     raise
         raise AssertionError("unreachable")
 
@@ -258,8 +258,8 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def _at(place: Place) -> dict[str, Any]:
-    return {"index": place} if isinstance(place, int) else {"chunk": place}
+def _chunk_ref(chunk: ChunkRef) -> dict[str, Any]:
+    return {"index": chunk} if isinstance(chunk, int) else {"chunk": chunk}
 
 
 def _checked(reply: httpx.Response) -> dict[str, Any]:

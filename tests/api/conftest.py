@@ -39,8 +39,8 @@ def server(checkpoint: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def tokenizer(server: Served) -> Tokenizer:
-    found: Tokenizer = server.llm.tokenizer
-    return found
+    result: Tokenizer = server.llm.tokenizer
+    return result
 
 
 @pytest.fixture(scope="session")

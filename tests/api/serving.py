@@ -1,4 +1,4 @@
-"""A real server on a free port, in a thread of its own, and a scripted generator for what goes wrong."""
+"""A real server on a free port, in a separate thread, and a scripted generator for failures."""
 
 import asyncio
 import os
@@ -47,24 +47,24 @@ class Served:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of a metric, 0 where there is none yet."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        expected = [f'{key}="{value}"' for key, value in labels.items()]
         for line in self.http.get("/metrics").text.splitlines():
             if line.startswith((f"streamserve:{name}{{", f"streamserve:{name} ")) and all(
-                part in line for part in wanted
+                part in line for part in expected
             ):
                 return float(line.rsplit(" ", 1)[1])
         return 0.0
 
-    def working(self) -> int:
+    def active_sequences(self) -> int:
         """How many sequences the engine has, running or waiting, by its latest report."""
         report = self.llm.report()
         return 0 if report is None else report.running + report.waiting
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait until `condition` is true."""
+def until(health_state: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until `health_state` is true."""
     start = time.monotonic()
-    while not condition():
+    while not health_state():
         assert time.monotonic() - start < seconds
         time.sleep(0.02)
 
@@ -79,9 +79,9 @@ def served(
     timeouts: Timeouts | None = None,
     limits: ConnectionLimits | None = None,
 ) -> Iterator[Served]:
-    """Serve what `start` gives, which runs in the server's event loop, until the block ends."""
-    bound = bind("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    """Serve the generator that `start`, run in the server's event loop, returns until the block ends."""
+    sock = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     ready: Future[Generator] = Future()
     ended: Future[Callable[[], None]] = Future()
 
@@ -90,7 +90,7 @@ def served(
         ended.set_result(lambda: loop.call_soon_threadsafe(stop.set))
         llm = await start()
         app = create_app(llm, settings)
-        serving = asyncio.create_task(serve(app, bound, timeouts=timeouts, grace_seconds=1, limits=limits))
+        serving = asyncio.create_task(serve(app, sock, timeouts=timeouts, grace_seconds=1, limits=limits))
         ready.set_result(llm)
         await stop.wait()
         serving.cancel()
@@ -121,7 +121,7 @@ class ScriptedHealth:
 
 @dataclass(frozen=True)
 class Submitted:
-    """What a generator was asked for."""
+    """A request to the generator."""
 
     prompt: list[int]
     params: SamplingParams
@@ -133,7 +133,7 @@ class Submitted:
 Script = Callable[[list[int], SamplingParams], AsyncGenerator[Item, None]]
 
 
-async def says_hello(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+async def hello_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
     """The script of a generator that works."""
     for choice in range(params.n):
         yield Delta(choice, "hello", (72,))
@@ -143,7 +143,7 @@ async def says_hello(prompt: list[int], params: SamplingParams) -> AsyncGenerato
 
 @dataclass
 class ScriptedPrompt:
-    """A prompt that arrives at a scripted generator, which computes all of it at once."""
+    """A prompt stream of a scripted generator, which computes all of it at once."""
 
     script: Script
     ids: list[int] = field(default_factory=list)
@@ -160,7 +160,7 @@ class ScriptedPrompt:
         return self.script(ids, params)
 
     async def finish(self) -> None:
-        """Nothing is answered before it is asked for."""
+        """There is no early answer."""
 
     async def close(self) -> None:
         """There is nothing to cancel."""
@@ -168,15 +168,15 @@ class ScriptedPrompt:
 
 @dataclass(frozen=True)
 class ScriptedGenerator:
-    """A generator whose every request runs `script`: what no real engine does on demand."""
+    """A generator whose every request runs `script`, to simulate failures."""
 
     tokenizer: Tokenizer
-    script: Script = says_hello
-    condition: ScriptedHealth = field(default_factory=ScriptedHealth)
-    latest: Report | None = None
-    trouble: IncidentReport = field(default_factory=IncidentReport)
+    script: Script = hello_script
+    health_state: ScriptedHealth = field(default_factory=ScriptedHealth)
+    latest_report: Report | None = None
+    incident_report: IncidentReport = field(default_factory=IncidentReport)
     submitted: list[Submitted] = field(default_factory=list)
-    resting: list[tuple[str, bool]] = field(default_factory=list)
+    drained: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
     root: str = "owner/scripted"
     created: int = 1_700_000_000
@@ -225,27 +225,27 @@ class ScriptedGenerator:
         return params
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
-        """Any will do: none is followed."""
+        """Accept any grammar; none is applied."""
 
     def health(self) -> ScriptedHealth:
-        return self.condition
+        return self.health_state
 
     def incidents(self) -> IncidentReport:
-        return self.trouble
+        return self.incident_report
 
     def routing(self) -> RouterView:
         return RouterView("flowguard", [], 0, [])
 
-    async def rest(self, worker: str, draining: bool) -> int:
+    async def drain(self, worker: str, draining: bool) -> int:
         if worker != "unified-0":
             raise RequestError(f"there is no worker {worker!r}", status=404)
-        self.resting.append((worker, draining))
+        self.drained.append((worker, draining))
         return len(self.submitted)
 
     def report(self) -> Report | None:
-        return self.latest
+        return self.latest_report
 
-    def but(self, **changes: Any) -> "ScriptedGenerator":
+    def replaced(self, **changes: Any) -> "ScriptedGenerator":
         return replace(self, **changes)
 
 

@@ -1,4 +1,4 @@
-"""With keys set, nobody comes in without one, but to the two routes that balancers ask."""
+"""Authentication: with keys set, every route requires one, except the health checks."""
 
 import asyncio
 import base64
@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from streamserve.api.app import create_app
 from streamserve.api.generator import Item
-from streamserve.api.http.auth import OPEN
+from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
 from streamserve.protocol.logs import TextFormatter
@@ -23,8 +23,8 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
-KEY, OTHER, ADMIN = "a-key-of-the-test", "another-key", "the-admin-key"
-SETTINGS = ApiSettings(api_keys=(digest(KEY), digest(OTHER)), admin_keys=(digest(ADMIN),))
+KEY, OTHER_KEY, ADMIN_KEY = "a-key-of-the-test", "another-key", "the-admin-key"
+SETTINGS = ApiSettings(api_keys=(digest(KEY), digest(OTHER_KEY)), admin_keys=(digest(ADMIN_KEY),))
 
 
 @pytest.fixture(scope="module")
@@ -51,36 +51,38 @@ def flat(routes: list[BaseRoute]) -> Iterator[BaseRoute]:
 def all_routes(generator: ScriptedGenerator) -> set[tuple[str, str]]:
     """Method and path of every route: those that the spec shows, and those that the application has."""
     app = create_app(generator)
-    found = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
+    routes = {
+        (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods
+    }
     for route in flat(app.routes):
         if isinstance(route, Route | APIRoute):
-            found |= {(method, route.path) for method in route.methods or ()}
-    return found
+            routes |= {(method, route.path) for method in route.methods or ()}
+    return routes
 
 
-def test_every_route_but_two_wants_a_key(locked: Served, generator: ScriptedGenerator) -> None:
-    routes, asked = all_routes(generator), len(generator.submitted)
+def test_every_route_but_two_requires_a_key(locked: Served, generator: ScriptedGenerator) -> None:
+    routes, submitted_before = all_routes(generator), len(generator.submitted)
     assert {("POST", "/v1/completions"), ("GET", "/metrics"), ("GET", "/")} <= routes
     assert {("POST", "/admin/drain"), ("POST", "/admin/resume")} <= routes
-    assert {path for _, path in routes} >= OPEN
+    assert {path for _, path in routes} >= PUBLIC_PATHS
     for method, path in sorted(routes):
         for headers in ({}, bearer("wrong"), bearer(SETTINGS.api_keys[0]), {"Authorization": f"Basic {KEY}"}):
             reply = locked.http.request(method, path.replace("{name:path}", "scripted"), headers=headers)
-            if path in OPEN:
+            if path in PUBLIC_PATHS:
                 assert reply.status_code == 200, (method, path)
             else:
                 assert reply.status_code == 401, (method, path, headers)
                 assert reply.headers["WWW-Authenticate"] in ("Bearer", "Basic")
-    assert len(generator.submitted) == asked
+    assert len(generator.submitted) == submitted_before
 
 
-def test_routes_that_do_not_exist_want_a_key_too(locked: Served) -> None:
+def test_routes_that_do_not_exist_require_a_key_too(locked: Served) -> None:
     assert locked.http.get("/v1/nothing").status_code == 401
     assert locked.http.get("/health/").status_code == 401
     assert locked.http.options("/v1/completions").status_code == 401
 
 
-@pytest.mark.parametrize("key", [KEY, OTHER])
+@pytest.mark.parametrize("key", [KEY, OTHER_KEY])
 def test_each_of_several_keys_opens(locked: Served, key: str) -> None:
     client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0)
     assert client.completions.create(model="scripted", prompt="hi").choices[0].text == "hello"
@@ -88,15 +90,15 @@ def test_each_of_several_keys_opens(locked: Served, key: str) -> None:
 
 def test_the_client_sees_an_authentication_error(locked: Served) -> None:
     client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0)
-    with pytest.raises(openai.AuthenticationError) as refused:
+    with pytest.raises(openai.AuthenticationError) as error:
         client.completions.create(model="scripted", prompt="hi")
-    assert refused.value.code == "invalid_api_key"
+    assert error.value.code == "invalid_api_key"
 
 
 def test_admin_routes_take_only_the_admin_key(locked: Served) -> None:
     assert locked.http.post("/admin/resume", headers=bearer(KEY)).status_code == 401
-    assert locked.http.post("/admin/resume", headers=bearer(ADMIN)).status_code == 200
-    assert locked.http.get("/v1/models", headers=bearer(ADMIN)).status_code == 401
+    assert locked.http.post("/admin/resume", headers=bearer(ADMIN_KEY)).status_code == 200
+    assert locked.http.get("/v1/models", headers=bearer(ADMIN_KEY)).status_code == 401
 
 
 def test_admin_routes_are_closed_without_an_admin_key(generator: ScriptedGenerator) -> None:
@@ -119,23 +121,23 @@ def test_a_browser_may_show_the_key_as_a_password_for_pages_alone(locked: Served
     assert locked.http.get("/", headers=basic(KEY)).status_code == 200
     assert locked.http.get("/", headers=basic("wrong")).status_code == 401
     assert locked.http.get("/v1/models", headers=basic(KEY)).status_code == 401
-    assert locked.http.post("/admin/drain", headers=basic(ADMIN)).status_code == 401
+    assert locked.http.post("/admin/drain", headers=basic(ADMIN_KEY)).status_code == 401
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "bearer\t" + KEY, f"Token {KEY}", KEY, "Basic !!"])
-def test_what_is_no_credential(locked: Served, value: str) -> None:
+def test_invalid_credentials(locked: Served, value: str) -> None:
     assert locked.http.get("/", headers={"Authorization": value}).status_code == 401
 
 
-def test_keys_that_are_no_text(locked: Served) -> None:
+def test_keys_that_are_not_text(locked: Served) -> None:
     headers = [(b"Authorization", b"Bearer \xff\xfe")]
     request = httpx.Request("GET", f"{locked.url}/v1/models", headers=headers)
     assert locked.http.send(request).status_code == 401
 
 
 def test_keys_are_not_in_the_logs(generator: ScriptedGenerator) -> None:
-    written = io.StringIO()
-    handler = logging.StreamHandler(written)
+    output = io.StringIO()
+    handler = logging.StreamHandler(output)
     handler.setFormatter(TextFormatter())
     root = logging.getLogger()
     level = root.level
@@ -152,25 +154,25 @@ def test_keys_are_not_in_the_logs(generator: ScriptedGenerator) -> None:
         root.removeHandler(handler)
         root.setLevel(level)
         access.setLevel(access_level)
-    lines = written.getvalue().splitlines()
-    ours = [line for line in lines if not any(client in line for client in ("httpx", "httpcore"))]
-    assert any("GET /v1/models 200" in line for line in ours)
-    assert any("GET /v1/models 401" in line for line in ours)
-    assert not any(KEY in line for line in ours)
+    lines = output.getvalue().splitlines()
+    server_lines = [line for line in lines if not any(client in line for client in ("httpx", "httpcore"))]
+    assert any("GET /v1/models 200" in line for line in server_lines)
+    assert any("GET /v1/models 401" in line for line in server_lines)
+    assert not any(KEY in line for line in server_lines)
 
 
-def test_each_key_has_so_many_requests_open(generator: ScriptedGenerator) -> None:
-    """Those of one key do not count for another, nor what balancers ask; and they come back."""
+def test_the_number_of_open_requests_per_key_is_limited(generator: ScriptedGenerator) -> None:
+    """The limit is per key, excludes health checks, and counts only open requests."""
     release = threading.Event()
 
-    async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    async def blocking_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.to_thread(release.wait)
         yield Delta(0, "x", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
-    held = generator.but(script=waits, submitted=[])
+    blocking = generator.replaced(script=blocking_script, submitted=[])
     settings = ApiSettings(api_keys=SETTINGS.api_keys, max_requests_per_key=2)
-    with scripted(held, settings) as server:
+    with scripted(blocking, settings) as server:
 
         def post(key: str) -> httpx.Response:
             return httpx.post(
@@ -180,14 +182,14 @@ def test_each_key_has_so_many_requests_open(generator: ScriptedGenerator) -> Non
         replies: list[int] = []
         threads = [
             threading.Thread(target=lambda key=key: replies.append(post(key).status_code))
-            for key in (KEY, KEY, OTHER)
+            for key in (KEY, KEY, OTHER_KEY)
         ]
         for thread in threads:
             thread.start()
-        until(lambda: len(held.submitted) == 3)
-        refused = post(KEY)
-        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
-        assert "max_requests_per_key" in refused.json()["error"]["message"]
+        until(lambda: len(blocking.submitted) == 3)
+        error = post(KEY)
+        assert (error.status_code, error.headers["Retry-After"]) == (429, "1")
+        assert "max_requests_per_key" in error.json()["error"]["message"]
         assert httpx.get(f"{server.url}/health", headers=bearer(KEY)).status_code == 200
         release.set()
         for thread in threads:

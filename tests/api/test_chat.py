@@ -76,12 +76,12 @@ def test_a_raw_stream_ends_with_done(server: Served) -> None:
 
 
 def test_without_a_limit_a_reply_fills_the_context(server: Served, tokenizer: Tokenizer) -> None:
-    room = 6
+    remaining = 6
     head = len(tokenizer.encode(PROMPT.replace("the quick brown fox", ""), add_special_tokens=False))
-    content = "\0" * (server.llm.model.max_model_len - room - head)
+    content = "\0" * (server.llm.model.max_model_len - remaining - head)
     messages = [CHAT[0], {"role": "user", "content": content}]
     usage = chat(server, messages=messages, max_tokens=None)["usage"]
-    assert usage["completion_tokens"] == room
+    assert usage["completion_tokens"] == remaining
 
 
 def test_n_replies(server: Served) -> None:
@@ -110,9 +110,9 @@ def test_logprobs_in_openais_shape(server: Served) -> None:
 
 
 def test_streamed_logprobs_are_the_same(server: Served) -> None:
-    wanted = {"max_tokens": 6, "logprobs": True, "top_logprobs": 1}
-    whole = chat(server, **wanted)["choices"][0]["logprobs"]["content"]
-    stream = server.client.chat.completions.create(model="tiny", messages=CHAT, stream=True, **wanted)  # type: ignore[call-overload]
+    fields = {"max_tokens": 6, "logprobs": True, "top_logprobs": 1}
+    whole = chat(server, **fields)["choices"][0]["logprobs"]["content"]
+    stream = server.client.chat.completions.create(model="tiny", messages=CHAT, stream=True, **fields)  # type: ignore[call-overload]
     pieces = [entry for event in stream for entry in event.choices[0].logprobs.content]
     assert [entry.token for entry in pieces] == [entry["token"] for entry in whole]
 

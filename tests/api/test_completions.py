@@ -48,9 +48,9 @@ def test_sixteen_tokens_unless_told_otherwise(server: Served) -> None:
 
 
 def test_the_default_length_shrinks_to_what_the_context_holds(server: Served) -> None:
-    room = 5
-    prompt = [65] * (server.llm.model.max_model_len - room)
-    assert len(complete(server, prompt=prompt, return_token_ids=True)["token_ids"]) == room
+    remaining = 5
+    prompt = [65] * (server.llm.model.max_model_len - remaining)
+    assert len(complete(server, prompt=prompt, return_token_ids=True)["token_ids"]) == remaining
 
 
 def test_a_stream_has_the_same_text(server: Served) -> None:
@@ -94,13 +94,13 @@ def test_a_prompt_is_text_or_token_ids_one_or_many(server: Served, tokenizer: To
 
 
 def test_n_choices_of_every_prompt(server: Served) -> None:
-    wanted = {"prompt": ["one", "two"], "n": 2, "max_tokens": 4, "temperature": 1.0, "seed": 5}
-    reply = server.post("/v1/completions", **wanted).json()
+    fields = {"prompt": ["one", "two"], "n": 2, "max_tokens": 4, "temperature": 1.0, "seed": 5}
+    reply = server.post("/v1/completions", **fields).json()
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
     texts = [choice["text"] for choice in reply["choices"]]
     assert len(set(texts)) == 4
     streamed = [""] * 4
-    for event in events(server, **wanted):
+    for event in events(server, **fields):
         streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
     assert streamed == texts
 
@@ -187,12 +187,12 @@ def test_logprobs_of_the_output(server: Served) -> None:
 
 
 def test_echoed_logprobs_go_on_into_the_output(server: Served, tokenizer: Tokenizer) -> None:
-    wanted = {"max_tokens": 4, "echo": True, "logprobs": 0}
-    scores = complete(server, **wanted)["logprobs"]
+    fields = {"max_tokens": 4, "echo": True, "logprobs": 0}
+    scores = complete(server, **fields)["logprobs"]
     count = len(tokenizer.encode(PROMPT))
     assert len(scores["tokens"]) == count + 4
     assert scores["text_offset"][count] == len(PROMPT)
-    pieces = [event["choices"][0]["logprobs"] for event in events(server, **wanted)]
+    pieces = [event["choices"][0]["logprobs"] for event in events(server, **fields)]
     assert [token for piece in pieces for token in piece["tokens"]] == scores["tokens"]
 
 

@@ -21,7 +21,7 @@ BODY = json.dumps({"prompt": "hi"}).encode()
 
 
 @pytest.fixture(scope="module")
-def impatient(generator: ScriptedGenerator) -> Iterator[Served]:
+def short_timeouts(generator: ScriptedGenerator) -> Iterator[Served]:
     with scripted(generator, timeouts=Timeouts(READ, WRITE)) as server:
         yield server
 
@@ -32,8 +32,8 @@ def connected(server: Served) -> socket.socket:
     return client
 
 
-def rest(client: socket.socket) -> bytes:
-    """All that comes until the server closes."""
+def read_all(client: socket.socket) -> bytes:
+    """Everything received until the server closes."""
     got = b""
     try:
         while piece := client.recv(65536):
@@ -51,7 +51,7 @@ def dripped(client: socket.socket, data: bytes) -> bytes:
             time.sleep(0.03)
     except (BrokenPipeError, ConnectionResetError):
         pass
-    return rest(client)
+    return read_all(client)
 
 
 @pytest.mark.parametrize(
@@ -66,28 +66,30 @@ def dripped(client: socket.socket, data: bytes) -> bytes:
         (b"", b""),
     ],
 )
-def test_a_request_that_does_not_arrive_in_time(impatient: Served, at_once: bytes, slowly: bytes) -> None:
-    with connected(impatient) as client:
+def test_a_request_that_does_not_arrive_in_time(
+    short_timeouts: Served, at_once: bytes, slowly: bytes
+) -> None:
+    with connected(short_timeouts) as client:
         client.sendall(at_once)
         reply = dripped(client, slowly)  # which ends, as the server closes
     head, _, body = reply.partition(b"\r\n\r\n")
-    if reply or not slowly:  # a reset may overtake the reply to who still sends
+    if reply or not slowly:  # a reset may overtake the reply while the client still sends
         assert head.startswith(b"HTTP/1.1 408 ")
         assert "read_timeout" in json.loads(body)["error"]["message"]
 
 
-def test_a_second_request_is_held_to_the_same(impatient: Served) -> None:
+def test_a_second_request_is_held_to_the_same(short_timeouts: Served) -> None:
     whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-    with connected(impatient) as client:
+    with connected(short_timeouts) as client:
         client.sendall(whole)
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         client.sendall(HEAD)
-        assert b"HTTP/1.1 408 " in rest(client)
+        assert b"HTTP/1.1 408 " in read_all(client)
 
 
 def test_thinking_time_is_the_clients_own(generator: ScriptedGenerator) -> None:
     """The clock for sending stops when the request has come, however long its answer takes, and requests that
-    were sent ahead wait for their turn."""
+    were sent ahead wait in order."""
 
     async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.sleep(3 * READ)
@@ -96,33 +98,33 @@ def test_thinking_time_is_the_clients_own(generator: ScriptedGenerator) -> None:
 
     whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     last = whole.replace(b"Host:", b"Connection: close\r\nHost:")
-    with scripted(generator.but(script=slow), timeouts=Timeouts(READ, WRITE)) as server:
+    with scripted(generator.replaced(script=slow), timeouts=Timeouts(READ, WRITE)) as server:
         with connected(server) as client:
             client.sendall(whole + last)
-            assert rest(client).count(b"HTTP/1.1 200 ") == 2
+            assert read_all(client).count(b"HTTP/1.1 200 ") == 2
         with connected(server) as client:  # half-closed: nothing more will come, but all has
             client.sendall(last)
             client.shutdown(socket.SHUT_WR)
-            assert not rest(client)
+            assert not read_all(client)
 
 
-def test_headers_without_end(impatient: Served) -> None:
-    with connected(impatient) as client:
+def test_headers_without_end(short_timeouts: Served) -> None:
+    with connected(short_timeouts) as client:
         try:
             client.sendall(HEAD)
             for number in range(200):
                 client.sendall(b"X-%d: " % number + b"a" * 1000 + b"\r\n")
         except (BrokenPipeError, ConnectionResetError):
             pass
-        reply = rest(client)
+        reply = read_all(client)
     assert not reply or reply.startswith(b"HTTP/1.1 431 ")
-    with connected(impatient) as client:
+    with connected(short_timeouts) as client:
         client.sendall(HEAD + b"X-Long: " + b"a" * (66 << 10))
-        assert rest(client).startswith(b"HTTP/1.1 431 ")
+        assert read_all(client).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_does_not_read_is_dropped_and_holds_little(generator: ScriptedGenerator, stream: bool) -> None:
+def test_a_client_that_does_not_read_is_dropped(generator: ScriptedGenerator, stream: bool) -> None:
     """The server stops taking from the engine when the connection's buffers are full, and after a while ends
     the request."""
     taken, ended = [], []
@@ -140,7 +142,7 @@ def test_who_does_not_read_is_dropped_and_holds_little(generator: ScriptedGenera
 
     body = json.dumps({"prompt": "hi", "stream": stream}).encode()
     with (
-        scripted(generator.but(script=endless), timeouts=Timeouts(30.0, WRITE)) as server,
+        scripted(generator.replaced(script=endless), timeouts=Timeouts(30.0, WRITE)) as server,
         connected(server) as client,
     ):
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -149,11 +151,11 @@ def test_who_does_not_read_is_dropped_and_holds_little(generator: ScriptedGenera
             assert ended[0] < 20_000  # tens of megabytes: what the sockets of this machine buffer
             assert server.metric("requests_total", finish_reason="abort") == 1
         time.sleep(2 * WRITE)
-        assert len(rest(client)) < 40_000_000  # the rest was thrown away with the connection
+        assert len(read_all(client)) < 40_000_000  # the rest was thrown away with the connection
         assert server.http.get("/ping").status_code == 200
 
 
-def test_who_reads_slowly_but_reads_is_served(generator: ScriptedGenerator) -> None:
+def test_a_client_that_reads_slowly_is_served(generator: ScriptedGenerator) -> None:
     async def long(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for _ in range(200):
             yield Delta(0, "x" * 50_000, (72,))
@@ -162,7 +164,7 @@ def test_who_reads_slowly_but_reads_is_served(generator: ScriptedGenerator) -> N
 
     body = json.dumps({"prompt": "hi", "stream": True}).encode()
     with (
-        scripted(generator.but(script=long), timeouts=Timeouts(30.0, 1.0)) as server,
+        scripted(generator.replaced(script=long), timeouts=Timeouts(30.0, 1.0)) as server,
         connected(server) as client,
     ):
         client.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)

@@ -44,9 +44,7 @@ def narrow(generator: ScriptedGenerator) -> Iterator[Served]:
         yield server
 
 
-def test_one_connection_too_many_is_told_to_come_again(
-    narrow: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_connection_too_many_is_told_to_retry(narrow: Served, caplog: pytest.LogCaptureFixture) -> None:
     address = ("127.0.0.1", httpx.URL(narrow.url).port or 0)
     assert narrow.http.get("/health").status_code == 200  # one connection, which stays open
     clients = [socket.create_connection(address, timeout=30) for _ in range(7)]
@@ -75,7 +73,7 @@ def test_one_connection_too_many_is_told_to_come_again(
     until(is_served)
 
 
-def test_what_is_no_http_is_logged_once_a_second(narrow: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_http_is_logged_once_a_second(narrow: Served, caplog: pytest.LogCaptureFixture) -> None:
     address = ("127.0.0.1", httpx.URL(narrow.url).port or 0)
     time.sleep(throttle.SECONDS)
     with caplog.at_level(logging.WARNING):
@@ -92,7 +90,7 @@ def test_what_is_no_http_is_logged_once_a_second(narrow: Served, caplog: pytest.
 
 
 def test_pipelined_requests_are_all_answered(narrow: Served) -> None:
-    """However many come at once: those that wait are few, the rest is not read yet."""
+    """Only a few are pending at a time; the rest is not read yet."""
     address = ("127.0.0.1", httpx.URL(narrow.url).port or 0)
     count = 400
     last = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Leaving service: no new requests, open ones go on, and balancers are told."""
+"""Draining: new requests are refused, open requests run to completion, and health checks fail."""
 
 import asyncio
 import threading
@@ -41,21 +41,21 @@ async def test_it_is_idle_when_the_last_request_ends() -> None:
 def test_an_operator_takes_a_server_out_of_service_and_back(generator: ScriptedGenerator) -> None:
     release = threading.Event()
 
-    async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    async def blocking_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.to_thread(release.wait)
         yield Delta(0, "done", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
-    held = generator.but(script=waits, submitted=[])
-    with scripted(held, SETTINGS) as server:
+    blocking = generator.replaced(script=blocking_script, submitted=[])
+    with scripted(blocking, SETTINGS) as server:
         texts: list[str] = []
 
         def ask() -> None:
             texts.append(server.post("/v1/completions", prompt="hi").json()["choices"][0]["text"])
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        until(lambda: bool(held.submitted))
+        client = threading.Thread(target=ask)
+        client.start()
+        until(lambda: bool(blocking.submitted))
         state = server.http.post("/admin/drain", headers=ADMIN).json()
         assert state == {"draining": True, "open_requests": 1}
         health = server.http.get("/health")
@@ -66,7 +66,7 @@ def test_an_operator_takes_a_server_out_of_service_and_back(generator: ScriptedG
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             assert "draining" in refused.json()["error"]["message"]
         release.set()
-        asking.join()
+        client.join()
         assert texts == ["done"]
         assert server.http.post("/admin/resume", headers=ADMIN).json()["draining"] is False
         assert server.http.get("/health").status_code == 200
@@ -74,13 +74,13 @@ def test_an_operator_takes_a_server_out_of_service_and_back(generator: ScriptedG
 
 
 def test_an_operator_takes_one_worker_out_of_service_and_back(generator: ScriptedGenerator) -> None:
-    watched = generator.but(resting=[], submitted=[])
-    with scripted(watched, SETTINGS) as server:
+    replaced = generator.replaced(drained=[], submitted=[])
+    with scripted(replaced, SETTINGS) as server:
         route = "/admin/workers/unified-0"
         reply = server.http.post(f"{route}/drain", headers=ADMIN).json()
         assert reply == {"worker": "unified-0", "draining": True, "open_requests": 0}
         assert server.http.post(f"{route}/resume", headers=ADMIN).json()["draining"] is False
-        assert watched.resting == [("unified-0", True), ("unified-0", False)]
-        assert server.http.post("/admin/workers/nobody/drain", headers=ADMIN).status_code == 404
+        assert replaced.drained == [("unified-0", True), ("unified-0", False)]
+        assert server.http.post("/admin/workers/unknown/drain", headers=ADMIN).status_code == 404
         assert server.http.post(f"{route}/drain").status_code == 401
-        assert len(watched.resting) == 2
+        assert len(replaced.drained) == 2

@@ -1,4 +1,4 @@
-"""What goes wrong behind the door, and what clients are told of it."""
+"""Failures of the engine, and the errors that clients receive."""
 
 import asyncio
 import json
@@ -46,8 +46,8 @@ async def aborted(prompt: list[int], params: SamplingParams) -> AsyncGenerator[I
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_busy_server_says_when_to_come_back(generator: ScriptedGenerator, stream: bool) -> None:
-    with scripted(generator.but(script=busy)) as server:
+def test_a_busy_server_says_when_to_retry(generator: ScriptedGenerator, stream: bool) -> None:
+    with scripted(generator.replaced(script=busy)) as server:
         response = server.post(COMPLETIONS, prompt="hi", stream=stream)
         assert (response.status_code, response.headers["retry-after"]) == (429, "3")
         assert response.json()["error"]["type"] == "rate_limit_error"
@@ -56,8 +56,8 @@ def test_a_busy_server_says_when_to_come_back(generator: ScriptedGenerator, stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_faults_of_ours_keep_their_secrets(generator: ScriptedGenerator, stream: bool) -> None:
-    with scripted(generator.but(script=broken)) as server:
+def test_internal_errors_reveal_nothing(generator: ScriptedGenerator, stream: bool) -> None:
+    with scripted(generator.replaced(script=broken)) as server:
         response = server.post(COMPLETIONS, prompt="hi", stream=stream)
         assert response.status_code == 500
         assert response.json()["error"]["type"] == "server_error"
@@ -75,7 +75,7 @@ def test_faults_of_ours_keep_their_secrets(generator: ScriptedGenerator, stream:
 def test_an_error_in_a_stream_is_its_last_event(
     generator: ScriptedGenerator, script: type, message: str
 ) -> None:
-    with scripted(generator.but(script=script)) as server:
+    with scripted(generator.replaced(script=script)) as server:
         response = server.post(COMPLETIONS, prompt="hi", stream=True)
         *_, last, rest = response.text.split("\n\n")
         assert (response.status_code, rest) == (200, "")
@@ -87,31 +87,31 @@ def test_an_error_in_a_stream_is_its_last_event(
 
 def test_an_error_halfway_is_no_reply(generator: ScriptedGenerator) -> None:
     for script, status in ((lost, 503), (breaks_later, 500), (aborted, 503)):
-        with scripted(generator.but(script=script)) as server:
+        with scripted(generator.replaced(script=script)) as server:
             assert server.post(COMPLETIONS, prompt="hi").status_code == status
 
 
 def test_failures_are_counted(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(script=lost)) as server:
+    with scripted(generator.replaced(script=lost)) as server:
         server.post(COMPLETIONS, prompt="hi")
         assert server.metric("requests_total", finish_reason="error") == 1
-    with scripted(generator.but(script=busy)) as server:
+    with scripted(generator.replaced(script=busy)) as server:
         server.post(COMPLETIONS, prompt="hi")
         assert server.metric("requests_total", finish_reason="error") == 0
 
 
-def test_health_says_why_not(generator: ScriptedGenerator) -> None:
+def test_health_reports_the_reason(generator: ScriptedGenerator) -> None:
     loading = ScriptedHealth(ready=False, detail="loading the model", retry_after=6.2)
-    with scripted(generator.but(condition=loading)) as server:
+    with scripted(generator.replaced(health_state=loading)) as server:
         response = server.http.get("/health")
         assert (response.status_code, response.headers["retry-after"]) == (503, "7")
         assert response.json() == {"status": "not ready", "detail": "loading the model"}
         assert server.http.get("/ping").status_code == 200
 
 
-def test_incidents_are_metrics_while_no_worker_is_there(generator: ScriptedGenerator) -> None:
-    trouble = IncidentReport(deaths=4, suspects=9, convicted=1, quarantined=2)
-    with scripted(generator.but(latest=None, trouble=trouble)) as server:
+def test_incidents_are_metrics_without_a_worker(generator: ScriptedGenerator) -> None:
+    incident_report = IncidentReport(deaths=4, suspects=9, convicted=1, quarantined=2)
+    with scripted(generator.replaced(latest_report=None, incident_report=incident_report)) as server:
         assert server.metric("worker_deaths_total") == 4
         assert server.metric("requests_suspected_total") == 9
         assert server.metric("requests_given_up_total") == 1
@@ -121,23 +121,23 @@ def test_incidents_are_metrics_while_no_worker_is_there(generator: ScriptedGener
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", [1, 3])
-def test_a_client_that_leaves_frees_its_requests(server: Served, stream: bool, prompts: int) -> None:
-    """Thousands of tokens are asked for, and the client leaves while the first are being made."""
+def test_a_disconnected_client_frees_its_requests(server: Served, stream: bool, prompts: int) -> None:
+    """The client requests thousands of tokens, and disconnects while the first are generated."""
     aborts = server.metric("requests_total", finish_reason="abort")
     tokens = server.metric("generation_tokens_total")
     body = json.dumps({"prompt": ["the quick"] * prompts, "max_tokens": 4000, "stream": stream})
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as client:
         client.sendall((head + body).encode())
-        until(lambda: server.working() == prompts)
-    until(lambda: server.working() == 0)
+        until(lambda: server.active_sequences() == prompts)
+    until(lambda: server.active_sequences() == 0)
     assert server.llm.report().blocks_live == 0
     assert server.metric("requests_total", finish_reason="abort") == aborts + prompts
     assert server.metric("generation_tokens_total") - tokens < 4000 * prompts
 
 
-def test_a_client_that_leaves_while_it_waits_for_the_first_token(generator: ScriptedGenerator) -> None:
-    """Nothing is being sent, so only the closed connection tells."""
+def test_a_client_that_disconnects_before_the_first_token(generator: ScriptedGenerator) -> None:
+    """Nothing is being sent, so only the closed connection shows it."""
     begun, closed = [], []
 
     async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
@@ -148,7 +148,7 @@ def test_a_client_that_leaves_while_it_waits_for_the_first_token(generator: Scri
         finally:
             closed.append(True)
 
-    with scripted(generator.but(script=slow)) as server:
+    with scripted(generator.replaced(script=slow)) as server:
         for number, stream in enumerate((True, False), 1):
             body = json.dumps({"prompt": "hi", "stream": stream}).encode()
             with connected(server) as client:

@@ -1,4 +1,4 @@
-"""Fields of vLLM's that change what is asked or told, on the real engine."""
+"""vLLM's request fields, on the real engine."""
 
 import codecs
 from typing import Any
@@ -14,7 +14,7 @@ USER = {"role": "user", "content": PROMPT}
 
 
 def cached(server: Served, route: str, **body: Any) -> int:
-    """The cached tokens that the last event of a stream tells."""
+    """The cached tokens in the last event of a stream."""
     body |= {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 1}
     *_, last, _, _ = server.post(route, **body).text.split("\n\n")
     told = last.partition('"cached_tokens":')[2].split("}")[0]
@@ -35,7 +35,7 @@ def test_only_the_last_tokens_of_a_prompt(server: Served, tokenizer: Tokenizer) 
     assert len(chat["choices"][0]["prompt_token_ids"]) == chat["usage"]["prompt_tokens"] == 4
 
 
-def test_a_prompt_that_is_too_long_is_cut_to_what_fits(server: Served) -> None:
+def test_a_prompt_that_is_too_long_is_truncated_to_fit(server: Served) -> None:
     context = server.llm.model.max_model_len
     prompt = [65 + place % 10 for place in range(context + 20)]
     reply = server.post("/v1/completions", prompt=prompt, max_tokens=5, truncate_prompt_tokens=-1).json()
@@ -43,7 +43,7 @@ def test_a_prompt_that_is_too_long_is_cut_to_what_fits(server: Served) -> None:
     assert reply["usage"]["completion_tokens"] == 5
 
 
-def test_an_echo_of_a_prompt_that_was_cut(server: Served, tokenizer: Tokenizer) -> None:
+def test_an_echo_of_a_truncated_prompt(server: Served, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(PROMPT)
     choice = complete(server, max_tokens=2, truncate_prompt_tokens=3, echo=True, logprobs=0)
     assert choice["text"].startswith(tokenizer.decode(ids[-3:]))
@@ -52,7 +52,7 @@ def test_an_echo_of_a_prompt_that_was_cut(server: Served, tokenizer: Tokenizer) 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_allowed_tokens_are_written(server: Served, temperature: float) -> None:
+def test_only_allowed_tokens_are_generated(server: Served, temperature: float) -> None:
     free = complete(server, max_tokens=24, temperature=temperature, seed=2, return_token_ids=True)
     allowed = [70, 80, 90]
     held = complete(
@@ -76,14 +76,14 @@ def test_allowed_tokens_that_all_end_the_text(server: Served) -> None:
 
 
 def test_tokens_by_their_ids(server: Served, tokenizer: Tokenizer) -> None:
-    wanted = {"max_tokens": 4, "logprobs": 2, "echo": True, "return_token_ids": True}
-    named = complete(server, **wanted, return_tokens_as_token_ids=True)
+    fields = {"max_tokens": 4, "logprobs": 2, "echo": True, "return_token_ids": True}
+    named = complete(server, **fields, return_tokens_as_token_ids=True)
     ids = [f"token_id:{token}" for token in tokenizer.encode(PROMPT) + named["token_ids"]]
     assert named["logprobs"]["tokens"] == ids
     assert all(
         top is None or name in top for name, top in zip(ids, named["logprobs"]["top_logprobs"], strict=True)
     )
-    plain = complete(server, **wanted)["logprobs"]
+    plain = complete(server, **fields)["logprobs"]
     assert named["logprobs"]["token_logprobs"] == plain["token_logprobs"]
     assert named["logprobs"]["text_offset"] == plain["text_offset"]
     body = {"messages": [USER], "max_tokens": 3, "logprobs": True, "return_tokens_as_token_ids": True}
@@ -94,7 +94,7 @@ def test_tokens_by_their_ids(server: Served, tokenizer: Tokenizer) -> None:
 
 
 def test_text_offsets_count_characters_not_bytes(server: Served, tokenizer: Tokenizer) -> None:
-    """Tokens that are parts of a character stand where it begins; those behind it a character further."""
+    """Tokens that are parts of a character stand where it begins; those after it a character further."""
     text = "é日🙂z"
     ids = [token for character in text for token in tokenizer.encode(character, False)]
     assert len(ids) > len(text)

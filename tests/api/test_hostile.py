@@ -1,5 +1,5 @@
-"""Each of the inputs that once froze the server or filled its memory is refused by name, quickly, and gives
-everything back. (How long the others wait meanwhile is measured by benchmarks/hostile.py.)"""
+"""Each of the inputs that once froze the server or filled its memory is refused quickly, by an error that
+names the field, and its memory is released. (benchmarks/hostile.py measures the delay of other requests.)"""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ from streamserve.api.http.json_scan import MAX_CONTAINERS
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.messages import PromptLogprob, PromptLogprobs, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.arriving import MAX_CHUNKS, MAX_OPERATIONS, Context, Operation
 from streamserve.text.output import Delta, Usage
+from streamserve.text.prompt_chunks import MAX_CHUNKS, MAX_OPERATIONS, ContextVersion, Operation
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -44,11 +44,23 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": [' + "
         ),
         (COMPLETIONS, {"prompt": "a", "guided_grammar": "# a\n" * 130_000}, "at most 65536 bytes"),
         (COMPLETIONS, {"prompt": "a", "guided_grammar": "a ::= b\n" * 501}, "501 rules and groups"),
-        (COMPLETIONS, {"prompt": "a", "guided_regex": "a" * MB}, "at most 65536 are taken"),
-        (COMPLETIONS, {"prompt": "a", "guided_choice": ["a" * 1000] * 1000}, "at most 65536 are taken"),
-        (COMPLETIONS, {"prompt": "a", "guided_json": '{"items":' * 100_000}, "at most 65536 are taken"),
+        (COMPLETIONS, {"prompt": "a", "guided_regex": "a" * MB}, "at most 65536 bytes are allowed"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "guided_choice": ["a" * 1000] * 1000},
+            "at most 65536 bytes are allowed",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "guided_json": '{"items":' * 100_000},
+            "at most 65536 bytes are allowed",
+        ),
         (COMPLETIONS, {"prompt": "a", "guided_json": '{"items":' * 5_000}, "guided_json is not JSON"),
-        (COMPLETIONS, {"prompt": "a", "guided_json": {"anyOf": [{}] * 60_000}}, "at most 65536 are taken"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "guided_json": {"anyOf": [{}] * 60_000}},
+            "at most 65536 bytes are allowed",
+        ),
         (COMPLETIONS, {"prompt": [[5] * 60] * 320, "prompt_logprobs": 64}, "1048576 is the limit"),
         (COMPLETIONS, {"prompt": "a" * (7 * MB)}, "over 262144 characters"),
     ],
@@ -73,7 +85,7 @@ def test_what_is_too_much_is_refused_by_name(hello: Served, route: str, body: An
     ],
 )
 def test_grammars_at_the_limit_are_converted_in_one_pass(hello: Served, grammar: str) -> None:
-    """Blank lines and comments were quadratic: 26 s for eight times as much as is taken now."""
+    """Blank lines and comments were quadratic: 26 s for eight times as much as is accepted now."""
     start = time.monotonic()
     reply = hello.post(COMPLETIONS, prompt="a", guided_grammar=grammar)
     assert reply.status_code == 200, reply.text
@@ -82,7 +94,7 @@ def test_grammars_at_the_limit_are_converted_in_one_pass(hello: Served, grammar:
 
 def test_many_named_edits_are_found_quickly() -> None:
     """1,024 operations on names among 16,384 chunks, of which each insertion moves the others."""
-    context = Context()
+    context = ContextVersion()
     for _ in range(MAX_CHUNKS // MAX_OPERATIONS):
         context, _ = context.edited([Operation(op="append", text="")] * MAX_OPERATIONS)
     names = [f"chunk-{MAX_CHUNKS - number}" for number in range(MAX_OPERATIONS)]
@@ -96,7 +108,7 @@ def test_many_named_edits_are_found_quickly() -> None:
 
 def test_legal_requests_at_the_limits_are_served(generator: ScriptedGenerator) -> None:
     """A chat of as many messages as the context has tokens; a prompt that fills it; many tools."""
-    wide = generator.but(
+    wide = generator.replaced(
         model=msgspec.structs.replace(generator.model, max_model_len=8192),
         tokenizer=generator.tokenizer,
         submitted=[],
@@ -111,19 +123,21 @@ def test_legal_requests_at_the_limits_are_served(generator: ScriptedGenerator) -
 
 
 def test_prompt_scores_of_a_full_context_are_served_and_charged(generator: ScriptedGenerator) -> None:
-    """They come as they always did, whole, while other requests are answered."""
+    """They are delivered whole, while other requests are answered."""
     length, release = 2000, threading.Event()
     top = [TopLogprob(token, -0.5 * token) for token in range(64)]
 
     async def scores(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for start in range(1, len(prompt), 100):
-            places = range(start, min(start + 100, len(prompt)))
-            yield PromptLogprobs("r", 0, start, [PromptLogprob(7, -3.5, 8, top) for _ in places])
+            positions = range(start, min(start + 100, len(prompt)))
+            yield PromptLogprobs("r", 0, start, [PromptLogprob(7, -3.5, 8, top) for _ in positions])
         await asyncio.to_thread(release.wait)
         yield Delta(0, "x", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
-    wide = generator.but(script=scores, model=msgspec.structs.replace(generator.model, max_model_len=4096))
+    wide = generator.replaced(
+        script=scores, model=msgspec.structs.replace(generator.model, max_model_len=4096)
+    )
     with scripted(wide, ApiSettings(max_memory_bytes=64 * MB)) as server:
         body = {"prompt": [5] * length, "prompt_logprobs": 64, "max_tokens": 1}
         replies: list[dict[str, Any]] = []
@@ -143,7 +157,7 @@ def test_prompt_scores_of_a_full_context_are_served_and_charged(generator: Scrip
         until(lambda: server.metric("memory_held_bytes") == 0)
 
 
-def test_the_limit_of_containers_leaves_room_for_real_tools() -> None:
+def test_the_limit_of_containers_allows_real_tools() -> None:
     """128 functions of a hundred parameters each."""
     parameters = {"properties": {f"p{n}": {"type": "string", "description": "x"} for n in range(100)}}
     tools = [

@@ -1,4 +1,4 @@
-"""The look at JSON text counts what the decoder will make, wherever the text is cut into pieces."""
+"""The JSON scan bounds what the decoder creates, wherever the text is split into pieces."""
 
 import json
 from collections import deque
@@ -61,7 +61,7 @@ def test_what_is_too_much_is_refused_by_name(text: bytes, what: str) -> None:
     assert refused.value.status == 400
 
 
-def test_text_is_no_structure() -> None:
+def test_text_is_not_structure() -> None:
     scan = JsonScan()
     scan.feed(json.dumps({"prompt": '{[,:]}\\" ' * 100_000}).encode())
     assert (scan.values, scan.containers, scan.depth) == (3, 1, 1)

@@ -1,4 +1,4 @@
-"""Requests that ask for more than there is, and all of them together."""
+"""Limits on one request, and on all requests together."""
 
 import asyncio
 import json
@@ -21,10 +21,10 @@ COMPLETIONS = "/v1/completions"
 
 
 def nested(levels: int) -> object:
-    made: object = 1
+    value: object = 1
     for level in range(levels):
-        made = [made, 2] if level % 2 else {"a": 0, "b": made}
-    return made
+        value = [value, 2] if level % 2 else {"a": 0, "b": value}
+    return value
 
 
 def test_depth_has_a_limit() -> None:
@@ -76,7 +76,7 @@ def test_log_probabilities_of_prompts_count_too() -> None:
 
 
 def test_a_stream_may_have_as_many_as_it_likes(generator: ScriptedGenerator) -> None:
-    wide = generator.but(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
+    wide = generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
     with scripted(wide) as server:
         body = {"prompt": "hi", "n": 4, "logprobs": 64, "max_tokens": 100_000}
         assert server.post(COMPLETIONS, **body).json()["error"]["param"] == "logprobs"
@@ -84,7 +84,7 @@ def test_a_stream_may_have_as_many_as_it_likes(generator: ScriptedGenerator) -> 
 
 
 def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerator) -> None:
-    """Requests hold what they were parsed to while they run. One more than there is memory for has to come
+    """Requests hold what they were parsed to while they run. One more than there is memory for has to retry
     later; a small one does not."""
     release = threading.Event()
 
@@ -94,7 +94,7 @@ def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerato
         yield Usage(len(prompt), 1)
 
     body = {"prompt": "hi", "user": "u" * 1_000_000}
-    held = generator.but(script=waits, submitted=[])
+    held = generator.replaced(script=waits, submitted=[])
     with scripted(held, ApiSettings(max_memory_bytes=6_000_000)) as server:
         statuses: list[int] = []
 
@@ -136,7 +136,7 @@ def test_requests_have_a_deadline(generator: ScriptedGenerator, stream: bool) ->
             closed.append(True)
 
     message = "the request took longer than 1 seconds, which is the limit (request_timeout)"
-    with scripted(generator.but(script=slow), ApiSettings(request_timeout=1)) as server:
+    with scripted(generator.replaced(script=slow), ApiSettings(request_timeout=1)) as server:
         reply = server.post(COMPLETIONS, prompt="hi", stream=stream)
         assert (reply.status_code, reply.json()["error"]["message"]) == (504, message)
         reply = server.post(COMPLETIONS, prompt=["hi", "ho"], n=2, stream=stream)

@@ -1,4 +1,4 @@
-"""The memory account: nothing beyond the limit, and everything comes back."""
+"""The memory account: nothing is charged beyond the limit, and everything is released."""
 
 import random
 
@@ -10,7 +10,7 @@ from streamserve.protocol.errors import RequestError
 MB = 1 << 20
 
 
-def test_what_can_never_fit_is_told_apart_from_what_must_come_later() -> None:
+def test_what_can_never_fit_gets_413_and_the_rest_429() -> None:
     account = MemoryAccount(16 * MB)
     first = account.charge()
     first.add(10 * MB)
@@ -37,7 +37,7 @@ def test_the_last_quarter_is_for_small_requests() -> None:
     account.charge().add(1)
 
 
-def test_all_comes_back() -> None:
+def test_everything_is_released() -> None:
     account, draw = MemoryAccount(64 * MB), random.Random(0)
     for _ in range(200):
         with account.charge() as charge:
@@ -47,7 +47,7 @@ def test_all_comes_back() -> None:
                     draw.choice([charge.add, charge.set])(draw.randrange(30 * MB))
                 except RequestError:
                     assert account.held == before
-                charge.give(draw.randrange(MB))
+                charge.release(draw.randrange(MB))
                 assert 0 <= account.held <= account.limit
         charge.add(MB)  # closed: nothing is charged any more
         assert account.held == 0

@@ -1,4 +1,4 @@
-"""Metrics by our names and by vLLM's, and the dashboard that draws them."""
+"""Metrics under streamserve's and vLLM's names, and the Grafana dashboard."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.api.generator import Item
-from streamserve.api.ops.metrics import NAMES_OF_VLLM, THEIRS
-from streamserve.api.ops.worker_metrics import OURS
+from streamserve.api.ops.metrics import VLLM_NAMES, VLLM_PREFIX
+from streamserve.api.ops.worker_metrics import PREFIX
 from streamserve.protocol.reports import Report, SpeculationReport, StepParts
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
@@ -32,15 +32,15 @@ REPORT = Report(
 
 def samples(server: Served) -> dict[str, float]:
     """Every sample by its name and labels, once checked to be what Prometheus can parse."""
-    found = {}
+    metrics = {}
     for family in text_string_to_metric_families(server.http.get("/metrics").text):
         for sample in family.samples:
             labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
-            found[sample.name + (str(labels) if labels else "")] = sample.value
-    return found
+            metrics[sample.name + (str(labels) if labels else "")] = sample.value
+    return metrics
 
 
-def test_where_the_time_of_a_request_went(generator: ScriptedGenerator) -> None:
+def test_the_phases_of_a_request(generator: ScriptedGenerator) -> None:
     """0.1 s in the queue, 0.2 s to compute the prompt, three more tokens 0.1 s apart."""
 
     async def timed(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
@@ -51,7 +51,7 @@ def test_where_the_time_of_a_request_went(generator: ScriptedGenerator) -> None:
                 await asyncio.sleep(0.1)
         yield Usage(len(prompt), 4, queued_seconds=0.1)
 
-    with scripted(generator.but(script=timed)) as server:
+    with scripted(generator.replaced(script=timed)) as server:
         start = time.perf_counter()
         assert server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=4).status_code == 200
         whole = time.perf_counter() - start  # a busy machine makes each part longer, never longer than this
@@ -80,20 +80,20 @@ def test_several_tokens_at_once_count_as_several(generator: ScriptedGenerator) -
         yield Delta(0, "xyz", (72, 73, 74), finish="stop")
         yield Usage(len(prompt), 4)
 
-    with scripted(generator.but(script=leaps)) as server:
+    with scripted(generator.replaced(script=leaps)) as server:
         server.post("/v1/completions", prompt="hi")
         assert server.metric("inter_token_latency_seconds_count") == 3
 
 
-def test_what_vllm_has_is_there_by_its_name_with_the_same_value(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(latest=REPORT)) as server:
+def test_vllm_metrics_have_the_same_values(generator: ScriptedGenerator) -> None:
+    with scripted(generator.replaced(latest_report=REPORT)) as server:
         server.post("/v1/completions", prompt=[5, 6, 7], n=2)
-        found = samples(server)
-        theirs = {name for name in found if name.startswith(THEIRS)}
-        assert theirs == {
-            name.replace(OURS, THEIRS)
-            for name in found
-            if name.startswith(tuple(OURS + known for known in NAMES_OF_VLLM))
+        metrics = samples(server)
+        vllm_metrics = {name for name in metrics if name.startswith(VLLM_PREFIX)}
+        assert vllm_metrics == {
+            name.replace(PREFIX, VLLM_PREFIX)
+            for name in metrics
+            if name.startswith(tuple(PREFIX + known for known in VLLM_NAMES))
         }
         assert {
             "vllm:num_requests_running": 3,
@@ -117,16 +117,16 @@ def test_what_vllm_has_is_there_by_its_name_with_the_same_value(generator: Scrip
             "vllm:request_decode_time_seconds_count": 1,
             "vllm:request_inference_time_seconds_count": 1,
             "vllm:request_params_n_sum": 2,
-        }.items() <= found.items()
-        for name in theirs:
-            assert found[name] == found[name.replace(THEIRS, OURS)], name
+        }.items() <= metrics.items()
+        for name in vllm_metrics:
+            assert metrics[name] == metrics[name.replace(VLLM_PREFIX, PREFIX)], name
 
 
 def test_every_known_name_of_vllm_is_exposed(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(latest=REPORT)) as server:
+    with scripted(generator.replaced(latest_report=REPORT)) as server:
         server.post("/v1/completions", prompt="hi")
         families = {f.name for f in text_string_to_metric_families(server.http.get("/metrics").text)}
-        assert {THEIRS + name for name in NAMES_OF_VLLM} <= families
+        assert {VLLM_PREFIX + name for name in VLLM_NAMES} <= families
 
 
 def test_the_queue_of_the_real_engine_is_timed(server: Served) -> None:
@@ -136,15 +136,15 @@ def test_the_queue_of_the_real_engine_is_timed(server: Served) -> None:
     total = server.metric("e2e_request_latency_seconds_sum")
     parts = sum(server.metric(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode"))
     assert 0 < parts <= total
-    until(lambda: server.working() == 0)
+    until(lambda: server.active_sequences() == 0)
 
 
-def test_what_guessing_came_to_and_where_the_time_of_steps_went(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(latest=REPORT)) as server:
-        found = samples(server)
+def test_speculation_and_the_parts_of_step_time(generator: ScriptedGenerator) -> None:
+    with scripted(generator.replaced(latest_report=REPORT)) as server:
+        metrics = samples(server)
         expected: dict[str, float] = {
             "spec_decode_num_drafts_total": 6,
-            "spec_decode_guesses_total": 30,
+            "spec_decode_drafted_tokens_total": 30,
             "spec_decode_num_draft_tokens_total": 15,
             "spec_decode_num_accepted_tokens_total": 9,
             "spec_decode_num_accepted_tokens_per_pos_total{'position': '1'}": 3,
@@ -159,16 +159,16 @@ def test_what_guessing_came_to_and_where_the_time_of_steps_went(generator: Scrip
             "step_part_share{'part': 'scheduling'}": 0.1,
             "step_part_share{'part': 'target'}": 0.6,
         }
-        assert {OURS + name: value for name, value in expected.items()}.items() <= found.items()
+        assert {PREFIX + name: value for name, value in expected.items()}.items() <= metrics.items()
 
 
 def board() -> dict[str, object]:
-    found: dict[str, object] = json.loads(BOARD.read_text())
-    return found
+    dashboard: dict[str, object] = json.loads(BOARD.read_text())
+    return dashboard
 
 
 def test_every_metric_of_the_dashboard_exists(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(latest=REPORT)) as server:
+    with scripted(generator.replaced(latest_report=REPORT)) as server:
         server.post("/v1/completions", prompt="hi")
         there = {name.partition("{")[0] for name in samples(server)}
         named = set(re.findall(r"streamserve:\w+", BOARD.read_text()))
@@ -199,12 +199,12 @@ def overlap(a: dict[str, int], b: dict[str, int]) -> bool:
     )  # fmt: skip
 
 
-def test_failures_are_no_successes(generator: ScriptedGenerator) -> None:
+def test_failures_are_not_successes(generator: ScriptedGenerator) -> None:
     async def fails(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         yield Delta(0, "x", (72,))
         raise ValueError("a fault")
 
-    with scripted(generator.but(script=fails)) as server:
+    with scripted(generator.replaced(script=fails)) as server:
         server.post("/v1/completions", prompt="hi")
         assert server.metric("requests_total", finish_reason="error") == 1
         assert server.metric("request_success_total", finished_reason="error") == 0

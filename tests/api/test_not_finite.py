@@ -1,4 +1,4 @@
-"""What clients are told of a request whose numbers are not finite, and that nobody else notices."""
+"""Requests whose model outputs are not finite: the error, and no effect on other requests."""
 
 import json
 from collections.abc import Iterator
@@ -40,8 +40,8 @@ def ask(server: Served, prompt: list[int], **fields: Any) -> httpx.Response:
 
 def text(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
-    found: str = response.json()["choices"][0]["text"]
-    return found
+    content: str = response.json()["choices"][0]["text"]
+    return content
 
 
 def test_it_is_one_error_and_the_others_go_on(server: Served) -> None:

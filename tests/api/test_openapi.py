@@ -16,7 +16,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/detokenize", {"tokens": [70]}),
 ]
-PAGES = ["/v1/models", "/v1/models/tiny", "/health", "/version", "/load"]
+BROWSER_PATHS = ["/v1/models", "/v1/models/tiny", "/health", "/version", "/load"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_examples_work(server: Served, description: Any) -> None:
         if "requestBody" in operations.get("post", {}):
             example = operations["post"]["requestBody"]["content"]["application/json"]["examples"]["request"]
             if path == "/v1/streams/{name}/answer":
-                continue  # has no end before the prompt has: test_stream_early.py
+                continue  # does not end before the prompt is finished: test_early_answers.py
             if "{name}" in path:
                 made = server.post("/v1/streams", query="hello", max_tokens=2).json()
                 path = path.replace("{name}", made["id"])
@@ -69,7 +69,7 @@ def test_replies_are_as_described(server: Served, description: Any, path: str, b
         jsonschema.validate(response.json(), schema)
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", BROWSER_PATHS)
 def test_pages_are_as_described(server: Served, description: Any, path: str) -> None:
     known = description["paths"].get(path) or description["paths"]["/v1/models/{name}"]
     schema = schema_of(description, known["get"]["responses"]["200"]["content"])

@@ -1,4 +1,4 @@
-"""What operators and clients ask besides generating: models, health, version, metrics."""
+"""Routes other than generation: models, health, version, metrics."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_models_are_listed_under_every_name(hello: Served) -> None:
     assert models[0].created == 1_700_000_000
 
 
-def test_a_model_tells_its_context_and_what_it_promises(hello: Served) -> None:
+def test_a_model_card_has_its_context_length_and_row_invariance(hello: Served) -> None:
     card = hello.http.get("/v1/models/owner/scripted").json()
     assert card == {
         "id": "owner/scripted",
@@ -79,7 +79,7 @@ def test_metrics_show_the_workers_report(generator: ScriptedGenerator) -> None:
         copies_on_write=0,
         step_seconds=0.5,
     )
-    with scripted(generator.but(latest=report)) as server:
+    with scripted(generator.replaced(latest_report=report)) as server:
         assert server.metric("num_requests_running") == 3
         assert server.metric("num_requests_waiting") == 4
         assert server.metric("kv_cache_usage_perc") == 0.5

@@ -65,9 +65,9 @@ def test_it_needs_nothing_from_elsewhere(hello: Served) -> None:
 
 def test_every_part_that_its_script_looks_for_is_there(hello: Served) -> None:
     text = hello.http.get("/").text
-    wanted = set(re.findall(r'\b(?:at|show)\("(\w[\w-]*)"', text))
-    assert len(wanted) > 12
-    assert wanted <= Parts(text).ids
+    fields = set(re.findall(r'\b(?:at|show)\("(\w[\w-]*)"', text))
+    assert len(fields) > 12
+    assert fields <= Parts(text).ids
 
 
 def test_only_its_own_script_may_run(hello: Served) -> None:
@@ -90,7 +90,7 @@ def test_it_reads_metrics_that_exist(server: Served, generator: ScriptedGenerato
     of_pairs = {name for name in named if name.startswith("kv_transfer")}  # one worker moves nothing
     assert len(of_pairs) == 6
     assert missing <= {"step_floor_seconds_total"} | of_pairs
-    with scripted(generator.but(latest=replace(REPORT, transfer=TransferReport()))) as pair:
+    with scripted(generator.replaced(latest_report=replace(REPORT, transfer=TransferReport()))) as pair:
         there = pair.http.get("/metrics").text
         assert all(f"streamserve:{name}" in there for name in of_pairs)
 
@@ -108,7 +108,7 @@ def browser() -> Iterator[Browser]:
 def test_it_shows_what_the_engine_does_and_chats(browser: Browser, server: Served) -> None:
     page = browser.new_page(viewport={"width": 960, "height": 820})
     complaints: list[str] = []
-    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda text: complaints.append(text.text) if text.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(server.url)
     expect(page.locator("#model")).to_have_text("tiny", timeout=10_000)
@@ -137,10 +137,10 @@ def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Browser, generator:
         context = browser.new_context(http_credentials={"username": "me", "password": key})
         page = context.new_page()
         page.goto(server.url)
-        expect(page.locator("#state")).to_have_text("this server wants a key", timeout=10_000)
+        expect(page.locator("#state")).to_have_text("this server requires an API key", timeout=10_000)
         page.fill("#text", "hi")
         page.click("button[type=submit]")
-        expect(page.locator(".error")).to_contain_text("a key is needed")
+        expect(page.locator(".error")).to_contain_text("a key is required")
         page.fill("#key", key)
         page.fill("#text", "hi")
         page.click("button[type=submit]")
@@ -153,18 +153,18 @@ def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Browser, generator:
 
 
 def test_what_a_model_says_is_text_and_nothing_else(browser: Browser, generator: ScriptedGenerator) -> None:
-    said = "<img src=x onerror=alert(1)><script>document.title='taken'</script>"
+    text = "<img src=x onerror=alert(1)><script>document.title='taken'</script>"
 
     async def evil(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        yield Delta(0, said, (72,), finish="stop")
+        yield Delta(0, text, (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
-    with scripted(generator.but(script=evil)) as server:
+    with scripted(generator.replaced(script=evil)) as server:
         page = browser.new_page()
         page.goto(server.url)
         page.fill("#text", "hi")
         page.keyboard.press("Enter")
-        expect(page.locator(".assistant")).to_have_text(said)
+        expect(page.locator(".assistant")).to_have_text(text)
         assert page.title() == "streamserve"
         assert page.locator("#messages img").count() == 0
         page.close()

@@ -14,9 +14,11 @@ from tests.text.folders import byte_level_folder
 DEFAULTS = {"temperature": 0.7, "top_k": 20}
 
 
-def asked(generator: ScriptedGenerator, route: str, body: dict[str, Any], **settings: Any) -> Submitted:
-    """What the engine was asked for by one request."""
-    watched = generator.but(submitted=[])
+def submitted_by(
+    generator: ScriptedGenerator, route: str, body: dict[str, Any], **settings: Any
+) -> Submitted:
+    """The engine request of one HTTP request."""
+    watched = generator.replaced(submitted=[])
     with scripted(watched, ApiSettings(**settings)) as server:
         response = server.post(route, **body)
         assert response.status_code == 200, response.text
@@ -25,11 +27,11 @@ def asked(generator: ScriptedGenerator, route: str, body: dict[str, Any], **sett
 
 
 def completion(generator: ScriptedGenerator, **fields: Any) -> Submitted:
-    return asked(generator, "/v1/completions", {"prompt": "hi", **fields})
+    return submitted_by(generator, "/v1/completions", {"prompt": "hi", **fields})
 
 
 def chat(generator: ScriptedGenerator, **fields: Any) -> Submitted:
-    return asked(
+    return submitted_by(
         generator, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields}
     )
 
@@ -41,7 +43,7 @@ def test_nothing_said_is_openais_default(generator: ScriptedGenerator) -> None:
 
 def test_the_operators_defaults_give_way_to_the_request(generator: ScriptedGenerator) -> None:
     body = {"prompt": "hi", "top_k": 5}
-    params = asked(generator, "/v1/completions", body, default_sampling=DEFAULTS).params
+    params = submitted_by(generator, "/v1/completions", body, default_sampling=DEFAULTS).params
     assert (params.temperature, params.top_k) == (0.7, 5)
 
 
@@ -101,7 +103,7 @@ def test_special_tokens_are_added_to_texts_but_not_to_chats(generator: ScriptedG
 
 
 def test_every_prompt_has_a_request_id_of_its_own(generator: ScriptedGenerator) -> None:
-    watched = generator.but(submitted=[])
+    watched = generator.replaced(submitted=[])
     with scripted(watched) as server:
         reply = server.post("/v1/completions", prompt=["a", "b"]).json()
     assert [submitted.request_id for submitted in watched.submitted] == [
@@ -113,5 +115,5 @@ def test_every_prompt_has_a_request_id_of_its_own(generator: ScriptedGenerator) 
 def test_template_variables_reach_the_template(generator: ScriptedGenerator, tmp_path: Path) -> None:
     folder = byte_level_folder(tmp_path, chat_template="{{ mood }}: {{ messages[0].content }}")
     tokenizer = Tokenizer.from_folder(folder)
-    submitted = chat(generator.but(tokenizer=tokenizer), chat_template_kwargs={"mood": "glad"})
+    submitted = chat(generator.replaced(tokenizer=tokenizer), chat_template_kwargs={"mood": "glad"})
     assert tokenizer.decode(submitted.prompt) == "glad: hi"

@@ -1,4 +1,4 @@
-"""Prompts become token ids without holding up others, and keep their places in an echo."""
+"""Prompts are tokenized without blocking the event loop, and their tokens have offsets in an echo."""
 
 import threading
 from pathlib import Path
@@ -17,8 +17,8 @@ from tests.api.serving import ScriptedGenerator
 from tests.text.folders import byte_level_folder, sentencepiece_folder
 
 
-class Watched(Tokenizer):
-    """Remembers in which thread it last worked."""
+class RecordingTokenizer(Tokenizer):
+    """Records the thread of its last call."""
 
     thread: threading.Thread | None = None
 
@@ -26,60 +26,60 @@ class Watched(Tokenizer):
         self.thread = threading.current_thread()
         return super().encode(text, add_special_tokens)
 
-    def encode_apart(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+    def encode_without_gil(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         self.thread = threading.current_thread()
-        return super().encode_apart(texts, add_special_tokens)
+        return super().encode_without_gil(texts, add_special_tokens)
 
 
 @pytest.mark.parametrize(
-    ("texts", "apart"), [(["short"], False), (["x" * 9000], True), (["x" * 90] * 100, True)]
+    ("texts", "in_thread"), [(["short"], False), (["x" * 9000], True), (["x" * 90] * 100, True)]
 )
-async def test_long_texts_are_tokenized_in_a_thread_of_their_own(
-    generator: ScriptedGenerator, tmp_path: Path, texts: list[str], apart: bool
+async def test_long_texts_are_tokenized_in_a_separate_thread(
+    generator: ScriptedGenerator, tmp_path: Path, texts: list[str], in_thread: bool
 ) -> None:
-    watched = Watched.from_folder(byte_level_folder(tmp_path))
-    assert isinstance(watched, Watched)
+    tokenizer = RecordingTokenizer.from_folder(byte_level_folder(tmp_path))
+    assert isinstance(tokenizer, RecordingTokenizer)
     model = msgspec.structs.replace(generator.model, max_model_len=10_000)
     charge = MemoryAccount(10 << 20).charge()
-    encoder = Encoder(generator.but(tokenizer=watched, model=model), SideThread(), charge)
+    encoder = Encoder(generator.replaced(tokenizer=tokenizer, model=model), SideThread(), charge)
     prompts = await encoder.encode(texts, True, "prompt")
     assert [prompt.text for prompt in prompts] == texts
-    assert (watched.thread is not threading.current_thread()) == apart
-    assert [prompt.ids for prompt in prompts] == [watched.encode(text) for text in texts]
+    assert (tokenizer.thread is not threading.current_thread()) == in_thread
+    assert [prompt.ids for prompt in prompts] == [tokenizer.encode(text) for text in texts]
     assert charge.held > 8 * sum(len(prompt.ids) for prompt in prompts)
 
 
-def places(tokenizer: Tokenizer, prompt: Prompt, skip: bool = True) -> list[int]:
-    """The offsets of a prompt, once each is seen to be where its token stands in the echo."""
-    found = list(prompt.offsets(tokenizer, skip))
+def offsets(tokenizer: Tokenizer, prompt: Prompt, skip: bool = True) -> list[int]:
+    """The offsets of a prompt, checked to be within the echo."""
+    positions = list(prompt.offsets(tokenizer, skip))
     echo = prompt.echo(tokenizer, skip)
-    assert found == sorted(found)
-    assert found[-1] <= len(echo)
-    return found
+    assert positions == sorted(positions)
+    assert positions[-1] <= len(echo)
+    return positions
 
 
-def test_an_added_token_takes_no_place(generator: ScriptedGenerator) -> None:
+def test_an_added_token_takes_no_characters(generator: ScriptedGenerator) -> None:
     tokenizer = generator.tokenizer
     ids = tokenizer.encode("ab")
     assert ids[0] == tokenizer.bos_token_id
-    assert places(tokenizer, Prompt(ids, "ab")) == [0, 0, 1]
-    assert places(tokenizer, Prompt(ids)) == [0, 0, 1]
+    assert offsets(tokenizer, Prompt(ids, "ab")) == [0, 0, 1]
+    assert offsets(tokenizer, Prompt(ids)) == [0, 0, 1]
 
 
-def test_a_special_token_in_the_text_takes_its_place(generator: ScriptedGenerator) -> None:
+def test_a_special_token_in_the_text_takes_its_characters(generator: ScriptedGenerator) -> None:
     tokenizer = generator.tokenizer
     text = "<|begin|>a<|end|>b"
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert places(tokenizer, Prompt(ids, text)) == [0, 9, 10, 17]
+    assert offsets(tokenizer, Prompt(ids, text)) == [0, 9, 10, 17]
     assert Prompt(ids).echo(tokenizer, True) == "ab"
-    assert places(tokenizer, Prompt(ids)) == [0, 0, 1, 1]
-    assert places(tokenizer, Prompt(ids), skip=False) == [0, 9, 10, 17]
+    assert offsets(tokenizer, Prompt(ids)) == [0, 0, 1, 1]
+    assert offsets(tokenizer, Prompt(ids), skip=False) == [0, 9, 10, 17]
 
 
-def test_places_with_spaces_inside_of_tokens(tmp_path: Path) -> None:
+def test_offsets_with_spaces_inside_of_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(sentencepiece_folder(tmp_path))
     text = "hello hello"
-    assert places(tokenizer, Prompt(tokenizer.encode(text), text)) == [0, 0, 5]
+    assert offsets(tokenizer, Prompt(tokenizer.encode(text), text)) == [0, 0, 5]
 
 
 def test_a_score_of_minus_infinity_is_a_number_in_json(generator: ScriptedGenerator) -> None:
@@ -93,16 +93,16 @@ def test_a_score_of_minus_infinity_is_a_number_in_json(generator: ScriptedGenera
 def test_part_of_a_character_is_written_by_its_bytes() -> None:
     entry = TokenLogprob(5, b"\xf0\x9f", -1.0, 0, ())
     assert completion_logprobs([entry]).tokens == [r"\xf0\x9f"]
-    told = chat_logprobs([entry]).content[0]
-    assert (told.token, told.bytes) == (r"\xf0\x9f", [0xF0, 0x9F])
+    entries = chat_logprobs([entry]).content[0]
+    assert (entries.token, entries.bytes) == (r"\xf0\x9f", [0xF0, 0x9F])
 
 
-def test_of_two_tokens_with_the_same_text_the_likelier_is_told() -> None:
+def test_of_two_tokens_with_the_same_text_the_likelier_is_entries() -> None:
     entry = TokenLogprob(5, b"a", -3.0, 0, (TopToken(6, b"a", -0.5), TopToken(7, b"b", -1.0)))
     assert completion_logprobs([entry]).top_logprobs == [{"a": -0.5, "b": -1.0}]
 
 
-def test_alternatives_of_an_echo_are_as_many_as_asked_for(generator: ScriptedGenerator) -> None:
+def test_alternatives_of_an_echo_are_as_many_as_requested(generator: ScriptedGenerator) -> None:
     tokenizer = generator.tokenizer
     ids = tokenizer.encode("ab", add_special_tokens=False)
     top = [TopLogprob(60, -0.1), TopLogprob(61, -0.2), TopLogprob(62, -0.3)]

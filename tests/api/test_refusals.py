@@ -1,4 +1,4 @@
-"""What is refused, with which message and which field to blame; nothing is accepted and ignored."""
+"""Refused requests: the message and the field at fault; no field is accepted and ignored."""
 
 import json
 from pathlib import Path
@@ -121,7 +121,7 @@ def test_of_chats(hello: Served, fields: dict[str, Any], param: str, message: st
         ("repetition_penalty", 0, "repetition_penalty must be between 0.01"),
         ("logit_bias", {"x": 1}, "logit_bias: 'x' is not a token id"),
         ("logit_bias", {"-1": 1}, "logit_bias: '-1' is not a token id"),
-        ("logit_bias", {"5000": 1}, "logit_bias names token 5000"),
+        ("logit_bias", {"5000": 1}, "logit_bias contains token 5000"),
         ("logit_bias", {"5": 101}, "must be between -100 and 100"),
         ("logit_bias", {"5": True}, "expected `float`"),
         ("seed", 2**64, "seed is out of range"),
@@ -132,8 +132,8 @@ def test_of_chats(hello: Served, fields: dict[str, Any], param: str, message: st
         ("min_tokens", -1, "min_tokens must be between 0"),
         ("stop", "", "stop strings must have 1 to"),
         ("stop", ["a", None], "expected `str`, got `null`"),
-        ("stop", ["a"] * 65, "stop may hold at most 64"),
-        ("stop_token_ids", [320], "stop_token_ids names 320"),
+        ("stop", ["a"] * 65, "stop may contain at most 64"),
+        ("stop_token_ids", [320], "stop_token_ids contains 320"),
         ("stream", "yes", "expected `bool`"),
         ("stream_options", {"include_usage": True}, "stream_options needs stream"),
         ("prompt_logprobs", 65, "prompt_logprobs must be between 0 and 64"),
@@ -144,8 +144,8 @@ def test_of_chats(hello: Served, fields: dict[str, Any], param: str, message: st
         ("truncate_prompt_tokens", 0, "truncate_prompt_tokens must be -1 or between 1 and"),
         ("truncate_prompt_tokens", 65, "the context of 64, got 65"),
         ("allowed_token_ids", [], "allowed_token_ids must hold at least one token"),
-        ("allowed_token_ids", [5, 320], "allowed_token_ids names 320, but the vocabulary has 320 tokens"),
-        ("allowed_token_ids", [5] * 16385, "allowed_token_ids may hold at most 16384"),
+        ("allowed_token_ids", [5, 320], "allowed_token_ids contains 320, but the vocabulary has 320 tokens"),
+        ("allowed_token_ids", [5] * 16385, "allowed_token_ids may contain at most 16384"),
         ("bad_words", ["no"], "bad_words is not supported"),
         ("temprature", 1, "temprature is not a known field"),
         ("temprature", None, "temprature is not a known field"),
@@ -228,7 +228,7 @@ def test_methods_a_route_does_not_take(hello: Served) -> None:
 
 def test_a_model_without_chat_template(generator: ScriptedGenerator, tmp_path: Path) -> None:
     bare = Tokenizer.from_folder(byte_level_folder(tmp_path, chat_template=None))
-    with scripted(generator.but(tokenizer=bare)) as server:
+    with scripted(generator.replaced(tokenizer=bare)) as server:
         assert "/v1/completions" in refused(server.post(CHATS, messages=[USER]))["message"]
         assert server.post(COMPLETIONS, prompt="hi").status_code == 200
 
@@ -244,8 +244,8 @@ def test_what_the_engine_refuses(server: Served, stream: bool) -> None:
 
 
 def test_one_refused_prompt_refuses_them_all(server: Served) -> None:
-    """The first and the last would fit, and are being made when the second is refused."""
+    """The first and the last would fit, and are being generated when the second is refused."""
     prompts = [[65] * 4, [65] * (server.llm.model.max_model_len - 10), [65] * 4]
     error = refused(server.post(COMPLETIONS, prompt=prompts, max_tokens=3000))
     assert error["param"] == "max_tokens"
-    until(lambda: server.working() == 0)
+    until(lambda: server.active_sequences() == 0)

@@ -13,7 +13,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
-OURS = re.compile(r"req-[0-9a-f]{24}")
+PREFIX = re.compile(r"req-[0-9a-f]{24}")
 
 
 class Lines(logging.Handler):
@@ -49,14 +49,14 @@ def test_a_clients_id_comes_back(hello: Served) -> None:
 @pytest.mark.parametrize("given", ["", "x" * 129, "-first", "two words", "a\tb", "a/b", 'a"b', "<script>"])
 def test_ids_that_could_do_harm_are_replaced(hello: Served, given: str) -> None:
     reply = hello.http.get("/ping", headers={"X-Request-Id": given})
-    assert OURS.fullmatch(reply.headers["X-Request-Id"])
+    assert PREFIX.fullmatch(reply.headers["X-Request-Id"])
 
 
 def test_every_reply_has_one_of_its_own(hello: Served) -> None:
     stream = hello.post("/v1/completions", prompt="hi", stream=True)
     replies = [stream, hello.http.get("/ping"), hello.http.get("/nothing"), hello.post("/v1/completions")]
     ids = [reply.headers["X-Request-Id"] for reply in replies]
-    assert all(OURS.fullmatch(name) for name in ids)
+    assert all(PREFIX.fullmatch(name) for name in ids)
     assert len(set(ids)) == len(ids)
 
 
@@ -82,7 +82,7 @@ def test_failures_are_logged_with_the_id(
         raise ValueError("a fault")
         yield Delta(0)
 
-    with scripted(generator.but(script=broken)) as server:
+    with scripted(generator.replaced(script=broken)) as server:
         for number, stream in enumerate((True, False)):
             headers = {"X-Request-Id": f"trace-{number}"}
             body = {"prompt": "hi", "stream": stream}

@@ -33,7 +33,7 @@ def chat(server: Served, *messages: dict[str, Any]) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
-def said(reply: Any) -> str:
+def output_text(reply: Any) -> str:
     (item,) = reply["output"]
     (part,) = item["content"]
     assert (item["type"], item["role"], part["type"]) == ("message", "assistant", "output_text")
@@ -43,14 +43,14 @@ def said(reply: Any) -> str:
 def events(server: Served, **body: Any) -> list[Any]:
     """The events of a stream, each seen to stand under its own name."""
     text = server.post(ROUTE, **{"input": TEXT, "max_output_tokens": 8, "stream": True, **body}).text
-    found = []
+    received = []
     for block in text.removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        found.append(event)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
+        received.append(event)
+    assert [event["sequence_number"] for event in received] == list(range(len(received)))
+    return received
 
 
 def test_a_response_has_openais_shape(server: Served) -> None:
@@ -70,19 +70,19 @@ def test_a_response_has_openais_shape(server: Served) -> None:
 
 
 def test_a_response_that_ends_by_itself_is_completed(server: Served) -> None:
-    text = said(respond(server, max_output_tokens=24))
+    text = output_text(respond(server, max_output_tokens=24))
     reply = respond(server, max_output_tokens=24, stop=[text[5:8]])
     assert (reply["status"], reply["incomplete_details"]) == ("completed", None)
     assert reply["output"][0]["status"] == "completed"
-    assert said(reply) == text[: text.index(text[5:8])]
+    assert output_text(reply) == text[: text.index(text[5:8])]
     assert reply["completed_at"] >= reply["created_at"]
 
 
 def test_the_clients_own_stream_comes_to_the_same(server: Served) -> None:
     """It knows only responses that are completed."""
-    text = said(respond(server, max_output_tokens=24))
-    wanted: Any = {"model": "tiny", "input": TEXT, "extra_body": {"stop": [text[12:15]]}}
-    with server.client.responses.stream(**wanted) as stream:
+    text = output_text(respond(server, max_output_tokens=24))
+    fields: Any = {"model": "tiny", "input": TEXT, "extra_body": {"stop": [text[12:15]]}}
+    with server.client.responses.stream(**fields) as stream:
         deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
     assert "".join(deltas) == final.output_text == text[: text.index(text[12:15])]
@@ -94,12 +94,12 @@ async def test_the_async_client_streams_too(server: Served) -> None:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         stream = await client.responses.create(model="tiny", input=TEXT, max_output_tokens=8, stream=True)
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
-    assert "".join(deltas) == said(respond(server))
+    assert "".join(deltas) == output_text(respond(server))
 
 
 def test_a_stream_has_openais_events_in_their_order(server: Served) -> None:
-    found = events(server)
-    kinds = [event["type"] for event in found]
+    received = events(server)
+    kinds = [event["type"] for event in received]
     deltas = kinds.count("response.output_text.delta")
     assert deltas > 2
     assert kinds == [
@@ -113,12 +113,12 @@ def test_a_stream_has_openais_events_in_their_order(server: Served) -> None:
         "response.output_item.done",
         "response.incomplete",
     ]
-    created, item, last = found[0]["response"], found[2]["item"], found[-1]["response"]
+    created, item, last = received[0]["response"], received[2]["item"], received[-1]["response"]
     assert (created["status"], created["output"], created["usage"]) == ("in_progress", [], None)
     assert (item["status"], item["content"]) == ("in_progress", [])
-    assert last["output"] == [found[-2]["item"]]
-    assert last["output"][0]["id"] == item["id"] == found[4]["item_id"]
-    assert said(last) == found[-4]["text"] == "".join(event.get("delta", "") for event in found)
+    assert last["output"] == [received[-2]["item"]]
+    assert last["output"][0]["id"] == item["id"] == received[4]["item_id"]
+    assert output_text(last) == received[-4]["text"] == "".join(event.get("delta", "") for event in received)
     assert last["usage"]["output_tokens"] == 8
 
 
@@ -142,7 +142,7 @@ def test_a_conversation_in_items(server: Served) -> None:
         {"role": "assistant", "content": "jumps"},
         {"role": "user", "content": "and then?"},
     )
-    assert said(respond(server, input=items)) == expected
+    assert output_text(respond(server, input=items)) == expected
 
 
 def test_a_response_can_be_sent_back_as_it_came(server: Served) -> None:
@@ -163,39 +163,43 @@ def test_a_response_can_be_sent_back_as_it_came(server: Served) -> None:
 
 
 def test_logprobs_when_they_are_included(server: Served) -> None:
-    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    scores = respond(server, **wanted)["output"][0]["content"][0]["logprobs"]
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    scores = respond(server, **fields)["output"][0]["content"][0]["logprobs"]
     assert len(scores) == 8
     for entry in scores:
         assert len(entry["top_logprobs"]) == 2
         assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
-    streamed = [score for event in events(server, **wanted) for score in event.get("logprobs", [])]
+    streamed = [score for event in events(server, **fields) for score in event.get("logprobs", [])]
     assert streamed == [*scores, *scores]  # in the deltas, and in what is done
     assert respond(server)["output"][0]["content"][0]["logprobs"] == []
 
 
 def test_cached_tokens_are_told(server: Served) -> None:
-    wanted = {"input": "a text that was never asked about before " * 3, "max_output_tokens": 1}
-    first, second = (respond(server, **wanted)["usage"] for _ in range(2))
+    fields = {"input": "a text that was never asked about before " * 3, "max_output_tokens": 1}
+    first, second = (respond(server, **fields)["usage"] for _ in range(2))
     assert second["input_tokens_details"]["cached_tokens"] >= 32
     assert first["input_tokens_details"]["cached_tokens"] < second["input_tokens_details"]["cached_tokens"]
 
 
 def test_a_form_of_the_text_is_followed(server: Served) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"]}
-    form = {"type": "json_schema", "name": "number", "schema": {**schema, "additionalProperties": False}}
-    reply = respond(server, text={"format": form}, max_output_tokens=64)
+    response_format = {
+        "type": "json_schema",
+        "name": "number",
+        "schema": {**schema, "additionalProperties": False},
+    }
+    reply = respond(server, text={"format": response_format}, max_output_tokens=64)
     assert reply["status"] == "completed"
-    assert json.loads(said(reply))["n"] in (1, 2, 3)
+    assert json.loads(output_text(reply))["n"] in (1, 2, 3)
 
 
 def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> None:
     token = tokenizer.encode("x")[0]
     reply = respond(server, allowed_token_ids=[token], temperature=1.0, top_p=0.5, seed=3)
-    assert said(reply) == "x" * 8
+    assert output_text(reply) == "x" * 8
     assert (reply["temperature"], reply["top_p"]) == (1.0, 0.5)
     same = {"temperature": 1.0, "seed": 5}
-    assert said(respond(server, **same)) == said(respond(server, **same))
+    assert output_text(respond(server, **same)) == output_text(respond(server, **same))
 
 
 @pytest.mark.parametrize(
@@ -217,11 +221,11 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "encrypted_content"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input", "input[0].name must be a string"),
         ({"input": "x" * 10_000}, "input", "input has 10"),
-        ({"store": True}, "store", "store is not supported: leave it out, or say false"),
+        ({"store": True}, "store", "store is not supported: leave it out, or set it to false"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "is not supported: leave it out"),
         ({"conversation": "conv_1"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
-        ({"truncation": "auto"}, "truncation", 'leave it out, or say "disabled"'),
+        ({"truncation": "auto"}, "truncation", 'leave it out, or set it to "disabled"'),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]: type 'web_search' is not supported"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "type 'file_search'"),
         ({"text": {"format": {"type": "xml"}}}, "text", "text.format must have a type"),
@@ -248,7 +252,7 @@ def test_an_output_too_long_is_refused_under_its_own_name(server: Served, stream
     response = server.post(ROUTE, input=TEXT, max_output_tokens=limit, stream=stream)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "max_output_tokens")
-    assert error["message"].startswith(f"max_output_tokens is {limit}, but behind a prompt of")
+    assert error["message"].startswith(f"max_output_tokens is {limit}, but after a prompt of")
 
 
 THINKING_TEMPLATE = (
@@ -283,10 +287,10 @@ def _writes(text: str, finish: Any = "stop") -> Script:
 
 @pytest.fixture
 def thinker(generator: ScriptedGenerator, tmp_path: Path) -> ScriptedGenerator:
-    """A model with room to read, whose template knows tools and thoughts."""
+    """A model with a long context, whose template renders tools and reasoning."""
     tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path, chat_template=THINKING_TEMPLATE))
     model = msgspec.structs.replace(generator.model, max_model_len=4096)
-    return generator.but(tokenizer=tokenizer, model=model, submitted=[], script=_writes(CALLS))
+    return generator.replaced(tokenizer=tokenizer, model=model, submitted=[], script=_writes(CALLS))
 
 
 def test_thoughts_text_and_calls_are_items(thinker: ScriptedGenerator) -> None:
@@ -351,7 +355,7 @@ def test_a_prompt_that_was_cut_still_opens_the_thought(
     template = THINKING_TEMPLATE + "<|im_start|>assistant\n<think>\n"
     folder = byte_level_folder(tmp_path_factory.mktemp("opens"), chat_template=template)
     tokenizer = Tokenizer.from_folder(folder)
-    with scripted(thinker.but(tokenizer=tokenizer, script=_writes("hm\n</think>\nhello"))) as server:
+    with scripted(thinker.replaced(tokenizer=tokenizer, script=_writes("hm\n</think>\nhello"))) as server:
         output = server.post(ROUTE, input=TEXT, truncate_prompt_tokens=12).json()["output"]
     assert len(thinker.submitted[-1].prompt) == 12
     assert [item["content"][0]["text"] for item in output] == ["hm", "hello"]
@@ -359,13 +363,13 @@ def test_a_prompt_that_was_cut_still_opens_the_thought(
 
 def test_only_calls_make_no_message(thinker: ScriptedGenerator) -> None:
     text = CALLS[CALLS.index("<tool_call>") :]
-    with scripted(thinker.but(script=_writes(text))) as server:
+    with scripted(thinker.replaced(script=_writes(text))) as server:
         output = server.post(ROUTE, input=TEXT, tools=[WEATHER]).json()["output"]
     assert [item["type"] for item in output] == ["function_call", "function_call"]
 
 
 def test_a_response_cut_short_says_in_which_item(thinker: ScriptedGenerator) -> None:
-    with scripted(thinker.but(script=_writes("<think>hm, well", "length"))) as server:
+    with scripted(thinker.replaced(script=_writes("<think>hm, well", "length"))) as server:
         reply = server.post(ROUTE, input=TEXT).json()
     assert (reply["status"], reply["output"][0]["status"]) == ("incomplete", "incomplete")
     assert [item["type"] for item in reply["output"]] == ["reasoning"]
@@ -373,12 +377,14 @@ def test_a_response_cut_short_says_in_which_item(thinker: ScriptedGenerator) -> 
 
 def test_a_form_of_the_text_reaches_the_engine(thinker: ScriptedGenerator) -> None:
     schema = {"type": "object", "properties": {"place": {"type": "string"}}}
-    form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
-    with scripted(thinker.but(script=_writes('{"place": "Ulm"}'))) as server:
-        reply = server.post(ROUTE, input=TEXT, text={"format": form})
+    response_format = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+    with scripted(thinker.replaced(script=_writes('{"place": "Ulm"}'))) as server:
+        reply = server.post(ROUTE, input=TEXT, text={"format": response_format})
         assert reply.status_code == 200, reply.text
-        assert reply.json()["text"] == {"format": form}
-        wrong = server.post(ROUTE, input=TEXT, text={"format": {**form, "schema": 5}}).json()["error"]
+        assert reply.json()["text"] == {"format": response_format}
+        wrong = server.post(ROUTE, input=TEXT, text={"format": {**response_format, "schema": 5}}).json()[
+            "error"
+        ]
     grammar = thinker.submitted[-1].params.grammar
     assert grammar is not None
     assert json.loads(grammar.text) == schema
@@ -391,11 +397,11 @@ async def _breaks(prompt: list[int], params: SamplingParams) -> AsyncGenerator[I
 
 
 def test_a_response_that_fails_on_its_way_says_so(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(script=_breaks)) as server:
+    with scripted(generator.replaced(script=_breaks)) as server:
         last = events(server)[-1]
         assert server.post(ROUTE, input=TEXT).status_code == 500
     assert last["type"] == "response.failed"
-    assert said(last["response"]) == "hel"
+    assert output_text(last["response"]) == "hel"
     assert last["response"]["output"][0]["status"] == "incomplete"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"] == {"code": "server_error", "message": "the worker died"}
@@ -406,13 +412,13 @@ async def _says_nothing(prompt: list[int], params: SamplingParams) -> AsyncGener
 
 
 def test_an_output_of_nothing_is_an_empty_message(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(script=_says_nothing)) as server:
-        assert said(server.post(ROUTE, input=TEXT).json()) == ""
+    with scripted(generator.replaced(script=_says_nothing)) as server:
+        assert output_text(server.post(ROUTE, input=TEXT).json()) == ""
 
 
 def test_more_scores_than_a_reply_may_hold(generator: ScriptedGenerator) -> None:
     """Also in a stream, whose last event has them all."""
-    wide = generator.but(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
+    wide = generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
     body = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
     with scripted(wide) as server:
         for stream in (False, True):

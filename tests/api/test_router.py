@@ -1,4 +1,4 @@
-"""`GET /v1/router` tells who works and why a request went where it went."""
+"""`GET /v1/router` reports the workers and the reasons of routing decisions."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.api.serving import ON_PAIRS, Served
 
 
 @pytest.mark.skipif(ON_PAIRS, reason="of one worker")
-def test_a_request_is_found_with_its_place(server: Served) -> None:
+def test_a_request_is_listed_with_its_candidates(server: Served) -> None:
     reply = server.post("/v1/completions", prompt=[5, 6, 7], max_tokens=2)
     shown = server.http.get("/v1/router").json()
     assert shown["router"] == "flowguard"
@@ -16,5 +16,5 @@ def test_a_request_is_found_with_its_place(server: Served) -> None:
     decision = next(d for d in shown["decisions"] if d["request"].startswith(reply.json()["id"]))
     assert decision["chosen"] == "unified-0"
     assert decision["prompt_tokens"] == 3
-    assert 0 < decision["places"][0]["score"] <= 1
+    assert 0 < decision["candidates"][0]["score"] <= 1
     assert decision["seconds_ago"] >= 0

@@ -1,4 +1,4 @@
-"""Latency targets at the door: in bodies and headers, in usages and metrics."""
+"""Latency targets over HTTP: in bodies and headers, in usages and metrics."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -45,7 +45,7 @@ ROUTES = pytest.mark.parametrize("route", BODIES)
 def test_bodies_win_over_headers(
     generator: ScriptedGenerator, route: str, body: dict[str, Any], headers: dict[str, str], expected: Slo
 ) -> None:
-    watched = generator.but(submitted=[])
+    watched = generator.replaced(submitted=[])
     with scripted(watched) as server:
         reply = server.http.post(route, json={**BODIES[route], **body, "priority": 7}, headers=headers)
     assert reply.status_code == 200, reply.text
@@ -92,22 +92,22 @@ def judged(outcome: SloOutcome | None):
 
 @ROUTES
 def test_usage_says_whether_targets_were_met(generator: ScriptedGenerator, route: str) -> None:
-    with scripted(generator.but(script=judged(SloOutcome(False, 12.5, 3.0)))) as server:
+    with scripted(generator.replaced(script=judged(SloOutcome(False, 12.5, 3.0)))) as server:
         usage = server.post(route, **BODIES[route], slo={"tpot_ms": 2}).json()["usage"]
     assert (usage["slo_met"], usage["ttft_ms"], usage["tpot_ms"]) == (False, 12.5, 3.0)
-    with scripted(generator.but(script=judged(None))) as server:
+    with scripted(generator.replaced(script=judged(None))) as server:
         assert "slo_met" not in server.post(route, **BODIES[route]).json()["usage"]
 
 
 def test_metrics_count_attainment_and_goodput_by_strictness(generator: ScriptedGenerator) -> None:
-    with scripted(generator.but(script=judged(SloOutcome(True, 12.5, 3.0)))) as server:
+    with scripted(generator.replaced(script=judged(SloOutcome(True, 12.5, 3.0)))) as server:
         server.post("/v1/completions", prompt="hi", slo={"tpot_ms": 18})
         server.post("/v1/completions", prompt="hi", slo={"ttft_ms": 18})
         requests, tokens = "slo_requests_total", "slo_goodput_tokens_total"
         for name in ("tpot<=20ms", "ttft"):
             assert server.metric(requests, slo_class=name, met="true") == 1
             assert server.metric(tokens, slo_class=name) == 3
-    with scripted(generator.but(script=judged(SloOutcome(False, 12.5, 3.0)))) as server:
+    with scripted(generator.replaced(script=judged(SloOutcome(False, 12.5, 3.0)))) as server:
         server.post("/v1/completions", prompt="hi", slo={"tpot_ms": 5000})
         assert server.metric("slo_requests_total", slo_class="tpot>1000ms", met="false") == 1
         assert server.metric("slo_goodput_tokens_total", slo_class="tpot>1000ms") == 0
@@ -141,13 +141,13 @@ def test_a_hopeless_target_is_refused_with_503_and_when_to_come_again(
         raise RequestError("tpot_ms is 1, and 9 could be met", status=503, retry_after=2.5)
         yield Usage(0, 0)
 
-    with scripted(generator.but(script=refuses)) as server:
+    with scripted(generator.replaced(script=refuses)) as server:
         reply = server.post(route, **BODIES[route], stream=stream, slo={"tpot_ms": 1})
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "3")
     assert "9 could be met" in reply.json()["error"]["message"]
 
 
-@pytest.mark.skipif(ON_PAIRS, reason="who decides on pairs does not decode, and looks at ttft_ms only")
+@pytest.mark.skipif(ON_PAIRS, reason="on pairs the prefill worker admits requests, by ttft_ms only")
 def test_the_real_engine_refuses_what_it_could_not_meet_and_serves_the_rest(checkpoint: Path) -> None:
     async def start() -> AsyncLLM:
         llm = AsyncLLM(

@@ -1,4 +1,4 @@
-"""WebSockets within the memory account: unfinished messages, fragments, tiny frames, and a clock for them."""
+"""WebSockets within the memory account: unfinished messages, fragments, tiny frames, and a read timeout."""
 
 import socket
 import threading
@@ -49,26 +49,26 @@ def closed(client: socket.socket) -> tuple[int, str]:
     return int.from_bytes(got[place + 2 : place + 4]), got[place + 4 :].decode()
 
 
-def held(server: Served) -> float:
+def charged_bytes(server: Served) -> float:
     return server.metric("memory_held_bytes")
 
 
-def test_an_unfinished_message_is_charged_and_given_back(small: Served) -> None:
-    assert held(small) == 0
+def test_an_unfinished_message_is_charged_and_released(small: Served) -> None:
+    assert charged_bytes(small) == 0
     with websocket(small) as client:
         client.sendall(frame(b"a" * MB, length=2 * MB))
-        until(lambda: held(small) >= MB)
-    until(lambda: held(small) == 0)
+        until(lambda: charged_bytes(small) >= MB)
+    until(lambda: charged_bytes(small) == 0)
 
 
 def test_messages_that_there_is_no_memory_for_are_closed(small: Served) -> None:
     with websocket(small) as one, websocket(small) as other:
         one.sendall(frame(b"a" * (2 * MB), length=3 * MB))
-        until(lambda: held(small) >= 4 * MB)  # there will be a copy of it
+        until(lambda: charged_bytes(small) >= 4 * MB)  # there will be a copy of it
         other.sendall(frame(b"a" * (2 * MB), length=3 * MB))
         code, reason = closed(other)
         assert (code, "max_memory_bytes" in reason or "limit of all" in reason) == (1013, True)
-    until(lambda: held(small) == 0)
+    until(lambda: charged_bytes(small) == 0)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_message_that_does_not_end_is_closed(small: Served, sent: bytes) -> No
     assert "read_timeout" in reason
 
 
-def test_a_socket_that_says_nothing_stays_open(small: Served) -> None:
+def test_an_idle_socket_stays_open(small: Served) -> None:
     with websocket(small) as client:
         time.sleep(1.5 * READ)
         client.sendall(frame(b'{"method": "get", "id": "none"}'))
@@ -99,22 +99,22 @@ def test_fragments_of_one_byte_are_charged_for_what_they_take(small: Served) -> 
     with websocket(small) as client:
         pieces = frame(b"a", final=False) + frame(b"a", 0, final=False) * 30_000
         client.sendall(pieces)
-        until(lambda: held(small) > 100 * 20_000)
-    until(lambda: held(small) == 0)
+        until(lambda: charged_bytes(small) > 100 * 20_000)
+    until(lambda: charged_bytes(small) == 0)
 
 
-def test_many_small_messages_are_answered_in_order_and_hold_nobody_up(small: Served) -> None:
+def test_many_small_messages_are_answered_in_order_without_blocking_others(small: Served) -> None:
     messages = [frame(b'{"method": "get", "id": "x", "request": "%d"}' % number) for number in range(3000)]
     got = b""
     with websocket(small) as client:
         sender = threading.Thread(target=client.sendall, args=(b"".join(messages),))
         sender.start()
-        asked = 0
+        health_checks = 0
         while got.count(b'"status":404') < 3000:
             got += client.recv(1 << 20)
-            asked += small.http.get("/health").status_code == 200
+            health_checks += small.http.get("/health").status_code == 200
         sender.join()
-    assert asked > 1
-    places = [got.index(b'"request":"%d"' % number) for number in range(0, 3000, 500)]
-    assert places == sorted(places)
-    until(lambda: held(small) == 0)
+    assert health_checks > 1
+    positions = [got.index(b'"request":"%d"' % number) for number in range(0, 3000, 500)]
+    assert positions == sorted(positions)
+    until(lambda: charged_bytes(small) == 0)

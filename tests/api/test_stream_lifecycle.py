@@ -1,4 +1,4 @@
-"""What becomes of prompt streams that are many, forgotten, abandoned, edited at once, or meet a drain."""
+"""Prompt streams: many at once, expired, abandoned, edited concurrently, or open during a drain."""
 
 import asyncio
 import random
@@ -40,10 +40,10 @@ WORDS = [
     "end|>",
 ]
 TTL = 5.0
-MOST = 96
-"""Streams at once; those that are forgotten keep their places for TTL seconds."""
+MAX_STREAMS = 96
+"""Streams at once; an expired stream keeps its slot for TTL seconds."""
 SHORT = {"max_position_embeddings": 512}
-ADMIN = "an-admin-key-of-some-length"
+ADMIN_PREFIX = "an-admin-key-of-some-length"
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Little memory, and streams are soon forgotten."""
+def expiring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Little memory, and streams expire soon."""
     folder = make_checkpoint(tmp_path_factory.mktemp("model"), **SHORT)
-    with little_memory(folder, max_streams=MOST, stream_ttl=TTL) as running:
+    with little_memory(folder, max_streams=MAX_STREAMS, stream_ttl=TTL) as running:
         yield running
 
 
@@ -82,7 +82,7 @@ def little_memory(
         return llm
 
     sampling = {"temperature": 0.0, "ignore_eos": True}
-    admin = [keys.digest(ADMIN)]
+    admin = [keys.digest(ADMIN_PREFIX)]
     return served(start, ApiSettings(default_sampling=sampling, admin_keys=admin, **settings))
 
 
@@ -117,10 +117,10 @@ async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields:
 
 
 @pytest.mark.parametrize("where", ["small", "pair"])
-def test_texts_are_those_of_prompts_sent_at_once(
+def test_texts_equal_those_of_complete_prompts(
     where: str, request: pytest.FixtureRequest, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Random edit scripts beside each other, with little memory and forced preemptions."""
+    """Concurrent random edit scripts, with little memory and forced preemptions."""
     small: Served = request.getfixturevalue(where)
     count, rng = scale.pick(24 if where == "small" else 10, 400), random.Random(scale.seed)
     preempted = small.llm.report().preemptions
@@ -155,9 +155,9 @@ def test_texts_are_those_of_prompts_sent_at_once(
 
 @pytest.mark.parametrize("quarter", range(4))
 def test_abandoned_streams_leave_nothing(
-    quarter: int, forgetful: Served, scale: Scale, record: Callable[..., None]
+    quarter: int, expiring: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Left open, deleted, hung up on while edited or answered: in the end nobody holds anything. Of the
+    """Left open, deleted, hung up on while edited or answered: in the end no resources are held. Of the
     10,000 of a full run each quarter can be run by itself."""
     if quarter and not scale.full:
         pytest.skip("a small run has one quarter")
@@ -169,7 +169,7 @@ def test_abandoned_streams_leave_nothing(
         how = script.choice(["forget", "delete", "hang up", "hang up early", "finish"])
         ends[how] = ends.get(how, 0) + 1
         async with limit:
-            while (await http.get("/load")).json()["server_load"] > MOST // 2:  # noqa: ASYNC110 (another thread)
+            while (await http.get("/load")).json()["server_load"] > MAX_STREAMS // 2:  # noqa: ASYNC110 (another thread)
                 await asyncio.sleep(0.05)
             name, _, _ = await scripted_stream(http, script, query="why?", max_tokens=script.choice([2, 200]))
             if how == "delete":
@@ -189,19 +189,19 @@ def test_abandoned_streams_leave_nothing(
 
     async def main() -> None:
         limit = asyncio.Semaphore(16)
-        async with httpx.AsyncClient(base_url=forgetful.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=expiring.url, timeout=120) as http:
             await asyncio.gather(*(one(http, rng.randrange(2**31), limit) for _ in range(count)))
 
     asyncio.run(main())
-    until(lambda: forgetful.metric("streams") == 0, seconds=60)
-    until(lambda: forgetful.working() == 0 and forgetful.llm.report().blocks_live == 0, seconds=60)
-    until(lambda: forgetful.http.get("/load").json()["server_load"] == 0, seconds=20)
+    until(lambda: expiring.metric("streams") == 0, seconds=60)
+    until(lambda: expiring.active_sequences() == 0 and expiring.llm.report().blocks_live == 0, seconds=60)
+    until(lambda: expiring.http.get("/load").json()["server_load"] == 0, seconds=20)
     assert len(ends) == 5
     record(streams=count, **{name.replace(" ", "_"): number for name, number in ends.items()})
 
 
 def test_edits_at_the_same_time(small: Served) -> None:
-    """Of edits for the same version one is taken; the others are told which version there is."""
+    """Of edits for the same version one is applied; the others get the current version in an error."""
 
     async def main() -> tuple[list[httpx.Response], dict[str, Any]]:
         async with httpx.AsyncClient(base_url=small.url, timeout=60) as http:
@@ -227,7 +227,7 @@ def test_no_more_than_the_limit(generator: ScriptedGenerator) -> None:
         assert server.http.post("/v1/streams", json={}).status_code == 200
 
 
-def test_a_stream_is_forgotten_unless_it_is_touched(generator: ScriptedGenerator) -> None:
+def test_a_stream_expires_unless_it_is_used(generator: ScriptedGenerator) -> None:
     with scripted(generator, ApiSettings(stream_ttl=3.0)) as server:
         name, other = (server.http.post("/v1/streams", json={}).json()["id"] for _ in range(2))
         until(lambda: server.http.get(f"/v1/streams/{name}").is_success and server.metric("streams") == 1, 60)
@@ -238,7 +238,7 @@ def test_a_stream_is_forgotten_unless_it_is_touched(generator: ScriptedGenerator
 
 def test_a_draining_server_takes_no_new_streams_and_answers_the_open_ones(small: Served) -> None:
     name = small.http.post("/v1/streams", json={"max_tokens": 3}).json()["id"]
-    admin = {"Authorization": f"Bearer {ADMIN}"}
+    admin = {"Authorization": f"Bearer {ADMIN_PREFIX}"}
     assert small.http.post("/admin/drain", headers=admin).is_success
     try:
         assert small.http.post("/v1/streams", json={}).status_code == 503
@@ -251,7 +251,7 @@ def test_a_draining_server_takes_no_new_streams_and_answers_the_open_ones(small:
 
 def test_all_streams_together_hold_a_bounded_memory(generator: ScriptedGenerator) -> None:
     """A stream holds its chunks, their text as a whole and the tokens until it ends."""
-    wide = generator.but(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
+    wide = generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=1 << 20))
     with scripted(wide, ApiSettings(max_memory_bytes=80 << 20)) as server:
         names = [server.http.post("/v1/streams", json={}).json()["id"] for _ in range(4)]
         body = {"version": 0, "operations": [{"op": "append", "text": "ab " * 100_000}]}

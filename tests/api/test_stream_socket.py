@@ -1,4 +1,4 @@
-"""Prompt streams over one WebSocket: the bodies of the routes, many streams beside each other."""
+"""Prompt streams over one WebSocket: the bodies of the routes, many concurrent streams."""
 
 import json
 from collections.abc import Iterator
@@ -20,36 +20,39 @@ KEY = "a-key-of-sixteen-characters"
 @contextmanager
 def socket(server: Served, **headers: str) -> Iterator[ClientConnection]:
     url = server.url.replace("http", "ws", 1) + "/v1/streams/ws"
-    with connect(url, additional_headers=headers, max_size=None) as found:
-        yield found
+    with connect(url, additional_headers=headers, max_size=None) as websocket:
+        yield websocket
 
 
-def send(found: ClientConnection, method: str, **fields: Any) -> None:
-    found.send(json.dumps({"method": method, **fields}))
+def send(websocket: ClientConnection, method: str, **fields: Any) -> None:
+    websocket.send(json.dumps({"method": method, **fields}))
 
 
-def call(found: ClientConnection, method: str, **fields: Any) -> dict[str, Any]:
-    send(found, method, **fields)
-    return dict(json.loads(found.recv(timeout=30)))
+def call(websocket: ClientConnection, method: str, **fields: Any) -> dict[str, Any]:
+    send(websocket, method, **fields)
+    return dict(json.loads(websocket.recv(timeout=30)))
 
 
 def test_several_streams_at_once(server: Served) -> None:
     texts = [f"text number {number}, " * (number + 1) for number in range(6)]
-    with socket(server) as found:
+    with socket(server) as websocket:
         names = []
         for number, text in enumerate(texts):
-            reply = call(found, "create", request=f"c{number}", body={"query": "why?", **GREEDY})
+            reply = call(websocket, "create", request=f"c{number}", body={"query": "why?", **GREEDY})
             assert (reply["request"], reply["status"], reply["body"]["version"]) == (f"c{number}", 200, 0)
             names.append(reply["body"]["id"])
             halves = [text[: len(text) // 2], text[len(text) // 2 :]]
             body = {"version": 0, "operations": [{"op": "append", "text": half} for half in halves]}
-            assert call(found, "edit", id=names[-1], body=body)["body"]["chunks"] == ["chunk-1", "chunk-2"]
+            assert call(websocket, "edit", id=names[-1], body=body)["body"]["chunks"] == [
+                "chunk-1",
+                "chunk-2",
+            ]
         for number, name in enumerate(names):
-            send(found, "finish", id=name, request=f"f{number}", body={"stream": bool(number % 2)})
+            send(websocket, "finish", id=name, request=f"f{number}", body={"stream": bool(number % 2)})
         answers: dict[str, str] = dict.fromkeys((f"f{number}" for number in range(6)), "")
         done = set()
         while len(done) < 6:
-            message = json.loads(found.recv(timeout=30))
+            message = json.loads(websocket.recv(timeout=30))
             reply = message.get("event") or message.get("body")
             if reply and reply["choices"]:
                 answers[message["request"]] += reply["choices"][0]["text"]
@@ -79,40 +82,42 @@ def test_several_streams_at_once(server: Served) -> None:
         ("", 400),
     ],
 )
-def test_messages_that_cannot_be_obeyed(server: Served, message: str | bytes, status: int) -> None:
-    with socket(server) as found:
-        found.send(message)
-        reply = json.loads(found.recv(timeout=30))
+def test_invalid_messages(server: Served, message: str | bytes, status: int) -> None:
+    with socket(server) as websocket:
+        websocket.send(message)
+        reply = json.loads(websocket.recv(timeout=30))
         assert reply["status"] == status, reply
         assert reply["body"]["error"]["message"]
-        assert call(found, "create", body=GREEDY)["status"] == 200
+        assert call(websocket, "create", body=GREEDY)["status"] == 200
 
 
 def test_its_streams_end_with_it(server: Served) -> None:
     before = server.metric("streams")
-    with socket(server) as found:
-        names = [call(found, "create", body={**GREEDY, "max_tokens": 3000})["body"]["id"] for _ in range(3)]
+    with socket(server) as websocket:
+        names = [
+            call(websocket, "create", body={**GREEDY, "max_tokens": 3000})["body"]["id"] for _ in range(3)
+        ]
         edit = {"version": 0, "operations": [{"op": "append", "text": "hello"}]}
-        assert call(found, "edit", id=names[0], body=edit)["status"] == 200
-        send(found, "finish", id=names[0], body={"stream": True})
-        assert "event" in json.loads(found.recv(timeout=30))
+        assert call(websocket, "edit", id=names[0], body=edit)["status"] == 200
+        send(websocket, "finish", id=names[0], body={"stream": True})
+        assert "event" in json.loads(websocket.recv(timeout=30))
         assert server.metric("streams") == before + 3
     until(lambda: server.metric("streams") == before, seconds=30)
-    until(lambda: server.working() == 0, seconds=30)
+    until(lambda: server.active_sequences() == 0, seconds=30)
 
 
-def test_a_key_is_needed(generator: ScriptedGenerator) -> None:
+def test_a_key_is_required(generator: ScriptedGenerator) -> None:
     settings = ApiSettings(api_keys=[keys.digest(KEY)])
     with scripted(generator, settings) as server:
         for shown in ({}, {"Authorization": "Bearer another-key-of-some-length"}):
             with pytest.raises(InvalidStatus) as caught, socket(server, **shown):
                 pass
             assert caught.value.response.status_code == 401
-        with socket(server, Authorization=f"Bearer {KEY}") as found:
-            assert call(found, "get", id="none")["status"] == 404
+        with socket(server, Authorization=f"Bearer {KEY}") as websocket:
+            assert call(websocket, "get", id="none")["status"] == 404
 
 
-def test_pages_of_other_sites_are_turned_away(server: Served) -> None:
+def test_pages_of_other_sites_are_refused(server: Served) -> None:
     with pytest.raises(InvalidStatus) as caught, socket(server, Origin="https://elsewhere.example"):
         pass
     assert caught.value.response.status_code == 403
@@ -124,10 +129,10 @@ def test_other_paths_have_no_socket(server: Served) -> None:
 
 
 def test_a_message_that_is_too_large(server: Served) -> None:
-    def exchange(found: ClientConnection) -> None:
-        found.send("a" * (33 << 20))
-        found.recv(timeout=30)
+    def exchange(websocket: ClientConnection) -> None:
+        websocket.send("a" * (33 << 20))
+        websocket.recv(timeout=30)
 
-    with socket(server) as found, pytest.raises(ConnectionClosed):
-        exchange(found)
+    with socket(server) as websocket, pytest.raises(ConnectionClosed):
+        exchange(websocket)
     assert server.http.get("/health").status_code == 200

@@ -1,4 +1,4 @@
-"""Prompts that arrive in chunks over HTTP: answered as if they had been sent at once."""
+"""Prompts that arrive in chunks over HTTP: answered like complete prompts."""
 
 import json
 import time
@@ -51,7 +51,7 @@ def events(reply: httpx.Response) -> list[dict[str, Any]]:
 
 
 def without_names(reply: httpx.Response) -> dict[str, Any]:
-    """What does not change from one request to the next."""
+    """The fields that are equal for repeated requests."""
     body = dict(reply.json())
     body.pop("id")
     body.pop("created")
@@ -140,7 +140,7 @@ def test_the_context_is_computed_before_it_is_finished(server: Served) -> None:
 
 
 def test_the_time_until_a_first_chunk_came_is_no_part_of_the_queue(server: Served) -> None:
-    """Who finishes a prompt waits from then on, and that is where the time of the answer went."""
+    """The queue time of a prompt counts from its finish."""
 
     def seconds(of: str) -> float:
         return server.metric(f"{of}_seconds_sum")
@@ -264,7 +264,7 @@ def test_edits_that_cannot_be_change_nothing(server: Served) -> None:
     assert finish(server, name, version=1).json()["choices"][0]["text"]
 
 
-def test_an_empty_prompt_and_one_without_room(server: Served) -> None:
+def test_an_empty_prompt_and_one_that_is_too_long(server: Served) -> None:
     name = create(server, add_special_tokens=False, max_tokens=4096)
     assert "empty" in finish(server, name).json()["error"]["message"]
     append(server, name, 0, "a b c d e f g h")
@@ -285,7 +285,7 @@ def test_deleting_a_stream_that_is_being_answered(server: Served) -> None:
         assert finish(server, name).status_code == 409
         assert server.http.delete(f"/v1/streams/{name}").status_code == 200
         assert any("was closed" in line for line in lines)
-    until(lambda: server.working() == 0, seconds=30)
+    until(lambda: server.active_sequences() == 0, seconds=30)
 
 
 def test_a_client_that_hangs_up_ends_its_stream(server: Served) -> None:
@@ -294,7 +294,7 @@ def test_a_client_that_hangs_up_ends_its_stream(server: Served) -> None:
     with server.http.stream("POST", f"/v1/streams/{name}/finish", json={"stream": True}) as reply:
         next(reply.iter_lines())
     until(lambda: server.http.get(f"/v1/streams/{name}").status_code == 404, seconds=30)
-    until(lambda: server.working() == 0, seconds=30)
+    until(lambda: server.active_sequences() == 0, seconds=30)
 
 
 def test_settings_have_bounds() -> None:

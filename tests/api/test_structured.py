@@ -1,5 +1,5 @@
-"""response_format and its kin, on the real engine: the answer has the form, and what cannot be followed is
-refused by name."""
+"""Output formats (response_format and others) on the real engine: the answer has the format, and errors name
+the field."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def test_a_schema_is_followed(server: Served, route: str, fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("fields", "form"),
+    ("fields", "pattern"),
     [
         ({"guided_regex": "[0-9]{3}/[a-c]"}, "[0-9]{3}/[a-c]"),
         ({"structured_outputs": {"regex": "(ab){2}"}}, "(ab){2}"),
@@ -66,10 +66,10 @@ def test_a_schema_is_followed(server: Served, route: str, fields: dict[str, Any]
         ({"guided_grammar": 'root ::= "a" [0-9] [0-9]'}, "a[0-9]{2}"),
     ],
 )
-def test_other_forms_are_followed(server: Served, fields: dict[str, Any], form: str) -> None:
+def test_other_formats_are_followed(server: Served, fields: dict[str, Any], pattern: str) -> None:
     for route in (CHATS, COMPLETIONS):
         text, finish = answer(server, route, **fields)
-        assert re.fullmatch(form, text)
+        assert re.fullmatch(pattern, text)
         assert finish == "stop"
 
 
@@ -82,9 +82,15 @@ def test_any_object_will_do(server: Served) -> None:
 
 
 def test_the_openai_client_parses_it(server: Served) -> None:
-    form: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    response_format: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
     stream = server.client.chat.completions.create(
-        model="tiny", messages=MESSAGES, response_format=form, max_tokens=300, seed=1, n=2, stream=True
+        model="tiny",
+        messages=MESSAGES,
+        response_format=response_format,
+        max_tokens=300,
+        seed=1,
+        n=2,
+        stream=True,
     )
     texts = {0: "", 1: ""}
     for event in stream:
@@ -127,11 +133,11 @@ def test_a_seed_gives_the_same_answer_in_a_stream_of_others(server: Served) -> N
         ({"guided_json": "{"}, "guided_json", "guided_json is not JSON"),
         ({"guided_json": {"type": "objekt"}}, "guided_json", "cannot be compiled"),
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
-        ({"guided_json": {"pattern": "x" * 70_000}}, "guided_json", "at most 65536 are taken"),
-        ({"guided_json": False}, "guided_json", "something can match"),
+        ({"guided_json": {"pattern": "x" * 70_000}}, "guided_json", "at most 65536 bytes are allowed"),
+        ({"guided_json": False}, "guided_json", "at least one value"),
         ({"guided_regex": "(("}, "guided_regex", "unclosed group"),
-        ({"guided_regex": "(a|b)*" * 1000}, "guided_regex", "at most 2000 are taken"),
-        ({"guided_choice": []}, "guided_choice", "not empty"),
+        ({"guided_regex": "(a|b)*" * 1000}, "guided_regex", "at most 2000 are allowed"),
+        ({"guided_choice": []}, "guided_choice", "non-empty"),
         ({"guided_grammar": "start: nowhere"}, "guided_grammar", "cannot be compiled"),
         ({"guided_grammar": "root ::= ((("}, "guided_grammar", "cannot be read"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),

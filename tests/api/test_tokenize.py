@@ -43,7 +43,7 @@ def test_tools_are_part_of_the_conversation(generator: ScriptedGenerator, tmp_pa
     template = "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}hi"
     tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path, chat_template=template))
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    with scripted(generator.but(tokenizer=tokenizer)) as server:
+    with scripted(generator.replaced(tokenizer=tokenizer)) as server:
         tokens = server.post("/tokenize", messages=[USER], tools=[tool]).json()["tokens"]
     assert tokenizer.decode(tokens) == "<tool_call>weatherhi"
 

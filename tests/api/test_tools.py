@@ -81,18 +81,18 @@ def says(*pieces: str, finish: Any = "stop") -> Script:
 def talker(tmp_path_factory: pytest.TempPathFactory) -> ScriptedGenerator:
     folder = byte_level_folder(tmp_path_factory.mktemp("talker"), chat_template=TEMPLATE)
     generator = ScriptedGenerator(Tokenizer.from_folder(folder))
-    return generator.but(model=msgspec.structs.replace(generator.model, max_model_len=4096))
+    return generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=4096))
 
 
 def create(server: Served, **fields: Any) -> Any:
-    wanted = {
+    fields = {
         "model": server.llm.served_names[0],
         "messages": MESSAGES,
         "max_tokens": 600,
         "seed": 1,
         **fields,
     }
-    return server.client.chat.completions.create(**wanted)
+    return server.client.chat.completions.create(**fields)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -128,7 +128,7 @@ def test_a_call_is_made_where_one_is_required(server: Served, parallel: bool) ->
 
 def test_a_strict_function_is_held_to_its_schema_though_the_model_is_free(talker: ScriptedGenerator) -> None:
     strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    with scripted(talker.but(script=says("Hello."))) as server:
+    with scripted(talker.replaced(script=says("Hello."))) as server:
         create(server, tools=[TIME, WEATHER])
         assert server.llm.submitted[-1].params.grammar is None
         create(server, tools=[TIME, strict])
@@ -149,9 +149,9 @@ def test_a_random_model_follows_the_grammar_of_strict_functions(server: Served) 
 
 
 def test_a_stream_of_a_call_makes_up_the_whole(server: Served) -> None:
-    wanted = {"tools": [WEATHER, TIME], "tool_choice": "required", "parallel_tool_calls": False}
-    whole = create(server, **wanted).choices[0].message.tool_calls[0].function
-    events = [event.choices[0] for event in create(server, **wanted, stream=True)]
+    fields = {"tools": [WEATHER, TIME], "tool_choice": "required", "parallel_tool_calls": False}
+    whole = create(server, **fields).choices[0].message.tool_calls[0].function
+    events = [event.choices[0] for event in create(server, **fields, stream=True)]
     deltas = [call for event in events for call in event.delta.tool_calls or []]
     assert deltas[0].function.name == whole.name
     assert deltas[0].id
@@ -173,7 +173,7 @@ def test_the_template_shows_the_tools_to_the_model(server: Served) -> None:
 
 
 def test_what_the_model_writes_is_parsed(talker: ScriptedGenerator) -> None:
-    with scripted(talker.but(script=says("Let me see.\n", CALL[:30], CALL[30:]))) as server:
+    with scripted(talker.replaced(script=says("Let me see.\n", CALL[:30], CALL[30:]))) as server:
         reply = create(server, tools=[WEATHER])
         message = reply.choices[0].message
         assert message.content == "Let me see."
@@ -187,14 +187,14 @@ def test_what_the_model_writes_is_parsed(talker: ScriptedGenerator) -> None:
 
 
 def test_a_call_cut_short_says_so(talker: ScriptedGenerator) -> None:
-    with scripted(talker.but(script=says(CALL[:60], finish="length"))) as server:
+    with scripted(talker.replaced(script=says(CALL[:60], finish="length"))) as server:
         choice = create(server, tools=[WEATHER]).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.arguments == '{"city": "R'
 
 
 def test_a_reply_with_calls_is_sent_back_with_their_results(talker: ScriptedGenerator) -> None:
-    with scripted(talker.but(script=says("<think>Hm</think>", CALL))) as server:
+    with scripted(talker.replaced(script=says("<think>Hm</think>", CALL))) as server:
         message = create(server, tools=[WEATHER]).choices[0].message
         call = message.tool_calls[0]
         messages = [
@@ -212,7 +212,9 @@ def test_a_reply_with_calls_is_sent_back_with_their_results(talker: ScriptedGene
 
 
 def test_thoughts_come_apart_from_the_answer(talker: ScriptedGenerator) -> None:
-    with scripted(talker.but(script=says("<th", "ink>\nSo ", "what?\n</thi", "nk>\n\nYes", "."))) as server:
+    with scripted(
+        talker.replaced(script=says("<th", "ink>\nSo ", "what?\n</thi", "nk>\n\nYes", "."))
+    ) as server:
         message = create(server).choices[0].message
         assert (message.reasoning_content, message.reasoning, message.content) == ("So what?",) * 2 + (
             "Yes.",
@@ -225,7 +227,7 @@ def test_thoughts_come_apart_from_the_answer(talker: ScriptedGenerator) -> None:
         quiet = create(server, extra_body={"include_reasoning": False}).choices[0].message
         assert (quiet.content, getattr(quiet, "reasoning_content", None)) == ("Yes.", None)
         closed = create(server, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
-        assert closed.choices[0].message.content.startswith("<think>")  # it was told not to think
+        assert closed.choices[0].message.content.startswith("<think>")  # thinking was disabled
 
 
 def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
@@ -247,7 +249,7 @@ def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
             "strict must be true or false",
         ),
         ({"tools": [TIME, TIME]}, "tools", "two tools called get_time"),
-        ({"tools": [TIME] * 129}, "tools", "at most 128 are taken"),
+        ({"tools": [TIME] * 129}, "tools", "at most 128 are allowed"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools",

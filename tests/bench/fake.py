@@ -1,4 +1,4 @@
-"""Small servers that answer as scripted: what no well-kept server does on demand."""
+"""Small servers with scripted replies, such as errors that a real server does not produce on demand."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @contextmanager
 def answering(handler: Handler) -> Iterator[str]:
-    """A server whose every POST is answered by `handler`; gives its URL."""
+    """Run a server that handles every POST with `handler`; gives its URL."""
     ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def main() -> None:
@@ -39,7 +39,7 @@ def answering(handler: Handler) -> Iterator[str]:
 
 
 def streaming(*parts: bytes | float) -> Handler:
-    """A handler that sends bytes and sleeps seconds, in order."""
+    """Return a handler that sends bytes and sleeps seconds, in order."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()

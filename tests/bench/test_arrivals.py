@@ -33,7 +33,7 @@ def test_a_seed_gives_the_same_times() -> None:
 @pytest.mark.parametrize(
     ("rate", "burstiness"), [(0, 1), (-1, 1), (float("nan"), 1), (1, 0), (1, float("inf"))]
 )
-def test_rates_that_are_none_are_refused(rate: float, burstiness: float) -> None:
+def test_invalid_rates_are_refused(rate: float, burstiness: float) -> None:
     with pytest.raises(BenchError, match="must be positive"):
         gamma_arrivals(3, rate, burstiness, rng())
 

@@ -1,4 +1,4 @@
-"""`streamserve bench serve` as a user meets it, against a real server."""
+"""`streamserve bench serve` as users run it, against a real server."""
 
 import json
 import os
@@ -35,9 +35,9 @@ def bench(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def figure(text: str, label: str) -> float:
-    found = re.search(rf"^{re.escape(label)}\s+(\S+)", text, re.MULTILINE)
-    assert found, text
-    return float(found[1])
+    match = re.search(rf"^{re.escape(label)}\s+(\S+)", text, re.MULTILINE)
+    assert match, text
+    return float(match[1])
 
 
 def test_completions_of_random_tokens(served: Served, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_completions_of_random_tokens(served: Served, tmp_path: Path) -> None:
         figure(done.stdout, f"Mean {metric} (ms):") for metric in ("TTFT", "TPOT", "ITL", "E2EL")
     )
     assert ttft > 0
-    assert itl >= 0, "to a client that has to wait for a processor all tokens come at once"
+    assert itl >= 0, "a client that waits for a CPU core receives all tokens at once"
     assert whole == pytest.approx(ttft + 5 * tpot, abs=0.05)
     report = json.loads(path.read_text())
     assert report["settings"]["model"] == "tiny"
@@ -82,14 +82,14 @@ def test_prompts_of_a_file_at_the_times_of_a_trace(served: Served, tmp_path: Pat
     assert figure(done.stdout, "Benchmark duration (s):") >= 0.4
 
 
-def test_what_the_server_refuses_is_shown(served: Served) -> None:
+def test_refusals_of_the_server_are_shown(served: Served) -> None:
     done = bench("--base-url", served.url, *SMALL, "--model", "none")
     assert done.returncode == 1
     assert figure(done.stdout, "Failed requests:") == 8
     assert "8 failed with: 404" in done.stdout
 
 
-def test_ctrl_c_prints_what_there_is() -> None:
+def test_ctrl_c_prints_the_results_so_far() -> None:
     """Four at a time: the first replies end, the others hang until the interrupt."""
     usage = b'data: {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
     quick, hanging = streaming(usage, b"data: [DONE]\n\n"), streaming(usage, 60.0)
@@ -118,12 +118,12 @@ def test_ctrl_c_prints_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--base-url", "http://127.0.0.1:1"), "there is no server at http://127.0.0.1:1"),
+        (("--base-url", "http://127.0.0.1:1"), "cannot reach a server at http://127.0.0.1:1"),
         (("--dataset", "sharegpt"), "--dataset sharegpt needs --dataset-path"),
         (("--goodput", "speed:3"), "goodput target 'speed:3'"),
         (("--percentile-metrics", "speed"), "no metric 'speed'"),
         (("--request-rate", "0"), "must be positive, or inf"),
-        (("--trace", "/none", "--request-rate", "3"), "--trace says when to send"),
+        (("--trace", "/none", "--request-rate", "3"), "--trace sets the arrival times"),
         (("--model", "a", "--extra-body", "[]"), "--extra-body must be a JSON object"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(flags: tuple[str, ...], message
     assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_client_library_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_client_library_is_reported_with_the_command_that_installs_it(tmp_path: Path) -> None:
     (tmp_path / "aiohttp.py").write_text("raise ModuleNotFoundError(name='aiohttp')")
     done = bench("--model", "a", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2

@@ -12,10 +12,10 @@ STREAM = b': hello\n\ndata: {"a": 1}\r\n\r\ndata:{"b":\t2}\nid: 7\n\ndata: [DONE
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_events_are_the_same_however_the_bytes_come(cuts: list[int]) -> None:
-    splitter, places = EventSplitter(), [0, *sorted(cuts), len(STREAM)]
-    found = [data for start, end in pairwise(places) for data in splitter.feed(STREAM[start:end])]
-    assert found == [b'{"a": 1}', b'{"b":\t2}', b"[DONE]"]
+def test_events_are_the_same_however_the_bytes_are_split(cuts: list[int]) -> None:
+    splitter, positions = EventSplitter(), [0, *sorted(cuts), len(STREAM)]
+    events = [data for start, end in pairwise(positions) for data in splitter.feed(STREAM[start:end])]
+    assert events == [b'{"a": 1}', b'{"b":\t2}', b"[DONE]"]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_events_are_the_same_however_the_bytes_come(cuts: list[int]) -> None:
         ({"delta": {}, "finish_reason": "stop"}, False),
     ],
 )
-def test_only_what_was_generated_is_text(choice: dict[str, Any], has_text: bool) -> None:
+def test_only_generated_output_is_text(choice: dict[str, Any], has_text: bool) -> None:
     assert parse_event(json.dumps({"choices": [choice]}).encode()).has_text is has_text
 
 

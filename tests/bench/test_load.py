@@ -1,4 +1,4 @@
-"""The load client against scripted servers: what is timed, what is counted, what is an error."""
+"""The load client against scripted servers: times, counts and errors."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def test_a_request_is_timed_from_its_sending_to_each_text() -> None:
     assert outcome.tpot == pytest.approx((outcome.latency - outcome.token_times[0]) / 3)
 
 
-def test_events_are_counted_where_no_usage_is_told() -> None:
+def test_events_are_counted_if_no_usage_is_reported() -> None:
     with answering(streaming(TEXT, TEXT, TEXT, DONE)) as url:
         (outcome,) = load(url).outcomes
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.counted) == (None, 3, True)
@@ -51,14 +51,14 @@ def test_events_are_counted_where_no_usage_is_told() -> None:
         ((b"data: {]\n\n", DONE), "DecodeError"),
     ],
 )
-def test_a_reply_that_is_not_whole_is_an_error(parts: tuple[bytes, ...], error: str) -> None:
+def test_an_incomplete_reply_is_an_error(parts: tuple[bytes, ...], error: str) -> None:
     with answering(streaming(*parts)) as url:
         (outcome,) = load(url).outcomes
     assert outcome.error is not None
     assert error in outcome.error
 
 
-def test_a_refusal_keeps_its_status_and_words() -> None:
+def test_a_refusal_keeps_its_status_and_message() -> None:
     async def refuse(request: web.Request) -> web.StreamResponse:
         return web.Response(status=429, text="come back later")
 
@@ -72,7 +72,7 @@ def test_no_server_is_an_error_of_each_request() -> None:
     assert [outcome.error is None for outcome in run.outcomes] == [False, False]
 
 
-def test_requests_are_sent_when_their_time_comes() -> None:
+def test_requests_are_sent_at_their_arrival_times() -> None:
     with answering(streaming(TEXT, USAGE, DONE)) as url:
         run = load(url, [PROMPT] * 3, arrivals=[0.0, 0.2, 0.4])
     sent = sorted(outcome.sent for outcome in run.outcomes)
@@ -81,19 +81,19 @@ def test_requests_are_sent_when_their_time_comes() -> None:
 
 
 def test_never_more_requests_are_open_than_allowed_and_waiting_is_not_timed() -> None:
-    open_now, most = 0, 0
+    open_now, maximum = 0, 0
 
     async def slow(request: web.Request) -> web.StreamResponse:
-        nonlocal open_now, most
+        nonlocal open_now, maximum
         open_now += 1
-        most = max(most, open_now)
+        maximum = max(maximum, open_now)
         await asyncio.sleep(0.1)
         open_now -= 1
         return web.Response(body=TEXT + USAGE + DONE)
 
     with answering(slow) as url:
         run = load(url, [PROMPT] * 6, max_concurrency=2)
-    assert most == 2
+    assert maximum == 2
     assert run.duration >= 0.3
     assert sum(outcome.latency for outcome in run.outcomes) <= 2 * run.duration  # two at a time
 
@@ -107,7 +107,7 @@ def test_never_more_requests_are_open_than_allowed_and_waiting_is_not_timed() ->
         ("chat", ({"role": "user", "content": "x"},), {"messages": [{"role": "user", "content": "x"}]}),
     ],
 )
-def test_what_is_sent(endpoint: Any, content: Any, sent: dict[str, Any]) -> None:
+def test_request_bodies(endpoint: Any, content: Any, sent: dict[str, Any]) -> None:
     target = Target("http://here/v1/", "some", endpoint, ignore_eos=True, extra_body={"top_p": 0.5})
     assert target.url.startswith("http://here/v1/c")
     body = json.loads(target.body(Prompt(content, 4)))
@@ -122,26 +122,26 @@ def test_a_prompt_that_does_not_fit_the_endpoint_is_refused(endpoint: Any, conte
         Target("http://here", "some", endpoint).body(Prompt(content, 4))
 
 
-def test_the_key_is_sent_and_nothing_else_knows_it() -> None:
+def test_the_key_is_only_in_the_header() -> None:
     seen = []
 
-    async def keep(request: web.Request) -> web.StreamResponse:
+    async def record_key(request: web.Request) -> web.StreamResponse:
         seen.append(request.headers.get("Authorization"))
         return web.Response(body=TEXT + USAGE + DONE)
 
-    with answering(keep) as url:
+    with answering(record_key) as url:
         run = load(url, api_key="sk-very-secret")
         load(url)
     assert seen == ["Bearer sk-very-secret", None]
     assert "secret" not in repr(run)
 
 
-def test_many_requests_cost_the_client_little(record: Any) -> None:
-    """300 requests at once, with 20 events each: the client is not what is measured."""
+def test_the_client_uses_little_time_per_event(record: Any) -> None:
+    """300 requests at once, with 20 events each: the client must not be the bottleneck."""
     with answering(streaming(*[TEXT] * 20, USAGE, DONE)) as url:
-        begun = time.process_time()
+        started = time.process_time()
         run = load(url, [PROMPT] * 300)
-        seconds = time.process_time() - begun  # of the scripted server too: it shares this process
+        seconds = time.process_time() - started  # of the scripted server too: it shares this process
     assert [outcome.error for outcome in run.outcomes] == [None] * 300
     assert sum(len(outcome.token_times) for outcome in run.outcomes) == 6000
     record(client_and_server_microseconds_per_event=round(seconds / 6000 * 1e6))

@@ -44,18 +44,18 @@ def test_the_text_has_the_layout_of_vllms_benchmark() -> None:
     assert {len(line) for line in lines if ":" not in line} == {50}
 
 
-def test_what_is_not_known_is_left_out_and_said() -> None:
+def test_unknown_values_are_omitted_and_remarked() -> None:
     counted = Outcome(sent=0, latency=1, token_times=(0.5,), output_tokens=1, counted=True)
     summary = summarize([counted, OUTCOMES[2]], 1.0, {}, interrupted=4)
     text = as_text(summary, [])
     assert "Total input tokens" not in text
     assert "Interrupted requests:                    4" in text
-    told = " ".join(remarks(summary, [counted, OUTCOMES[2]]))
-    assert "told no usage for 1 requests" in told
-    assert "1 failed with: 429: busy" in told
+    text = " ".join(remarks(summary, [counted, OUTCOMES[2]]))
+    assert "reported no usage for 1 requests" in text
+    assert "1 failed with: 429: busy" in text
 
 
-def test_a_result_is_saved_with_every_request_and_a_picture(tmp_path: Path) -> None:
+def test_a_result_is_saved_with_every_request_and_plots(tmp_path: Path) -> None:
     run = Run(OUTCOMES, 2.0, 0)
     summary = summarize(OUTCOMES, 2.0, {})
     written = save(tmp_path / "deep" / "run.json", {"seed": 1}, summary, run)
@@ -68,7 +68,7 @@ def test_a_result_is_saved_with_every_request_and_a_picture(tmp_path: Path) -> N
     assert written[1].read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_there_are_no_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     summary = summarize(OUTCOMES, 2.0, {})
     assert save(tmp_path / "run.json", {}, summary, Run(OUTCOMES, 2.0, 0)) == [tmp_path / "run.json"]

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from streamserve.bench.errors import BenchError
 from streamserve.bench.statistics import (
     Outcome,
+    latency_stats,
     meets,
     parse_metrics,
     parse_targets,
     peak_concurrency,
     running_over_time,
-    spread,
     summarize,
     tokens_by_second,
     values,
@@ -30,27 +30,27 @@ def test_latencies_of_a_request() -> None:
     assert (FAILED.ttft, FAILED.tpot, FAILED.itl) == (None, None, [])
 
 
-def test_a_summary_counts_only_what_was_answered() -> None:
+def test_a_summary_counts_only_complete_replies() -> None:
     summary = summarize([FOUR_TOKENS, ONE_TOKEN, FAILED], 2.0, {}, interrupted=3)
     assert (summary.completed, summary.failed, summary.interrupted) == (2, 1, 3)
     assert (summary.input_tokens, summary.output_tokens) == (15, 5)
     assert (summary.request_throughput, summary.output_throughput, summary.total_throughput) == (1, 2.5, 10)
     assert summary.goodput is None
-    assert summary.spreads["e2el"].mean == pytest.approx(550)
-    assert summary.spreads["tpot"].p99 == pytest.approx(200)
+    assert summary.latency_stats["e2el"].mean == pytest.approx(550)
+    assert summary.latency_stats["tpot"].p99 == pytest.approx(200)
 
 
 def test_input_tokens_are_unknown_as_soon_as_one_is() -> None:
-    untold = Outcome(sent=0, latency=1, token_times=(0.5,), output_tokens=1, counted=True)
-    summary = summarize([FOUR_TOKENS, untold], 1.0, {})
+    unreported = Outcome(sent=0, latency=1, token_times=(0.5,), output_tokens=1, counted=True)
+    summary = summarize([FOUR_TOKENS, unreported], 1.0, {})
     assert (summary.input_tokens, summary.total_throughput, summary.counted) == (None, None, 1)
     assert summary.output_tokens == 5
 
 
-def test_nothing_answered_is_all_zero() -> None:
+def test_without_complete_replies_all_is_zero() -> None:
     summary = summarize([FAILED], 1.0, {"ttft": 1.0})
     assert (summary.completed, summary.output_throughput, summary.goodput) == (0, 0, 0)
-    assert summary.spreads["ttft"].p99 == 0
+    assert summary.latency_stats["ttft"].p99 == 0
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_a_request_without_a_first_token_misses_no_target_of_it() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))
-def test_spreads_are_those_of_numpy(found: list[float]) -> None:
-    result = spread(found)
-    assert result.median == float(np.median(found))
-    assert result.p99 == float(np.percentile(found, 99))
-    assert min(found) <= result.median <= result.p99 <= max(found)
+def test_latency_stats_are_those_of_numpy(samples: list[float]) -> None:
+    result = latency_stats(samples)
+    assert result.median == float(np.median(samples))
+    assert result.p99 == float(np.percentile(samples, 99))
+    assert min(samples) <= result.median <= result.p99 <= max(samples)
 
 
-def test_tokens_fall_into_the_second_they_came_in() -> None:
+def test_tokens_are_counted_in_the_second_of_their_arrival() -> None:
     two_an_event = Outcome(sent=0.5, latency=2, token_times=(0.1, 1.6), output_tokens=4)
     assert tokens_by_second([two_an_event, ONE_TOKEN]) == [3.0, 0.0, 2.0]
     assert tokens_by_second([FAILED]) == []
@@ -100,17 +100,17 @@ def test_values_are_in_milliseconds() -> None:
     assert values([FOUR_TOKENS, ONE_TOKEN], "itl") == pytest.approx([200, 300])
 
 
-def test_targets_are_read() -> None:
+def test_targets_are_parsed() -> None:
     assert parse_targets(["ttft:500", "tpot:12.5"]) == {"ttft": 500.0, "tpot": 12.5}
 
 
 @pytest.mark.parametrize("bad", ["ttft", "ttft:", "itl:5", "ttft:-1", "tpot:nan", "ttft:5ms"])
-def test_targets_that_are_none_are_refused(bad: str) -> None:
+def test_invalid_targets_are_refused(bad: str) -> None:
     with pytest.raises(BenchError, match="write ttft, tpot or e2el"):
         parse_targets([bad])
 
 
-def test_metrics_are_read() -> None:
+def test_metrics_are_parsed() -> None:
     assert parse_metrics("ttft, itl") == ["ttft", "itl"]
     with pytest.raises(BenchError, match="no metric 'latency'"):
         parse_metrics("latency")

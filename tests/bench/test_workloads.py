@@ -12,7 +12,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_random_prompts_have_the_lengths_asked_for() -> None:
+def test_random_prompts_have_the_requested_lengths() -> None:
     prompts = random_tokens(50, RandomLengths(7, 3), 20, rng())
     assert {(len(prompt.content), prompt.output_tokens) for prompt in prompts} == {(7, 3)}
     tokens = {token for prompt in prompts for token in prompt.content}
@@ -32,7 +32,7 @@ def test_a_seed_gives_the_same_prompts() -> None:
     assert random_words(3, lengths, rng(1)) != random_words(3, lengths, rng(2))
 
 
-def test_random_words_are_as_many_as_tokens_are_wanted() -> None:
+def test_random_words_are_as_many_as_requested_tokens() -> None:
     (prompt,) = random_words(1, RandomLengths(12, 3), rng())
     assert isinstance(prompt.content, str)
     assert len(prompt.content.split()) == 12
@@ -77,7 +77,7 @@ def test_a_bad_jsonl_file_is_refused_with_its_line(tmp_path: Path, text: str, me
 
 
 @pytest.mark.parametrize("text", ["[1]", "{}{", '[{"conversations": [{"value": "a"}, {}]}]'])
-def test_what_is_no_sharegpt_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_sharegpt_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "sharegpt.json"
     path.write_text(text)
     with pytest.raises(BenchError, match="not a file of ShareGPT conversations"):
@@ -90,6 +90,6 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "ratio"), [(0, 1, 0), (1, 0, 0), (1, 1, 1.0), (1, 1, -0.1)])
-def test_lengths_that_are_none_are_refused(inputs: int, outputs: int, ratio: float) -> None:
+def test_invalid_lengths_are_refused(inputs: int, outputs: int, ratio: float) -> None:
     with pytest.raises(BenchError, match=r"random lengths|range ratio"):
         RandomLengths(inputs, outputs, ratio)

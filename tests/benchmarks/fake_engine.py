@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Engine:
-    """`options` may say to end too early, or to leave altogether."""
+    """A workload named `short` ends too early, one named `leave` ends the process."""
 
     version = "1"
     precision = "exact"

@@ -1,4 +1,4 @@
-"""The traces of arriving prompts have the published statistics, survive a file, and can be played."""
+"""The traces of prompt streams have the published statistics, can be written and read, and be replayed."""
 
 import statistics
 from pathlib import Path
@@ -22,15 +22,15 @@ def test_statistics(kind: str) -> None:
         for query in queries
         for before, after in zip(query.events, query.events[1:], strict=False)
     ]
-    found = (
+    measured = (
         statistics.fmean(tokens),
         statistics.median(tokens),
         tokens[int(0.95 * len(tokens))],
         statistics.fmean(query.retrieval for query in queries),
         statistics.median(gaps),
     )
-    for value, wanted in zip(found, PUBLISHED[kind], strict=True):
-        assert value == pytest.approx(wanted, rel=0.15), (found, PUBLISHED[kind])
+    for value, expected in zip(measured, PUBLISHED[kind], strict=True):
+        assert value == pytest.approx(expected, rel=0.15), (measured, PUBLISHED[kind])
 
 
 def test_a_factor_scales_tokens_and_another_the_delays() -> None:
@@ -52,7 +52,7 @@ def test_files(kind: str, tmp_path: Path) -> None:
     "line",
     ["", "{}", '{"at": 0, "query": 1, "output": 1, "events": [{"after": 0, "edits": [["remove", 3, 0]]}]}'],
 )
-def test_lines_that_are_none(line: str, tmp_path: Path) -> None:
+def test_invalid_lines_are_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text(line + "\n")
     with pytest.raises(ValueError, match="line 1"):
         arriving_traces.read(tmp_path / "trace.jsonl")
@@ -60,14 +60,14 @@ def test_lines_that_are_none(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", [NONE, NAIVE, DEFAULT], ids=lambda policy: policy.name)
 def test_replay(policy: object) -> None:
-    """A query alone: streamed, what is left at the end is its last chunk."""
+    """One query: when it is streamed, only its last chunk remains to be computed at the end."""
     events = [Event(0.5, [("append", 0, 1000)]), Event(3.0, [("append", 0, 40)])]
     done = run([Query(0.0, 10, 4, events)], 1.0, policy, 1000)  # type: ignore[arg-type]
     (ttft,) = done.ttft
     assert (ttft > 0.1) == (policy is NONE)
 
 
-def test_a_trace_of_ones_own_is_scaled_like_the_machine() -> None:
+def test_a_users_trace_is_scaled_like_the_machine() -> None:
     query = Query(0.0, 16, 4, [Event(0.5, [("append", 0, 800)]), Event(1.0, [("remove", 0, 0)])])
     assert scaled(query).events[0].edits == [("append", 0, 800 * SCALE)]
     assert scaled(query).query == 16 * SCALE

@@ -6,7 +6,7 @@ A few cells of `benchmarks.wrong_profiles`; with `--full` more of them.
 import pytest
 
 from benchmarks import wrong_profiles
-from benchmarks.wrong_profiles import LEAST, WRONG, ratio
+from benchmarks.wrong_profiles import MIN_RATIO, WRONG, ratio
 from tests.conftest import Scale
 
 WORST = [
@@ -25,11 +25,11 @@ WORST = [
 def test_a_wrong_profile_does_not_make_speculation_slower_than_plain_decoding(
     curve: str, draft: str, streams: int, target: str, factor: float
 ) -> None:
-    assert ratio(curve, draft, streams, target, factor) >= LEAST
+    assert ratio(curve, draft, streams, target, factor) >= MIN_RATIO
 
 
 @pytest.mark.parametrize(
-    ("curve", "draft", "streams", "target", "least"),
+    ("curve", "draft", "streams", "target", "minimum"),
     [
         ("memory-bound (measured, AMX)", "recorded chats", 8, "right", 2.65),
         ("memory-bound (measured, AMX)", "recorded chats", 8, "plain fast", 2.6),
@@ -38,10 +38,10 @@ def test_a_wrong_profile_does_not_make_speculation_slower_than_plain_decoding(
     ],
 )
 def test_a_wrong_profile_does_not_keep_speculation_from_paying(
-    curve: str, draft: str, streams: int, target: str, least: float
+    curve: str, draft: str, streams: int, target: str, minimum: float
 ) -> None:
     """With the right profile 2.72 to 2.76, and 3.72."""
-    assert ratio(curve, draft, streams, target, 1.0) >= least
+    assert ratio(curve, draft, streams, target, 1.0) >= minimum
 
 
 def test_the_grid_has_every_kind_of_error_in_both_directions(scale: Scale) -> None:
@@ -50,5 +50,5 @@ def test_the_grid_has_every_kind_of_error_in_both_directions(scale: Scale) -> No
     assert {factor for _, factor in WRONG} == {1.0, 3.0, 1 / 3}
     if scale.full:
         cells = list(wrong_profiles.cells())[::31]
-        found = {cell: ratio(*cell) for cell in cells}
-        assert min(found.values()) >= LEAST, min(found, key=lambda cell: found[cell])
+        measured = {cell: ratio(*cell) for cell in cells}
+        assert min(measured.values()) >= MIN_RATIO, min(measured, key=lambda cell: measured[cell])

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from tests.campaigns.drive import attempt, run
-from tests.campaigns.families import FAMILIES, opened
+from tests.campaigns.families import FAMILIES, open_campaign
 from tests.campaigns.ledger import read
 from tests.campaigns.outcome import Outcome
 
@@ -19,9 +19,11 @@ def main() -> int:
     """Run the command; returns 1 if a trial failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns", description=__doc__)
     parser.add_argument("family", nargs="?", choices=sorted(FAMILIES))
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long to run (10)")
-    parser.add_argument("--seed", type=int, help="begin with this seed, not with the first that is not done")
-    parser.add_argument("--only-seed", type=int, help="replay this one; nothing is written down")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="duration of the run in minutes (default: 10)"
+    )
+    parser.add_argument("--seed", type=int, help="first seed; by default the first that has not been run")
+    parser.add_argument("--only-seed", type=int, help="replay this seed; nothing is recorded")
     given = parser.parse_args()
     if given.family is None:
         _list()
@@ -44,7 +46,7 @@ def main() -> int:
 
 
 class Progress:
-    """A bar on standard error: the share of the time that has passed, and what came of the trials."""
+    """A bar on standard error: the elapsed share of the time, and counts of outcomes."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -71,7 +73,7 @@ def _list() -> None:
 
 
 def _replay(family: str, seed: int) -> int:
-    with opened(FAMILIES[family]) as campaign:
+    with open_campaign(FAMILIES[family]) as campaign:
         outcome = attempt(campaign, seed)
     print(outcome.detail)
     print(json.dumps(msgspec.to_builtins(outcome), indent=1))

@@ -1,5 +1,5 @@
-"""The family `draft_protocol`: whatever clients send to a draft service, it lives and drafts for others as
-before. What is sent is made in tests/fuzz/test_draft_service.py."""
+"""The family `draft_protocol`: after arbitrary messages a draft service runs, and drafts for other clients as
+before. The messages are made in tests/fuzz/test_draft_service.py."""
 
 import random
 import tempfile
@@ -15,9 +15,9 @@ from streamserve.protocol.drafting import Welcome, decode_to_target
 from streamserve.speculation.tree import TokenTree
 from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.campaigns.outcome import DEATH, TRACEBACK, WRONG_TEXT, Outcome, TrialFailure
-from tests.campaigns.watching import first_fault
+from tests.campaigns.process_output import first_fault
 from tests.draft_service.network import Drafting, drafting
-from tests.fuzz.test_draft_service import Guarded, Peer, honest, nonsense, raw_bytes, tree_for
+from tests.fuzz.test_draft_service import KeyedService, Peer, honest_drafter, nonsense, raw_bytes, tree_for
 
 MESSAGES = 200
 PROMPTS = 5
@@ -28,27 +28,27 @@ WELCOME_SECONDS = 5.0
 class Trials:
     """Trials of MESSAGES messages each, to one service with keys."""
 
-    def __init__(self, service: Drafting, guarded: Guarded) -> None:
+    def __init__(self, service: Drafting, keyed_service: KeyedService) -> None:
         rng = random.Random(0)
-        self._service, self._guarded = service, guarded
-        self._drafter: RemoteDrafter = honest(service, guarded, guarded.other)
+        self._service, self._guarded = service, keyed_service
+        self._drafter: RemoteDrafter = honest_drafter(service, keyed_service, keyed_service.other)
         self._prompts = [[rng.randrange(4, 300) for _ in range(rng.randint(1, 60))] for _ in range(PROMPTS)]
-        self._asked = 0
+        self._request_id = 0
         self._expected: list[TokenTree] = [self._tree(prompt) for prompt in self._prompts]
         self._seen = 0
 
     def trial(self, seed: int) -> Outcome:
         rng = random.Random(f"draft-{seed}")
-        hostile = Peer(self._service, self._guarded, self._guarded.good)
+        attacker = Peer(self._service, self._guarded, self._guarded.good)
         try:
-            sent = self._send(rng, hostile)
+            sent = self._send(rng, attacker)
             number = rng.randrange(PROMPTS)
             if self._tree(self._prompts[number]) != self._expected[number]:
                 raise TrialFailure(WRONG_TEXT, f"the tree after prompt {number} is another")
         except AssertionError as error:
             raise TrialFailure(DEATH, f"{error}: {self._log()[-800:]}") from error
         finally:
-            hostile.close()
+            attacker.close()
         self._check()
         return Outcome(
             verdict="passed", counts={"messages": sent, "trees": 1, "hello_refused": int(not sent)}
@@ -60,23 +60,23 @@ class Trials:
     def close(self) -> None:
         self._drafter.close()
 
-    def _send(self, rng: random.Random, hostile: Peer) -> int:
-        hostile.socket.setsockopt(zmq.LINGER, 1000)  # what is sent arrives, though it is left at once
-        welcome = _welcome(hostile)
+    def _send(self, rng: random.Random, attacker: Peer) -> int:
+        attacker.socket.setsockopt(zmq.LINGER, 1000)  # what is sent arrives, though it is left at once
+        welcome = _welcome(attacker)
         for sent in range(MESSAGES):
             if not isinstance(welcome, Welcome):
                 return sent
-            hostile.socket.send(nonsense(rng, welcome), zmq.NOBLOCK)
-            while hostile.socket.poll(0):
-                decode_to_target(hostile.socket.recv())
-        while hostile.socket.poll(QUIET_MILLISECONDS):  # the service has seen it all when it says no more
-            decode_to_target(hostile.socket.recv())
+            attacker.socket.send(nonsense(rng, welcome), zmq.NOBLOCK)
+            while attacker.socket.poll(0):
+                decode_to_target(attacker.socket.recv())
+        while attacker.socket.poll(QUIET_MILLISECONDS):  # the service has seen it all when it says no more
+            decode_to_target(attacker.socket.recv())
         raw_bytes(self._service, rng)
         return MESSAGES
 
     def _tree(self, prompt: list[int]) -> TokenTree:
-        self._asked += 1
-        return tree_for(self._drafter, self._asked, prompt)
+        self._request_id += 1
+        return tree_for(self._drafter, self._request_id, prompt)
 
     def _check(self) -> None:
         if self._service.process.poll() is not None:
@@ -90,21 +90,21 @@ class Trials:
         return "".join(self._service.lines)
 
 
-def _welcome(hostile: Peer) -> object:
-    """What the service says to a new session, once those of earlier trials have ended."""
+def _welcome(attacker: Peer) -> object:
+    """Return the service's reply to a new session, once those of earlier trials have ended."""
     deadline = time.monotonic() + WELCOME_SECONDS
-    while not isinstance(found := hostile.hello(), Welcome) and time.monotonic() < deadline:
+    while not isinstance(reply := attacker.hello(), Welcome) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return reply
 
 
 @contextmanager
-def opened() -> Iterator[Trials]:
+def open_campaign() -> Iterator[Trials]:
     """Set the family up."""
     with tempfile.TemporaryDirectory() as folder:
-        guarded = Guarded(Path(folder))
-        with drafting(str(guarded.checkpoint), *guarded.flags) as service:
-            trials = Trials(service, guarded)
+        keyed_service = KeyedService(Path(folder))
+        with drafting(str(keyed_service.checkpoint), *keyed_service.flags) as service:
+            trials = Trials(service, keyed_service)
             try:
                 yield trials
             finally:

@@ -1,4 +1,4 @@
-"""Run the trials of a family for a while, and write down each of them."""
+"""Run the trials of a family for a given time, and record each of them."""
 
 import sys
 import time
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.families import FAMILIES, opened
+from tests.campaigns.families import FAMILIES, open_campaign
 from tests.campaigns.ledger import RESULTS, Ledger, product_commit, read, write
 from tests.campaigns.outcome import ERROR, Campaign, Outcome, TrialFailure
 
 WRITE_SECONDS = 20.0
-"""How often the results file is brought up to date."""
+"""Interval in seconds at which the results file is written."""
 
 Show = Callable[[int, Outcome, float], None]
-"""Is told of each trial: its seed, its outcome, and the seconds since the first began."""
+"""Called after each trial with its seed, its outcome, and the seconds since the first began."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a family did: seeds and outcomes in order, and its seconds."""
+    """The result of one run of a family: seeds and outcomes in order, and its duration."""
 
     done: list[tuple[int, Outcome]]
     seconds: float
@@ -43,14 +43,14 @@ def run(
 ) -> Run:
     """Run trials for some `seconds`, at least one and at most `trials`, and add them to the family's file.
 
-    They begin with the seeds that failed at an earlier commit, then come those never done; with `seed` they
-    begin there. An interruption (Ctrl-C) ends the run, and what is done is kept."""
+    Seeds that failed at an earlier commit come first, then new ones, beginning with `seed` if given. Ctrl-C
+    ends the run; completed trials are recorded."""
     ledger = read(family, folder)
     entry = ledger.at(product_commit())
     done: list[tuple[int, Outcome]] = []
     began = written = time.monotonic()
     figures: dict[str, Any] = {}
-    with opened(FAMILIES[family]) as campaign:
+    with open_campaign(FAMILIES[family]) as campaign:
         began = time.monotonic()
         try:
             for number in _seeds(ledger, seed):
@@ -66,7 +66,7 @@ def run(
                 if ended - began >= seconds or len(done) == trials:
                     break
         except KeyboardInterrupt:
-            print("\ninterrupted: what is done is kept", file=sys.stderr)
+            print("\ninterrupted: completed trials are recorded", file=sys.stderr)
         figures = campaign.figures()
         entry.figures |= figures
     if done:
@@ -75,7 +75,7 @@ def run(
 
 
 def attempt(campaign: Campaign, seed: int) -> Outcome:
-    """Run one trial; whatever it raises is a failure."""
+    """Run one trial; any exception is a failure."""
     try:
         return campaign.trial(seed)
     except TrialFailure as failure:

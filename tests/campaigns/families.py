@@ -55,11 +55,11 @@ class _Plain:
         return {}
 
 
-def opened(family: Family) -> AbstractContextManager[Campaign]:
-    """Set up a family: its module's `opened()`, or its `trial` alone."""
+def open_campaign(family: Family) -> AbstractContextManager[Campaign]:
+    """Set up a family: its module's `open_campaign()`, or its `trial` alone."""
     module = importlib.import_module(family.module)
-    if hasattr(module, "opened"):
-        campaign: AbstractContextManager[Campaign] = module.opened()
+    if hasattr(module, "open_campaign"):
+        campaign: AbstractContextManager[Campaign] = module.open_campaign()
         return campaign
     return _plain(module.trial)
 

@@ -1,7 +1,7 @@
-"""The family `http`: whatever bytes clients send, the server lives, answers no 5xx that is not meant, and
-serves a good request as before.
+"""The family `http`: after arbitrary bytes from clients the server runs, replied with no unexpected 5xx, and
+serves a valid request as before.
 
-The routes come from the server's own description, so a new one is in by itself.
+The routes come from the server's OpenAPI description, so new ones are included.
 """
 
 import json
@@ -16,18 +16,18 @@ from typing import Any
 
 import httpx
 
-from tests.campaigns.mutate import changed, disturbed_bytes, value
+from tests.campaigns.mutate import mutated, mutated_bytes, value
 from tests.campaigns.outcome import UNEXPECTED_5XX, Outcome, TrialFailure
-from tests.campaigns.real_server import OnServer, RealServer, health_latency
+from tests.campaigns.real_server import RealServer, ServerCampaign, health_latency
 from tests.campaigns.settings import FOLDER, models
-from tests.fuzz.test_sockets import NO_HTTP, VALUES
+from tests.fuzz.test_sockets import INVALID_HTTP, VALUES
 
 EXCHANGES = 40
 LEAVE_SECONDS = 1.5
-"""A client that has no whole reply by then leaves."""
+"""A client without a complete reply by then disconnects."""
 FLAGS = ("--threads", "1", "--num-blocks", "400", "--read-timeout", "5", "--grammar-timeout", "5")
-MEANT = {501, 503, 504}
-"""Server errors that are said on purpose; 503 with Retry-After."""
+EXPECTED_ERRORS = {501, 503, 504}
+"""Server errors that are allowed; 503 with Retry-After."""
 
 EXTRA: dict[str, dict[str, Any]] = {
     "/v1/completions": {
@@ -53,7 +53,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Route:
-    """A route as the description has it, with bodies that it takes."""
+    """A route of the description, with bodies that it accepts."""
 
     method: str
     path: str
@@ -61,19 +61,19 @@ class Route:
 
 
 def routes(url: str) -> list[Route]:
-    """Return every route of a server, and some that it has not."""
+    """Return every route of a server, and some that do not exist."""
     description = httpx.get(f"{url}/openapi.json", timeout=60).json()
-    found = [Route("GET", path, ()) for path in ("/", "/docs", "/metrics", "/nothing", "/v1/streams/ws")]
+    result = [Route("GET", path, ()) for path in ("/", "/docs", "/metrics", "/nothing", "/v1/streams/ws")]
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
             content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             examples = [content["example"]] if "example" in content else []
             examples += [EXTRA[path]] if path in EXTRA and content else []
-            found.append(Route(method.upper(), path, tuple(examples or ([{}] if content else []))))
-    return found
+            result.append(Route(method.upper(), path, tuple(examples or ([{}] if content else []))))
+    return result
 
 
-class HttpCampaign(OnServer):
+class HttpCampaign(ServerCampaign):
     """Trials of EXCHANGES connections each."""
 
     def __init__(self, server: RealServer, exchanges: int = EXCHANGES) -> None:
@@ -110,26 +110,28 @@ class HttpCampaign(OnServer):
         return {}
 
 
-def hostile(rng: random.Random, known: list[Route]) -> tuple[bytes, bool]:
-    """Return what a connection sends, and whether the client closes its half after it."""
+def hostile(rng: random.Random, known_routes: list[Route]) -> tuple[bytes, bool]:
+    """Return the bytes that a connection sends, and whether the client then shuts down sending."""
     match rng.randrange(12):
         case 0:
             return rng.randbytes(rng.choice((1, 20, 3000))), True
         case 1:
-            return rng.choice(NO_HTTP), True
+            return rng.choice(INVALID_HTTP), True
         case 2:
-            return disturbed_bytes(rng, _valid(rng, rng.choice(known))), True
+            return mutated_bytes(rng, _valid(rng, rng.choice(known_routes))), True
         case 3:
-            parts = [_valid(rng, rng.choice(known), close=False) for _ in range(rng.randint(2, 8))]
+            parts = [_valid(rng, rng.choice(known_routes), close=False) for _ in range(rng.randint(2, 8))]
             return b"".join(parts), True
         case 4:
-            whole = _valid(rng, rng.choice(known))
+            whole = _valid(rng, rng.choice(known_routes))
             return whole[: rng.randrange(len(whole))], True
         case 5:
             raw = rng.choice(list(VALUES.values()))[:60_000]
-            return _message(rng, rng.choice(known), b'{"prompt": %s, "messages": %s}' % (raw, raw)), False
+            return _message(
+                rng, rng.choice(known_routes), b'{"prompt": %s, "messages": %s}' % (raw, raw)
+            ), False
         case _:
-            return _message(rng, rng.choice(known), None), False
+            return _message(rng, rng.choice(known_routes), None), False
 
 
 def _valid(rng: random.Random, route: Route, close: bool = True) -> bytes:
@@ -138,10 +140,10 @@ def _valid(rng: random.Random, route: Route, close: bool = True) -> bytes:
 
 
 def _message(rng: random.Random, route: Route, raw: bytes | None) -> bytes:
-    """A well-formed request whose body, headers or path are not what the route wants."""
+    """A well-formed request whose body, headers or path are invalid for the route."""
     body = raw or b""
     if raw is None and route.bodies:
-        body = json.dumps(changed(rng, rng.choice(route.bodies))).encode()
+        body = json.dumps(mutated(rng, rng.choice(route.bodies))).encode()
     return _head(rng, route, body, close=True)
 
 
@@ -160,8 +162,8 @@ def _head(rng: random.Random, route: Route, body: bytes, close: bool) -> bytes:
 
 
 def exchange(server: RealServer, data: bytes, half_close: bool, rng: random.Random) -> bytes:
-    """Send, and read until the server closes, or the client has waited long enough; now and then the client
-    leaves at once."""
+    """Send, and read until the server closes or the client times out; sometimes the client disconnects at
+    once."""
     reply = b""
     with server.connect(LEAVE_SECONDS) as client:
         try:
@@ -179,19 +181,21 @@ def exchange(server: RealServer, data: bytes, half_close: bool, rng: random.Rand
 
 
 def check_statuses(reply: bytes) -> Counter[str]:
-    """Count the statuses of a reply. Raises TrialFailure for a server error that is not meant."""
+    """Count the statuses of a reply. Raises TrialFailure for an unexpected server error."""
     counts: Counter[str] = Counter()
     for part in re.split(rb"(?=HTTP/1\.1 \d{3})", reply)[1:]:
         status = int(part[9:12])
         counts[f"status_{status}"] += 1
         head = part.partition(b"\r\n\r\n")[0].lower()
-        if status >= 500 and (status not in MEANT or (status == 503 and b"retry-after" not in head)):
+        if status >= 500 and (
+            status not in EXPECTED_ERRORS or (status == 503 and b"retry-after" not in head)
+        ):
             raise TrialFailure(UNEXPECTED_5XX, part[:600].decode(errors="replace"))
     return counts
 
 
 @contextmanager
-def opened() -> Iterator[HttpCampaign]:
+def open_campaign() -> Iterator[HttpCampaign]:
     """Set the family up; the server starts with the first trial."""
     campaign = HttpCampaign(RealServer(models(FOLDER)["llama"].path, *FLAGS))
     try:

@@ -1,7 +1,7 @@
-"""What campaigns have done: one small JSON file a family, by commit of the product.
+"""The results of campaigns: one small JSON file per family, by commit of the product.
 
 Runs of the same commit are merged. When another commit is run, the earlier ones become totals; the seeds that
-failed there are kept, so that they are replayed first.
+failed there are stored, so that they are replayed first.
 """
 
 import json
@@ -19,10 +19,10 @@ from tests.campaigns.outcome import KINDS, Outcome
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = REPOSITORY / "tests" / "results" / "campaigns"
 MAX_FAILURES = 20
-"""Failures of a commit that are kept in full; beyond them only counts."""
+"""Maximum number of failures of a commit that are stored in full; others are only counted."""
 MAX_DETAIL = 600
 PRODUCT = ("src", "pyproject.toml")
-"""What trials are trials of: another commit that changes none of it goes on with the same entry."""
+"""The paths under test: a commit that changes none of them continues the same entry."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
@@ -35,7 +35,7 @@ class Failure(msgspec.Struct, kw_only=True):
 
 
 class Entry(msgspec.Struct, kw_only=True):
-    """What was done at one commit. `seeds` are ranges, both ends included."""
+    """The trials of one commit. `seeds` are ranges, both ends included."""
 
     machine: str = ""
     seeds: list[tuple[int, int]] = []
@@ -68,7 +68,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """What was done at earlier commits, added up; `failing` seeds failed when they were last run."""
+    """The sum of the trials of earlier commits; `failing` seeds failed when they were last run."""
 
     commits: int = 0
     trials: int = 0
@@ -88,7 +88,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     earlier: Totals = msgspec.field(default_factory=Totals)
 
     def at(self, commit: str) -> Entry:
-        """Return the entry of `commit`; what was done at another becomes part of the totals."""
+        """Return the entry of `commit`; that of another commit is added to the totals."""
         if commit != self.commit:
             if self.now.trials:
                 self._archive()

@@ -36,60 +36,60 @@ def value(rng: Random, depth: int = 2, numbers: tuple[int | float, ...] = NUMBER
             return {rng.choice(TEXTS)[:40]: value(rng, depth - 1, numbers) for _ in range(rng.randrange(4))}
 
 
-def changed(rng: Random, whole: Any, numbers: tuple[int | float, ...] = NUMBERS) -> Any:
+def mutated(rng: Random, data: Any, numbers: tuple[int | float, ...] = NUMBERS) -> Any:
     """Return a copy of JSON-like data with one to three parts replaced, removed, repeated or added."""
-    result = copy.deepcopy(whole)
+    result = copy.deepcopy(data)
     for _ in range(rng.randint(1, 3)):
-        holder = _holder(rng, result)
-        if holder is None:
+        container = _holder(rng, result)
+        if container is None:
             return value(rng, 2, numbers)
-        _change(rng, holder, numbers)
+        _change(rng, container, numbers)
     return result
 
 
-def _holder(rng: Random, whole: Any) -> Any:
-    """Return a list or object somewhere in `whole`, itself if it has no other; None if it is neither."""
-    found = None
-    while isinstance(whole, dict | list):
-        found = whole
-        parts = [part for part in _parts(whole) if isinstance(part, dict | list)]
+def _holder(rng: Random, data: Any) -> Any:
+    """Return a list or object somewhere in `data`, itself if it has no other; None if it is neither."""
+    container = None
+    while isinstance(data, dict | list):
+        container = data
+        parts = [part for part in _parts(data) if isinstance(part, dict | list)]
         if not parts or rng.random() < 0.5:
             break
-        whole = rng.choice(parts)
-    return found
+        data = rng.choice(parts)
+    return container
 
 
-def _parts(whole: Any) -> list[Any]:
-    return list(whole.values()) if isinstance(whole, dict) else list(whole)
+def _parts(data: Any) -> list[Any]:
+    return list(data.values()) if isinstance(data, dict) else list(data)
 
 
-def _change(rng: Random, holder: Any, numbers: tuple[int | float, ...]) -> None:
-    keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+def _change(rng: Random, container: Any, numbers: tuple[int | float, ...]) -> None:
+    keys = list(container) if isinstance(container, dict) else list(range(len(container)))
     kind = rng.randrange(6)
-    if isinstance(holder, dict) and (kind == 0 or not keys):
-        holder[rng.choice(("x", "", "type", rng.choice(TEXTS)[:40]))] = value(rng, 1, numbers)
-    elif not keys or (kind == 1 and isinstance(holder, list)):
-        holder.extend(value(rng, 1, numbers) for _ in range(rng.choice((1, 5, 200))))
+    if isinstance(container, dict) and (kind == 0 or not keys):
+        container[rng.choice(("x", "", "type", rng.choice(TEXTS)[:40]))] = value(rng, 1, numbers)
+    elif not keys or (kind == 1 and isinstance(container, list)):
+        container.extend(value(rng, 1, numbers) for _ in range(rng.choice((1, 5, 200))))
     elif kind == 2:
-        del holder[rng.choice(keys)]
-    elif kind == 3 and isinstance(holder, list):
-        holder.extend(holder[: rng.randint(1, 50)] * rng.randint(1, 20))
+        del container[rng.choice(keys)]
+    elif kind == 3 and isinstance(container, list):
+        container.extend(container[: rng.randint(1, 50)] * rng.randint(1, 20))
     else:
-        holder[rng.choice(keys)] = value(rng, 2, numbers)
+        container[rng.choice(keys)] = value(rng, 2, numbers)
 
 
-def disturbed_bytes(rng: Random, data: bytes) -> bytes:
+def mutated_bytes(rng: Random, data: bytes) -> bytes:
     """Return the bytes with some of them changed, removed, repeated or inserted, or cut off."""
     changed_bytes = bytearray(data)
     for _ in range(rng.randint(1, 5)):
-        place = rng.randrange(len(changed_bytes) + 1)
+        position = rng.randrange(len(changed_bytes) + 1)
         match rng.randrange(5):
-            case 0 | 1 if place < len(changed_bytes):
-                changed_bytes[place] = rng.randrange(256)
+            case 0 | 1 if position < len(changed_bytes):
+                changed_bytes[position] = rng.randrange(256)
             case 2:
-                del changed_bytes[place : place + rng.randint(1, 20)]
+                del changed_bytes[position : position + rng.randint(1, 20)]
             case 3:
-                changed_bytes[place:place] = rng.randbytes(rng.randint(1, 20))
+                changed_bytes[position:position] = rng.randbytes(rng.randint(1, 20))
             case _ if rng.random() < 0.2:
-                del changed_bytes[place:]
+                del changed_bytes[position:]
     return bytes(changed_bytes)

@@ -1,4 +1,4 @@
-"""What a trial of a campaign came to, and what a family of trials must offer."""
+"""The outcome of a campaign's trial, and the interface of a family of trials."""
 
 from typing import Any, Literal, Protocol
 
@@ -21,8 +21,8 @@ KINDS = (DEATH, WRONG_TEXT, UNEXPECTED_5XX)
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one trial.
 
-    A `refused` trial is one whose settings were refused by name, which is right. `kind` and `detail` say what
-    failed, and `settings` with what. `counts` are added up over trials; of `worst` the largest is kept.
+    A `refused` trial is one whose settings were refused by name, which is correct. `kind` and `detail`
+    describe a failure, with its `settings`. `counts` are summed over trials, `worst` are maxima.
     """
 
     verdict: Verdict
@@ -43,10 +43,10 @@ class TrialFailure(Exception):
 
 
 class Campaign(Protocol):
-    """A family that is set up: the server that its trials share, for example.
+    """A family that is set up, for example the server that its trials share.
 
-    A family's module has a function `opened()` that gives such an object in a context manager, or just a
-    function `trial(seed)`.
+    A family's module has a function `open_campaign()` that gives such an object in a context manager, or
+    just a function `trial(seed)`.
     """
 
     def trial(self, seed: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""A real server process: whether it lives, answers a probe as before, and logs nothing bad."""
+"""A real server process, with checks that it runs, replies to a probe as before, and logs no errors."""
 
 import os
 import re
@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from tests.campaigns.outcome import DEATH, HANG, TRACEBACK, WRONG_TEXT, TrialFailure
-from tests.campaigns.watching import first_fault
+from tests.campaigns.process_output import first_fault
 
 START_SECONDS = 60.0
 PROBE_SECONDS = 60.0
@@ -25,7 +25,7 @@ WORKER_DEATH = re.compile(r"worker \S+: its process ended.*|.*: killing it.*")
 
 
 class RealServer:
-    """A server and what is known of it. Start it with `start`, end it with `end`."""
+    """A server process. Start it with `start`, end it with `end`."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class RealServer:
         environment: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        """`prefix` is a command that runs the server's (`prlimit …`); `before` runs in the new process."""
+        """`prefix` is put before the server's command (`prlimit …`); `before` runs in the new process."""
         self._command = [*prefix, sys.executable, "-m", "streamserve", "serve", model, "--port", "0", *flags]
         self._environment = {**os.environ, "STREAMSERVE_PROFILE": "false", **(environment or {})}
         self._before = before
@@ -56,7 +56,7 @@ class RealServer:
         )
         os.close(handle)
         deadline = time.monotonic() + seconds
-        while not (found := re.search(r"ready .* at (http://\S+:(\d+))", self.log())):
+        while not (match := re.search(r"ready .* at (http://\S+:(\d+))", self.log())):
             if self.process.poll() is not None:
                 raise TrialFailure(
                     DEATH, f"the server ended with {self.process.returncode}: {self.log()[-800:]}"
@@ -64,7 +64,7 @@ class RealServer:
             if time.monotonic() > deadline:
                 raise TrialFailure(HANG, f"not ready after {seconds:g} s: {self.log()[-800:]}")
             time.sleep(0.05)
-        self.url, self.port = found[1], int(found[2])
+        self.url, self.port = match[1], int(match[2])
         self.worker_deaths = 0
 
     def end(self) -> int:
@@ -87,13 +87,13 @@ class RealServer:
     def processes(self) -> list[psutil.Process]:
         """Return the server's process and its workers'."""
         try:
-            own = psutil.Process(self.process.pid)
-            return [own, *own.children(recursive=True)]
+            server = psutil.Process(self.process.pid)
+            return [server, *server.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
 
     def probe(self) -> str:
-        """Return the text of a good request. Raises TrialFailure if it is not that of the first time."""
+        """Return the text of a valid request. Raises TrialFailure if it differs from the first time."""
         end = time.monotonic() + PROBE_SECONDS
         while True:
             try:
@@ -118,9 +118,9 @@ class RealServer:
             raise TrialFailure(DEATH, f"the server ended with {self.process.returncode}: {self.log()[-800:]}")
         text = self.log()
         new, self._seen = text[self._seen :], len(text)
-        died = WORKER_DEATH.search(new)
-        if died:
-            raise TrialFailure(DEATH, f"{died[0]}\n{first_fault(new)}")
+        death = WORKER_DEATH.search(new)
+        if death:
+            raise TrialFailure(DEATH, f"{death[0]}\n{first_fault(new)}")
         fault = first_fault(new)
         if fault:
             raise TrialFailure(TRACEBACK, fault)
@@ -128,11 +128,11 @@ class RealServer:
     def peak_megabytes(self) -> float:
         """Return the largest resident size that the API process has had."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        return int(found[1]) / 1024 if found else 0.0
+        match = re.search(r"VmHWM:\s+(\d+) kB", status)
+        return int(match[1]) / 1024 if match else 0.0
 
     def worst(self, health_seconds: float) -> dict[str, float]:
-        """Return what is noted of a trial: the longest wait for /health, the API process's peak memory."""
+        """Return the measurements of a trial: the longest wait for /health, the API process's peak memory."""
         return {
             "health_ms": round(health_seconds * 1000, 1),
             "api_peak_mb": round(self.peak_megabytes(), 1),
@@ -145,13 +145,13 @@ class RealServer:
 
 @contextmanager
 def health_latency(server: RealServer) -> Iterator[Callable[[], float]]:
-    """Ask for /health all the time; gives a function that returns the longest wait in seconds since it was
+    """Request /health repeatedly; gives a function that returns the longest wait in seconds since it was
     last called."""
-    over, longest = threading.Event(), [0.0]
+    stop, longest = threading.Event(), [0.0]
 
-    def ask() -> None:
+    def poll() -> None:
         with httpx.Client(timeout=60) as client:
-            while not over.wait(0.03):
+            while not stop.wait(0.03):
                 started = time.monotonic()
                 try:
                     client.get(f"{server.url}/health")
@@ -160,34 +160,34 @@ def health_latency(server: RealServer) -> Iterator[Callable[[], float]]:
                 longest[0] = max(longest[0], time.monotonic() - started)
 
     def take() -> float:
-        taken, longest[0] = longest[0], 0.0
-        return taken
+        seconds_taken, longest[0] = longest[0], 0.0
+        return seconds_taken
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
         yield take
     finally:
-        over.set()
+        stop.set()
         thread.join(5)
 
 
-class OnServer:
-    """A campaign whose trials share a server; it is started again after one that failed."""
+class ServerCampaign:
+    """A campaign whose trials share a server; it is restarted after a failed trial."""
 
     def __init__(self, server: RealServer) -> None:
         self.server = server
         self._running = False
 
     def ready(self) -> None:
-        """See to it that there is a server that answers as it should."""
+        """Start the server if needed, and check its reply to the probe."""
         if not self._running:
             self.server.start()
             self._running = True
         self.server.probe()
 
     def failed(self) -> None:
-        """End the server: the next trial gets another."""
+        """End the server, so that the next trial starts another."""
         if self._running:
             self._running = False
             self.server.end()

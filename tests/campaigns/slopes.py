@@ -17,14 +17,14 @@ class Growth:
     megabytes: list[float] = field(default_factory=list)
 
     def add(self, minute: float, process: psutil.Process) -> None:
-        """Take a sample: anonymous memory where the system tells it, else all that is resident."""
+        """Take a sample: resident memory without shared pages."""
         with process.oneshot():
-            found = process.memory_info()
+            memory = process.memory_info()
         self.minutes.append(minute)
-        self.megabytes.append((found.rss - found.shared) / 1e6)
+        self.megabytes.append((memory.rss - memory.shared) / 1e6)
 
     def figures(self) -> dict[str, Any]:
-        """Return the slope after warm-up, in MB a minute, and what it was made of."""
+        """Return the slope after warm-up, in MB per minute, and the samples that it is made of."""
         warm = int(len(self.minutes) * WARM_SHARE)
         minutes, megabytes = self.minutes[warm:], self.megabytes[warm:]
         return {
@@ -39,5 +39,5 @@ class Growth:
 def slope(x: list[float], y: list[float]) -> float:
     """Return the slope of the least-squares line; 0 where all `x` are the same."""
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((value - mean_x) ** 2 for value in x)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else 0.0
+    variance = sum((value - mean_x) ** 2 for value in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / variance if variance else 0.0

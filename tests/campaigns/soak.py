@@ -1,5 +1,6 @@
-"""The family `soak`: a pair with a draft, prompt streams and cancels for a long time. A trial is one round of
-requests; the memory of each process is sampled after it, and the campaign's figures say how it grows."""
+"""The family `soak`: a pair with a draft, prompt streams and cancellations for a long time. A trial is one
+round of requests; the memory of each process is sampled after it, and the campaign's figures are its
+growth."""
 
 import asyncio
 import random
@@ -13,19 +14,19 @@ import httpx
 import psutil
 
 from tests.campaigns.outcome import HANG, UNEXPECTED_5XX, WRONG_TEXT, Outcome, TrialFailure
-from tests.campaigns.real_server import OnServer, RealServer
+from tests.campaigns.real_server import RealServer, ServerCampaign
 from tests.campaigns.settings import FOLDER, models
 from tests.campaigns.slopes import Growth
 
 REQUESTS = 100
-AT_ONCE = 24
+CONCURRENCY = 24
 KINDS = ("whole", "streamed", "cancelled", "edited")
 FLAGS = ("--pairs", "1", "--threads", "1", "--num-blocks", "300", "--max-requests", "200")
 
 
-class Soak(OnServer):
-    """Rounds of REQUESTS requests. Texts of greedy requests are compared with what the first of the same
-    prompt came to."""
+class Soak(ServerCampaign):
+    """Rounds of REQUESTS requests. Texts are compared with the first text of the same
+    request."""
 
     def __init__(self, server: RealServer) -> None:
         super().__init__(server)
@@ -49,7 +50,7 @@ class Soak(OnServer):
         return Outcome(verdict="passed", counts=dict(counts))
 
     def figures(self) -> dict[str, Any]:
-        growth = {name: found.figures() for name, found in self._growth.items()}
+        growth = {name: sampled.figures() for name, sampled in self._growth.items()}
         return {"rounds": self._rounds, "tracebacks": self._tracebacks, "memory": growth}
 
     def failed(self) -> None:
@@ -68,10 +69,10 @@ class Soak(OnServer):
 
     async def _round(self, rng: random.Random) -> Counter[str]:
         counts: Counter[str] = Counter()
-        limit = asyncio.Semaphore(AT_ONCE)
+        limit = asyncio.Semaphore(CONCURRENCY)
         async with httpx.AsyncClient(base_url=self.server.url, timeout=120) as client:
 
-            async def one(number: int, kind: str, leave: float) -> None:
+            async def run_one(number: int, kind: str, leave: float) -> None:
                 async with limit:
                     counts[await self._ask(client, number, kind, leave)] += 1
 
@@ -79,7 +80,7 @@ class Soak(OnServer):
             try:
                 async with asyncio.TaskGroup() as group:
                     for draw in draws:
-                        group.create_task(one(*draw))
+                        group.create_task(run_one(*draw))
             except BaseExceptionGroup as errors:
                 first = errors.exceptions[0]
                 raise (
@@ -116,10 +117,10 @@ class Soak(OnServer):
         return "whole"
 
     async def _edited(self, client: httpx.AsyncClient, source: random.Random, number: int) -> str:
-        asked = {"query": "and what then?", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        made = await client.post("/v1/streams", json=asked)
-        _check(made.status_code, made.text)
-        name, version = made.json()["id"], 0
+        body_fields = {"query": "and what then?", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        created = await client.post("/v1/streams", json=body_fields)
+        _check(created.status_code, created.text)
+        name, version = created.json()["id"], 0
         for _ in range(source.randint(1, 5)):
             text = "the lazy dog and a fox " * source.randint(1, 4)
             operation = {"op": "append", "text": text}
@@ -149,10 +150,10 @@ def _check(status: int, text: str) -> None:
 
 
 @contextmanager
-def opened() -> Iterator[Soak]:
+def open_campaign() -> Iterator[Soak]:
     """Set the family up; the server starts with the first trial."""
     model = models(FOLDER)["llama"]
-    draft = ("--draft", model.around.drafts[0], "--speculation-policy", "fixed:3")
+    draft = ("--draft", model.environment.drafts[0], "--speculation-policy", "fixed:3")
     campaign = Soak(RealServer(model.path, *FLAGS, *draft))
     try:
         yield campaign

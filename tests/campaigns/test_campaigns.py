@@ -1,4 +1,4 @@
-"""The campaigns themselves: what they draw, count and keep; and a few trials of each, more with --full."""
+"""The campaigns themselves: how they draw, count and record; and a few trials of each, more with --full."""
 
 import random
 from collections import Counter
@@ -14,27 +14,27 @@ from streamserve.protocol.config import ModelConfig, ServerConfig
 from streamserve.settings.resolve import options
 from tests.campaigns import drive, ledger
 from tests.campaigns.drive import run
-from tests.campaigns.families import FAMILIES, Family, opened
+from tests.campaigns.families import FAMILIES, Family, open_campaign
 from tests.campaigns.ledger import Ledger, contains, merged
-from tests.campaigns.mutate import changed, disturbed_bytes
+from tests.campaigns.mutate import mutated, mutated_bytes
 from tests.campaigns.outcome import WRONG_TEXT, Outcome, TrialFailure
+from tests.campaigns.process_output import first_fault
 from tests.campaigns.settings import Trials, models
-from tests.campaigns.settings.draw import NoGenerator, drawn, generators
-from tests.campaigns.settings.special import ALWAYS, Surroundings, consistent, special
+from tests.campaigns.settings.draw import NoGenerator, draw_settings, generators
+from tests.campaigns.settings.special import ALWAYS, Environment, consistent, special
 from tests.campaigns.slopes import slope
-from tests.campaigns.watching import first_fault
 from tests.conftest import Scale
 
-AROUND = Surroundings(Path("/nothing"), ("a-draft",), 2, 512)
+ENVIRONMENT = Environment(Path("/nothing"), ("a-draft",), 2, 512)
 LIVE = ("http", "websocket", "worker_protocol", "draft_protocol", "soak")
 
 
 def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:
-    table = generators(special(AROUND))
+    table = generators(special(ENVIRONMENT))
     assert set(table) == {option.name for option in options()}
     seen: dict[str, set[str]] = {name: set() for name in table}
     for seed in range(300):
-        for name, value in drawn(random.Random(seed), table, ALWAYS).items():
+        for name, value in draw_settings(random.Random(seed), table, ALWAYS).items():
             seen[name].add(repr(value))
             struct = ModelConfig if name in ModelConfig.__struct_fields__ else ServerConfig
             (field,) = (field for field in msgspec.structs.fields(struct) if field.name == name)
@@ -43,7 +43,7 @@ def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:
     assert {name for name, values in seen.items() if not values} <= optional
 
 
-def test_a_new_setting_is_drawn_by_its_type_alone() -> None:
+def test_a_new_setting_is_drawn_by_its_type() -> None:
     class More(msgspec.Struct, kw_only=True):
         path: str = ""
         share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
@@ -57,7 +57,7 @@ def test_a_new_setting_is_drawn_by_its_type_alone() -> None:
     assert {value["flag"] for value in values} == {True, False}
     assert all(0 <= value["share"] <= 1 for value in values)
     assert min(value["count"] for value in values) == 3
-    assert max(value["count"] for value in values) > 2**31, "absurd ones, too"
+    assert max(value["count"] for value in values) > 2**31, "absurd values are drawn too"
 
 
 def test_a_setting_without_a_generator_is_an_error() -> None:
@@ -71,22 +71,22 @@ def test_a_setting_without_a_generator_is_an_error() -> None:
         generators({"gone": lambda rng: 1, "where": lambda rng: ""}, [More])
 
 
-def test_workers_fit_the_settings_of_their_halves_mostly() -> None:
-    table, halves = generators(special(AROUND)), 0
+def test_settings_of_prefill_and_decode_workers_mostly_have_such_workers() -> None:
+    table, mismatched = generators(special(ENVIRONMENT)), 0
     for seed in range(500):
         rng = random.Random(seed)
-        given = consistent(rng, drawn(rng, table, ALWAYS))
-        paired = given.get("pairs") or given.get("prefill")
-        halves += any(name.startswith(("prefill_max", "decode_max")) for name in given) and not paired
-    assert halves < 25
+        overrides = consistent(rng, draw_settings(rng, table, ALWAYS))
+        paired = overrides.get("pairs") or overrides.get("prefill")
+        mismatched += any(name.startswith(("prefill_max", "decode_max")) for name in overrides) and not paired
+    assert mismatched < 25
 
 
 def test_mutations_change_and_never_fail() -> None:
-    whole = {"a": [1, {"b": "c"}], "d": None}
-    results = [changed(random.Random(seed), whole) for seed in range(300)]
-    assert whole == {"a": [1, {"b": "c"}], "d": None}, "the original is left alone"
-    assert sum(result != whole for result in results) > 250
-    assert len({disturbed_bytes(random.Random(seed), b"0123456789") for seed in range(50)}) > 40
+    original = {"a": [1, {"b": "c"}], "d": None}
+    results = [mutated(random.Random(seed), original) for seed in range(300)]
+    assert original == {"a": [1, {"b": "c"}], "d": None}, "the original is unchanged"
+    assert sum(result != original for result in results) > 250
+    assert len({mutated_bytes(random.Random(seed), b"0123456789") for seed in range(50)}) > 40
 
 
 def test_ranges_of_seeds() -> None:
@@ -133,17 +133,17 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Runs a scripted family at a commit, and gives what is in its file then."""
 
-    def go(family: Scripted, commit: str, trials: int) -> Ledger:
+    def run_family(family: Scripted, commit: str, trials: int) -> Ledger:
         @contextmanager
-        def opened(_: Family) -> Iterator[Scripted]:
+        def open_campaign(_: Family) -> Iterator[Scripted]:
             yield family
 
-        monkeypatch.setattr(drive, "opened", opened)
+        monkeypatch.setattr(drive, "open_campaign", open_campaign)
         monkeypatch.setattr(drive, "product_commit", lambda: commit)
         run("settings", 60, trials=trials, folder=tmp_path)
         return ledger.read("settings", tmp_path)
 
-    return go
+    return run_family
 
 
 def test_seeds_accumulate_over_runs_and_failed_ones_come_first_at_the_next_commit(scripted: Any) -> None:
@@ -152,9 +152,9 @@ def test_seeds_accumulate_over_runs_and_failed_ones_come_first_at_the_next_commi
     second = scripted(Scripted(), "one", 2)
     assert (second.now.seeds, second.now.failed[WRONG_TEXT]) == ([(0, 4)], 1)
     assert [failure.seed for failure in second.now.failures] == [3]
-    mended = Scripted(broken=False)
-    third = scripted(mended, "two", 3)
-    assert mended.ran == [3, 5, 6]
+    fixed = Scripted(broken=False)
+    third = scripted(fixed, "two", 3)
+    assert fixed.ran == [3, 5, 6]
     assert third.now.seeds == [(3, 3), (5, 6)]
     assert (third.earlier.commits, third.earlier.trials, third.earlier.failing) == (1, 5, [3])
     assert third.to_replay() == []
@@ -163,11 +163,11 @@ def test_seeds_accumulate_over_runs_and_failed_ones_come_first_at_the_next_commi
     assert fourth.now.seeds == [(7, 7)]
 
 
-def test_an_interruption_keeps_what_is_done(scripted: Any) -> None:
-    kept = scripted(Scripted(broken=False, interrupted=True), "one", 50)
-    assert kept.now.seeds == [(0, 4)]
-    assert kept.now.counts == {"requests": 10}
-    assert kept.now.figures == {"rounds": 6}
+def test_an_interruption_records_completed_trials(scripted: Any) -> None:
+    ledger_after = scripted(Scripted(broken=False, interrupted=True), "one", 50)
+    assert ledger_after.now.seeds == [(0, 4)]
+    assert ledger_after.now.counts == {"requests": 10}
+    assert ledger_after.now.figures == {"rounds": 6}
 
 
 def test_settings_are_served_as_a_plain_engine_would(
@@ -191,7 +191,7 @@ def test_settings_are_served_as_a_plain_engine_would(
 def test_trials_of_the_live_families(family: str, scale: Scale) -> None:
     if not scale.full:
         pytest.skip("with --full; `make verify` runs slices of each for minutes besides")
-    with opened(FAMILIES[family]) as campaign:
+    with open_campaign(FAMILIES[family]) as campaign:
         for seed in range(scale.seed, scale.seed + 3):
             outcome = drive.attempt(campaign, seed)
             assert outcome.verdict == "passed", (seed, outcome)

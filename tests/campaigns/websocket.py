@@ -1,4 +1,4 @@
-"""The family `websocket`: whatever frames and calls come on the prompt-stream socket, the server lives."""
+"""The family `websocket`: arbitrary frames and calls on the prompt-stream socket do not end the server."""
 
 import json
 import os
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.campaigns.http import FLAGS, MEANT
-from tests.campaigns.mutate import changed, disturbed_bytes, value
+from tests.campaigns.http import EXPECTED_ERRORS, FLAGS
+from tests.campaigns.mutate import mutated, mutated_bytes, value
 from tests.campaigns.outcome import UNEXPECTED_5XX, Outcome, TrialFailure
-from tests.campaigns.real_server import OnServer, RealServer, health_latency
+from tests.campaigns.real_server import RealServer, ServerCampaign, health_latency
 from tests.campaigns.settings import FOLDER, models
 
 CONVERSATIONS = 6
 WAIT_SECONDS = 1.0
-"""A client waits no longer for a reply."""
+"""Maximum wait of a client for a reply."""
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 HANDSHAKE = (
     b"GET /v1/streams/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -36,7 +36,7 @@ CHAT = {
 
 
 class Conversation:
-    """A client's socket, by hand: it can send what no library would."""
+    """A client's socket without a library, so that it can send invalid frames."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -44,7 +44,7 @@ class Conversation:
         self._buffer = b""
 
     def handshake(self, data: bytes) -> bool:
-        """Send a request to upgrade; returns whether it was granted."""
+        """Send a request to upgrade; returns whether the server accepted."""
         self._connection.sendall(data)
         while b"\r\n\r\n" not in self._buffer:
             self._buffer += self._read()
@@ -55,7 +55,7 @@ class Conversation:
         self._connection.sendall(data)
 
     def reply(self) -> dict[str, Any] | None:
-        """Return the next message; None if the server closed, or says nothing."""
+        """Return the next message; None if the server closed or sent none in time."""
         try:
             while True:
                 frame = self._frame()
@@ -71,17 +71,17 @@ class Conversation:
             return None
 
     def _frame(self) -> tuple[int, bytes] | None:
-        head = self._take(2)
+        head = self._read_exactly(2)
         size = head[1] & 127
         if size >= 126:
-            size = int.from_bytes(self._take(2 if size == 126 else 8), "big")
-        return head[0] & 15, self._take(size)
+            size = int.from_bytes(self._read_exactly(2 if size == 126 else 8), "big")
+        return head[0] & 15, self._read_exactly(size)
 
-    def _take(self, count: int) -> bytes:
+    def _read_exactly(self, count: int) -> bytes:
         while len(self._buffer) < count:
             self._buffer += self._read()
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
-        return taken
+        data, self._buffer = self._buffer[:count], self._buffer[count:]
+        return data
 
     def _read(self) -> bytes:
         data = self._connection.recv(65536)
@@ -102,10 +102,10 @@ def frame(payload: bytes, opcode: int = TEXT, *, last: bool = True, masked: bool
     if not masked:
         return head + payload
     mask = os.urandom(4)
-    return head + mask + bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
+    return head + mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
 
 
-class WebSocketCampaign(OnServer):
+class WebSocketCampaign(ServerCampaign):
     """Trials of CONVERSATIONS sockets each."""
 
     def trial(self, seed: int) -> Outcome:
@@ -117,7 +117,7 @@ class WebSocketCampaign(OnServer):
                 for _ in range(CONVERSATIONS):
                     with self.server.connect() as connection:
                         try:
-                            converse(rng, Conversation(connection), counts)
+                            run_conversation(rng, Conversation(connection), counts)
                         except OSError:
                             counts["closed"] += 1
             self.server.probe()
@@ -135,28 +135,28 @@ class WebSocketCampaign(OnServer):
         return {}
 
 
-def converse(rng: random.Random, client: Conversation, counts: Counter[str]) -> None:
-    """Upgrade, make a stream or two, then say wrong things among right ones; leave at any moment."""
-    shake = HANDSHAKE % b"dGhlIHNhbXBsZSBub25jZQ=="
-    if not client.handshake(disturbed_bytes(rng, shake) + b"\r\n\r\n" if rng.random() < 0.1 else shake):
+def run_conversation(rng: random.Random, client: Conversation, counts: Counter[str]) -> None:
+    """Upgrade, create streams, then send malformed calls among valid ones; disconnect at any point."""
+    handshake = HANDSHAKE % b"dGhlIHNhbXBsZSBub25jZQ=="
+    if not client.handshake(mutated_bytes(rng, handshake) + b"\r\n\r\n" if rng.random() < 0.1 else handshake):
         counts["not_upgraded"] += 1
         return
     streams, versions = ["none"], {"none": 0}
     for _ in range(rng.randint(1, 14)):
         counts["messages"] += 1
         if rng.random() < 0.25:
-            client.send(strange(rng))
+            client.send(malformed(rng))
             continue
         call = valid(rng, streams, versions)
         if rng.random() < 0.4:
-            call = changed(rng, call)
+            call = mutated(rng, call)
         client.send(framed(rng, json.dumps(call).encode()))
         if rng.random() < 0.8:
-            hear(client, streams, versions, counts)
+            read_reply(client, streams, versions, counts)
 
 
 def valid(rng: random.Random, streams: list[str], versions: dict[str, int]) -> dict[str, Any]:
-    """Return a call that is right, but perhaps not now: of a stream that is over, or for another version."""
+    """Return a valid call, perhaps to a stream that has ended, or for another version."""
     name = rng.choice(streams)
     version = versions[name] + rng.choice((0, 0, 0, 0, -1, 1, 5))
     match rng.randrange(8):
@@ -193,13 +193,13 @@ def framed(rng: random.Random, payload: bytes) -> bytes:
     """Return a message in one frame, or in fragments with others between them."""
     if rng.random() < 0.7 or len(payload) < 2:
         return frame(payload, rng.choice((TEXT, TEXT, BINARY)))
-    cut = rng.randrange(1, len(payload))
+    split = rng.randrange(1, len(payload))
     between = frame(b"ping", PING) if rng.random() < 0.5 else b""
-    return frame(payload[:cut], TEXT, last=False) + between + frame(payload[cut:], 0)
+    return frame(payload[:split], TEXT, last=False) + between + frame(payload[split:], 0)
 
 
-def strange(rng: random.Random) -> bytes:
-    """Return frames that are wrong in themselves, or hold what is no call."""
+def malformed(rng: random.Random) -> bytes:
+    """Return malformed frames, or frames without a valid call."""
     match rng.randrange(10):
         case 0:
             return rng.randbytes(rng.choice((1, 3, 200)))
@@ -223,15 +223,16 @@ def strange(rng: random.Random) -> bytes:
             return frame(json.dumps(value(rng)).encode())
 
 
-def hear(client: Conversation, streams: list[str], versions: dict[str, int], counts: Counter[str]) -> None:
-    """Read a reply and remember the stream that it tells of. Raises TrialFailure for a server error that is
-    not meant."""
+def read_reply(
+    client: Conversation, streams: list[str], versions: dict[str, int], counts: Counter[str]
+) -> None:
+    """Read a reply and remember its stream. Raises TrialFailure for an unexpected server error."""
     message = client.reply()
     if message is None:
         return
     status, body = message.get("status", 200), message.get("body") or {}
     counts[f"status_{status}"] += 1
-    if status >= 500 and status not in MEANT:
+    if status >= 500 and status not in EXPECTED_ERRORS:
         raise TrialFailure(UNEXPECTED_5XX, json.dumps(message)[:600])
     if status == 200 and "id" in body and "version" in body:
         streams.append(body["id"])
@@ -241,7 +242,7 @@ def hear(client: Conversation, streams: list[str], versions: dict[str, int], cou
 
 
 @contextmanager
-def opened() -> Iterator[WebSocketCampaign]:
+def open_campaign() -> Iterator[WebSocketCampaign]:
     """Set the family up; the server starts with the first trial."""
     campaign = WebSocketCampaign(RealServer(models(FOLDER)["llama"].path, *FLAGS, "--stream-ttl", "20"))
     try:

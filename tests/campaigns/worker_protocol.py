@@ -1,8 +1,7 @@
-"""The family `worker_protocol`: forged messages between the fleet and real workers cost no text.
+"""The family `worker_protocol`: forged messages between the fleet and real workers change no text.
 
-Nor do those that can be read, or that only a worker gets, cost a worker.
-
-What cannot be read costs the worker that seems to have sent it, and time; the fleet lives on.
+Readable messages, and messages to workers, do not end a worker. An unreadable message to the fleet ends the
+worker that it names as sender; the fleet goes on.
 """
 
 import asyncio
@@ -19,11 +18,11 @@ from streamserve.protocol.errors import RequestError
 from streamserve.settings.resolve import resolve
 from tests.campaigns import forging
 from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, TRACEBACK, WRONG_TEXT, Outcome, TrialFailure
+from tests.campaigns.process_output import captured, first_fault
+from tests.campaigns.proxy import ProxiedAsyncLLM, Proxy
 from tests.campaigns.settings import FOLDER, PLAIN, models
-from tests.campaigns.settings.asking import Text, whole
-from tests.campaigns.settings.workload import Asked, request
-from tests.campaigns.watching import captured, first_fault
-from tests.campaigns.wire import Wire, Wiretapped
+from tests.campaigns.settings.trial_client import Text, complete_text
+from tests.campaigns.settings.workload import TrialRequest, make_request
 
 REQUESTS = 24
 SECONDS = 40.0
@@ -33,103 +32,107 @@ MODEL = models(FOLDER)["llama"]
 
 
 class Trials:
-    """The family, with the texts of a fleet that is left alone."""
+    """The family, with the texts of a fleet without forged messages."""
 
     def __init__(self) -> None:
         self._expected: dict[int, Text] = {}
 
     def trial(self, seed: int) -> Outcome:
         rng = Random(f"worker-protocol-{seed}")
-        given: dict[str, Any] = PLAIN | {"num_blocks": 300, "log_level": "warning"}
+        overrides: dict[str, Any] = PLAIN | {"num_blocks": 300, "log_level": "warning"}
         if rng.random() < 0.5:
-            given |= {"pairs": 1, "draft": MODEL.path}
-        lost = rng.random() < 0.3  # bytes that cost the worker that seems to have sent them
+            overrides |= {"pairs": 1, "draft": MODEL.path}
+        unreadable = rng.random() < 0.3  # bytes that end the worker that they name as sender
         strangers = [rng.choice(STRANGERS) for _ in range(rng.choice((0, 0, 1, 3)))]
-        shown = {"pairs": given.get("pairs", 0), "unreadable_to_fleet": lost, "strangers": str(strangers)}
+        reported = {
+            "pairs": overrides.get("pairs", 0),
+            "unreadable_to_fleet": unreadable,
+            "strangers": str(strangers),
+        }
         with captured() as log, tempfile.TemporaryDirectory() as folder:
             try:
                 counts = asyncio.run(
-                    _unless(
+                    _run_unless(
                         lambda: TASK_FAILED in log.text(),
-                        self._forge(rng, given, Path(folder), lost, strangers),
+                        self._forge(rng, overrides, Path(folder), unreadable, strangers),
                     )
                 )
                 if TASK_FAILED in log.text():
                     raise TrialFailure(TRACEBACK, TASK_FAILED)
             except TrialFailure as failure:
-                detail = f"{failure.detail}\n{_telling(log.text())}"
-                return Outcome(verdict="failed", kind=failure.kind, detail=detail, settings=shown)
-        return Outcome(verdict="passed", settings=shown, counts=counts)
+                detail = f"{failure.detail}\n{_relevant_log(log.text())}"
+                return Outcome(verdict="failed", kind=failure.kind, detail=detail, settings=reported)
+        return Outcome(verdict="passed", settings=reported, counts=counts)
 
     def figures(self) -> dict[str, Any]:
         return {}
 
     async def _forge(
-        self, rng: Random, given: dict[str, Any], folder: Path, lost: bool, strangers: list[bytes]
+        self, rng: Random, overrides: dict[str, Any], folder: Path, unreadable: bool, strangers: list[bytes]
     ) -> dict[str, int]:
-        wire = Wire(folder)
-        llm = Wiretapped(resolve(MODEL.path, given, environ={}), wire)
+        proxy = Proxy(folder)
+        llm = ProxiedAsyncLLM(resolve(MODEL.path, overrides, environ={}), proxy)
         try:
             await _in_time(llm.start(), "start")
             await _in_time(_all_ready(llm), "start of all workers")
-            asked = [request(number, MODEL.vocabulary) for number in range(REQUESTS)]
+            requests = [make_request(number, MODEL.vocabulary) for number in range(REQUESTS)]
             if not self._expected:
-                self._expected = {one.number: await whole(llm, one) for one in asked}
-            _noise(rng, wire, lost)
-            speaking = asyncio.create_task(_speak(rng, wire, strangers))
-            counts = await _in_time(self._ask(llm, asked, lost), "requests among forged messages")
-            await speaking
-            wire.to_worker = wire.to_fleet = forging_nothing
+                self._expected = {request.number: await complete_text(llm, request) for request in requests}
+            _start_forging(rng, proxy, unreadable)
+            strangers_task = asyncio.create_task(_send_as_strangers(rng, proxy, strangers))
+            counts = await _in_time(self._send(llm, requests, unreadable), "requests among forged messages")
+            await strangers_task
+            proxy.to_worker = proxy.to_fleet = forge_nothing
             await _in_time(_all_ready(llm), "being ready again")
-            await _in_time(self._ask(llm, asked, False), "requests after them")
-            await _empty(llm)
-            if not lost:
-                _no_death(llm)
+            await _in_time(self._send(llm, requests, False), "requests after them")
+            await _wait_until_idle(llm)
+            if not unreadable:
+                _check_deaths(llm)
         finally:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(llm.close(), 30)
-            await wire.close()
-        return dict(counts) | {"forged": wire.forged}
+            await proxy.close()
+        return dict(counts) | {"forged": proxy.forged}
 
-    async def _ask(self, llm: AsyncLLM, asked: list[Asked], lost: bool) -> Counter[str]:
+    async def _send(self, llm: AsyncLLM, requests: list[TrialRequest], unreadable: bool) -> Counter[str]:
         counts: Counter[str] = Counter()
 
-        async def one(asked: Asked) -> None:
+        async def check(request: TrialRequest) -> None:
             try:
-                got = await whole(llm, asked)
+                received = await complete_text(llm, request)
             except RequestError as error:
-                if not lost:
-                    _no_death(llm)
-                    raise TrialFailure("refused request", f"{asked.number}: {error.message}") from error
+                if not unreadable:
+                    _check_deaths(llm)
+                    raise TrialFailure("refused request", f"{request.number}: {error.message}") from error
                 counts["requests_lost"] += 1
                 return
             counts["compared"] += 1
-            if got != self._expected[asked.number]:
-                detail = f"request {asked.number}: {got} is not {self._expected[asked.number]}"
+            if received != self._expected[request.number]:
+                detail = f"request {request.number}: {received} is not {self._expected[request.number]}"
                 raise TrialFailure(WRONG_TEXT, detail)
 
         try:
             async with asyncio.TaskGroup() as group:
-                for each in asked:
-                    group.create_task(one(each))
+                for request in requests:
+                    group.create_task(check(request))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return counts
 
 
-def forging_nothing(identity: bytes, message: bytes) -> list[bytes]:
-    """Forge nothing any more."""
+def forge_nothing(identity: bytes, message: bytes) -> list[bytes]:
+    """Forge no messages."""
     return []
 
 
-async def _speak(rng: Random, wire: Wire, strangers: list[bytes]) -> None:
+async def _send_as_strangers(rng: Random, proxy: Proxy, strangers: list[bytes]) -> None:
     for name in strangers:
         await asyncio.sleep(rng.random() * 0.3)
-        await wire.stranger(name, [rng.randbytes(9)] * rng.choice((1, 1, 2, 3)))
+        await proxy.send_as(name, [rng.randbytes(9)] * rng.choice((1, 1, 2, 3)))
 
 
-def _telling(log: str) -> str:
-    """What a log says of a failure: the fleet's, or the last that a worker could not handle."""
+def _relevant_log(log: str) -> str:
+    """Return the part of a log that explains a failure: the fleet's traceback, or a worker's last."""
     if TASK_FAILED in log:
         return first_fault(log[log.index(TASK_FAILED) + len(TASK_FAILED) :]) or TASK_FAILED
     tracebacks = log.split("Traceback (most recent call last)")[1:]
@@ -137,29 +140,31 @@ def _telling(log: str) -> str:
     return (deaths or [log])[-1][-700:]
 
 
-def _noise(rng: Random, wire: Wire, lost: bool) -> None:
-    left = [1 if lost else 0]
+def _start_forging(rng: Random, proxy: Proxy, unreadable: bool) -> None:
+    unreadable_left = [1 if unreadable else 0]
 
     def to_worker(identity: bytes, message: bytes) -> list[bytes]:
         return forging.to_worker(rng, message) if rng.random() < 0.6 else []
 
     def to_fleet(identity: bytes, message: bytes) -> list[bytes]:
-        if left[0] and rng.random() < 0.05:
-            left[0] -= 1
+        if unreadable_left[0] and rng.random() < 0.05:
+            unreadable_left[0] -= 1
             return [forging.unreadable_to_fleet(rng, message)]
         return forging.to_fleet(rng, message) if rng.random() < 0.5 else []
 
-    wire.to_worker, wire.to_fleet = to_worker, to_fleet
+    proxy.to_worker, proxy.to_fleet = to_worker, to_fleet
 
 
-async def _unless(failed: Callable[[], bool], work: Coroutine[Any, Any, dict[str, int]]) -> dict[str, int]:
-    """Do the work, but end it as soon as it can only hang."""
+async def _run_unless(
+    failed: Callable[[], bool], work: Coroutine[Any, Any, dict[str, int]]
+) -> dict[str, int]:
+    """Do the work; cancel it as soon as `failed` returns True, as it would hang."""
     task = asyncio.create_task(work)
     while not (await asyncio.wait([task], timeout=0.5))[0]:
         if failed():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            raise TrialFailure(HANG, "nobody listens to workers any more")
+            raise TrialFailure(HANG, "the fleet no longer receives messages")
     return task.result()
 
 
@@ -176,22 +181,23 @@ async def _all_ready(llm: AsyncLLM) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _empty(llm: AsyncLLM) -> None:
-    """Wait until neither fleet nor workers hold anything, of ghosts or others."""
+async def _wait_until_idle(llm: AsyncLLM) -> None:
+    """Wait until neither fleet nor workers hold resources, also of forged requests."""
     fleet = llm._runtime.fleet
     for _ in range(500):
         reports = [worker.report for worker in fleet.workers.values()]
-        held = [(r.blocks_live, r.running, r.waiting) for r in reports if r]
-        if not any(map(any, held)) and not fleet.requests and not len(fleet.tickets):
+        counts_held = [(r.blocks_live, r.running, r.waiting) for r in reports if r]
+        if not any(map(any, counts_held)) and not fleet.requests and not len(fleet.reservations):
             return
         await asyncio.sleep(0.02)
     detail = (
-        f"blocks, running, waiting: {held}, requests {list(fleet.requests)}, tickets {len(fleet.tickets)}"
+        f"blocks, running, waiting: {counts_held}, requests {list(fleet.requests)}, "
+        f"reservations {len(fleet.reservations)}"
     )
     raise TrialFailure(LEFT_BEHIND, detail)
 
 
-def _no_death(llm: AsyncLLM) -> None:
+def _check_deaths(llm: AsyncLLM) -> None:
     workers = llm._runtime.fleet.workers.items()
     died = {name: worker.incarnation for name, worker in workers if worker.incarnation > 1}
     if died:
@@ -199,6 +205,6 @@ def _no_death(llm: AsyncLLM) -> None:
 
 
 @contextlib.contextmanager
-def opened() -> Any:
+def open_campaign() -> Any:
     """Set the family up."""
     yield Trials()

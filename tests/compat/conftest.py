@@ -7,14 +7,14 @@ from tests.serving import Served, serving
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Other people's clients belong to the full counts: `make verify` installs them."""
+    """Third-party clients only run with --full: `make verify` installs them."""
     return True if collection_path.name == "test_clients.py" and not config.getoption("--full") else None
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """The packaged model behind a real server."""
+    """A real server with the packaged model."""
     with serving(
         "embedded", "--threads", "1", "--served-model-name", "small", "--tool-parser", "hermes"
-    ) as it:
-        yield it
+    ) as running:
+        yield running

@@ -1,4 +1,4 @@
-"""Other people's clients, run unchanged, each from a venv of its own (`make verify` makes them)."""
+"""Third-party clients, run unchanged, each in its own venv (created by `make verify`)."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ANSWER = "12 + 7 = 19."
 
 
 def run(client: str, program: str, *arguments: str) -> str:
-    """What a program of this client's venv prints. It may reach no one but the server."""
+    """Run a program of a client's venv and return its output. It may only connect to the server."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = subprocess.run(
         [str(CLIENTS / client / "bin" / program), *arguments],
@@ -33,17 +33,17 @@ def run(client: str, program: str, *arguments: str) -> str:
 
 
 def test_litellm(served: Served) -> None:
-    told = json.loads(run("litellm", "python", str(HERE / "use_litellm.py"), served.url).splitlines()[-1])
-    assert (told["whole"], told["streamed"]) == (ANSWER, ANSWER)
-    assert told["prompt_tokens"] > 5
+    result = json.loads(run("litellm", "python", str(HERE / "use_litellm.py"), served.url).splitlines()[-1])
+    assert (result["whole"], result["streamed"]) == (ANSWER, ANSWER)
+    assert result["prompt_tokens"] > 5
 
 
 def test_langchain(served: Served) -> None:
     printed = run("langchain-openai", "python", str(HERE / "use_langchain.py"), served.url)
-    told = json.loads(printed.splitlines()[-1])
-    assert (told["whole"], told["streamed"]) == (ANSWER, ANSWER)
-    assert told["tool"] == ["choose"]
-    assert told["structured"] in ("red", "green")
+    result = json.loads(printed.splitlines()[-1])
+    assert (result["whole"], result["streamed"]) == (ANSWER, ANSWER)
+    assert result["tool"] == ["choose"]
+    assert result["structured"] in ("red", "green")
 
 
 @pytest.mark.parametrize("profile", ["kind=concurrent,streams=2", "kind=poisson,rate=4"])

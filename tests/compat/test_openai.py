@@ -28,7 +28,7 @@ CHOOSE: Any = {
 
 
 class Choice(pydantic.BaseModel):
-    """A structured answer that is short whatever the model would say."""
+    """A structured answer that is short with any model."""
 
     colour: Literal["red", "green"]
     certain: bool
@@ -81,7 +81,7 @@ def test_chat_streams(client: openai.OpenAI) -> None:
     assert last.usage.completion_tokens > 5
 
 
-def test_the_stream_helper_puts_a_chat_together(client: openai.OpenAI) -> None:
+def test_the_stream_helper_assembles_a_chat(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model="small", messages=QUESTION, temperature=0) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -118,8 +118,8 @@ def test_structured_answers_are_parsed(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "choose"}}])
-def test_tools_that_must_be_called_are(client: openai.OpenAI, choice: Any) -> None:
-    asked: Any = {
+def test_required_tools_are_called(client: openai.OpenAI, choice: Any) -> None:
+    body: Any = {
         "model": "small",
         "messages": QUESTION,
         "tools": [CHOOSE],
@@ -128,16 +128,16 @@ def test_tools_that_must_be_called_are(client: openai.OpenAI, choice: Any) -> No
         "temperature": 0,
         "max_tokens": 300,
     }
-    (call,) = client.chat.completions.create(**asked).choices[0].message.tool_calls or []
+    (call,) = client.chat.completions.create(**body).choices[0].message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "choose"
     assert json.loads(call.function.arguments)["colour"] in ("red", "green")
-    with client.chat.completions.stream(**asked) as stream:
+    with client.chat.completions.stream(**body) as stream:
         (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
     assert json.loads(streamed.function.arguments) == json.loads(call.function.arguments)
 
 
-def test_tools_may_be_left_alone(client: openai.OpenAI) -> None:
+def test_tools_may_be_unused(client: openai.OpenAI) -> None:
     for choice in ("auto", "none"):
         reply = client.chat.completions.create(
             model="small", messages=QUESTION, tools=[CHOOSE], tool_choice=choice, temperature=0, max_tokens=20

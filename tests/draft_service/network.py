@@ -1,4 +1,4 @@
-"""Real processes: a draft service, and a network between it and its targets that does as it pleases."""
+"""Real processes: a draft service, and a faulty network between it and its targets."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ import zmq
 
 @dataclass
 class Drafting:
-    """A running `streamserve draft`: where it listens, and all that it printed."""
+    """A running `streamserve draft`: its address, and all its output."""
 
     process: subprocess.Popen[str]
     address: str
@@ -30,18 +30,18 @@ class Drafting:
         return int(self.address.rpartition(":")[2])
 
     def kill(self) -> None:
-        """As a machine's failure would."""
+        """Kill the process, as a failure of its machine would."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(20)
 
     def metric(self, name: str) -> float:
-        """A figure by its name, of a service with `--metrics`."""
+        """Return a metric of a service with `--metrics` by its name."""
         (line,) = (line for line in self.lines if "/metrics" in line)
         with urllib.request.urlopen(line.split()[-1]) as reply:
             text = reply.read().decode()
-        found = re.search(rf"^streamserve_draft:{name} (\S+)$", text, re.MULTILINE)
-        assert found, f"there is no {name}"
-        return float(found[1])
+        match = re.search(rf"^streamserve_draft:{name} (\S+)$", text, re.MULTILINE)
+        assert match, f"there is no {name}"
+        return float(match[1])
 
     def printed(self, text: str) -> bool:
         return any(text in line for line in list(self.lines))
@@ -49,7 +49,7 @@ class Drafting:
 
 @contextlib.contextmanager
 def drafting(model: str, *flags: str, port: int = 0) -> Iterator[Drafting]:
-    """A service on loopback; it is ended, and must end, when the block does."""
+    """Run a service on loopback; stop it at the end of the block, and require that it exits."""
     with tempfile.TemporaryDirectory() as own:  # one that is killed clears nothing away
         listen = [] if "--listen" in flags else ["--listen", f"tcp://127.0.0.1:{port}"]
         process = subprocess.Popen(
@@ -67,8 +67,8 @@ def drafting(model: str, *flags: str, port: int = 0) -> Iterator[Drafting]:
                 line = process.stdout.readline()
                 assert line, f"the service ended: {service.lines}"
                 service.lines.append(line)
-                found = re.search(r"ready .* at (tcp://\S+)", line)
-                service.address = found[1] if found else ""
+                match = re.search(r"ready .* at (tcp://\S+)", line)
+                service.address = match[1] if match else ""
             reader.start()
             yield service
         finally:
@@ -80,8 +80,8 @@ def drafting(model: str, *flags: str, port: int = 0) -> Iterator[Drafting]:
 
 
 class Network(threading.Thread):
-    """Between targets and the service at `address`: messages are lost, come twice, are overtaken by others;
-    and now and then all connections break. `calm` makes it an honest network."""
+    """A proxy between targets and the service at `address`: messages are lost, duplicated or reordered, and
+    sometimes all connections break. `calm` turns the faults off."""
 
     def __init__(self, address: str, seed: int) -> None:
         super().__init__()
@@ -118,9 +118,9 @@ class Network(threading.Thread):
             if self._breaking.is_set():
                 self._breaking.clear()
                 self._reconnect()
-            for peer, back in list(self._backs.items()):
-                while back.poll(0):
-                    self._pass(self._front, [peer, back.recv()])
+            for peer, return_seconds in list(self._backs.items()):
+                while return_seconds.poll(0):
+                    self._pass(self._front, [peer, return_seconds.recv()])
             while self._front.poll(1):
                 peer, data = self._front.recv_multipart()
                 self._pass(self._back(peer), [data])
@@ -128,7 +128,7 @@ class Network(threading.Thread):
             for due, socket, parts in self._held:
                 if due <= now:
                     socket.send_multipart(parts)
-            self._held = [held for held in self._held if held[0] > now]
+            self._held = [stored_bytes for stored_bytes in self._held if stored_bytes[0] > now]
 
     def _pass(self, socket: zmq.Socket, parts: list[bytes]) -> None:
         chance = 1.0 if self.calm else self._rng.random()
@@ -146,15 +146,15 @@ class Network(threading.Thread):
 
     def _back(self, peer: bytes) -> zmq.Socket:
         if peer not in self._backs:
-            self._backs[peer] = back = self._context.socket(zmq.DEALER)
-            back.setsockopt(zmq.LINGER, 0)
-            back.connect(self._service)
+            self._backs[peer] = return_seconds = self._context.socket(zmq.DEALER)
+            return_seconds.setsockopt(zmq.LINGER, 0)
+            return_seconds.connect(self._service)
         return self._backs[peer]
 
     def _reconnect(self) -> None:
-        """Everybody comes from elsewhere from now on, and what was on its way is gone."""
+        """Give all targets new connections; messages in flight are lost."""
         self.broken += 1
         self._held.clear()
-        for back in self._backs.values():
-            back.close()
+        for return_seconds in self._backs.values():
+            return_seconds.close()
         self._backs.clear()

@@ -1,4 +1,4 @@
-"""A star in virtual time: services and targets on one event heap, over a network that may do anything."""
+"""A StarSD system in virtual time: services and targets on one event heap, over a faulty network."""
 
 import heapq
 import itertools
@@ -21,50 +21,50 @@ IDENTITY = Identity(model="draft", tokenizer="t", vocabulary="v", vocab_size=VOC
 
 
 def next_token(tokens: list[int]) -> int:
-    """What the pretended target says behind `tokens`."""
+    """Return the fake target's token after `tokens`."""
     return int.from_bytes(blake2b(bytes(tokens), digest_size=4).digest(), "little") % VOCAB
 
 
-def guess(tokens: list[int], right: float = 0.8) -> int:
-    """What the pretended draft says: mostly the same."""
+def draft_token(tokens: list[int], accepted: float = 0.8) -> int:
+    """Return the fake draft model's token after `tokens`, which is mostly the target's."""
     token = next_token(tokens)
     chance = blake2b(bytes([*tokens, 255]), digest_size=2).digest()
-    return token if int.from_bytes(chance, "little") < right * 65536 else (token + 1) % VOCAB
+    return token if int.from_bytes(chance, "little") < accepted * 65536 else (token + 1) % VOCAB
 
 
 def chain(tokens: list[int], depth: int) -> TokenTree:
     grown = list(tokens)
     for _ in range(depth):
-        grown.append(guess(grown))
+        grown.append(draft_token(grown))
     size = depth + 1
     accept = tuple(0.8**level for level in range(size))
     return TokenTree(tuple(grown[-size:]), tuple(range(-1, depth)), (1.0,) + (0.8,) * depth, accept)
 
 
-class PretendedDrafter:
-    """engine.plan.Drafter whose KV is the tokens that were written, block by block, so that it guesses wrong
-    as soon as a block is stale or foreign."""
+class FakeDrafter:
+    """engine.plan.Drafter whose KV is the tokens that were written, block by block, so that its tokens
+    are wrong as soon as a block is stale or of another sequence."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._size = block_size
         self._kv = [-1] * (num_blocks * block_size)
-        self.told: dict[int, list[int]] = {}
+        self.synced: dict[int, list[int]] = {}
 
     def draft(self, batch: Batch) -> dict[int, TokenTree]:
         for id in batch.released:
-            self.told.pop(id, None)
-        return {request.id: self._one(request) for request in batch.requests}
+            self.synced.pop(id, None)
+        return {request.id: self._tree(request) for request in batch.requests}
 
-    def _one(self, request: DraftRequest) -> TokenTree:
-        tokens = self.told.setdefault(request.id, [])
-        assert request.keep <= len(tokens), "the drafter was never told what it is to keep"
-        del tokens[request.keep :]
+    def _tree(self, request: DraftRequest) -> TokenTree:
+        tokens = self.synced.setdefault(request.id, [])
+        assert request.retained <= len(tokens), "the drafter never received the retained tokens"
+        del tokens[request.retained :]
         tokens += request.new_tokens
         assert request.computed <= len(tokens)
         for place in range(min(request.computed, len(tokens) - 1), len(tokens)):
             self._kv[self._slot(request, place)] = tokens[place]
         read = [self._kv[self._slot(request, place)] for place in range(len(tokens))]
-        assert read == tokens, "KV of other tokens was found"
+        assert read == tokens, "the KV is of other tokens"
         return chain(read, request.depth)
 
     def _slot(self, request: DraftRequest, place: int) -> int:
@@ -73,7 +73,7 @@ class PretendedDrafter:
 
 @dataclass(frozen=True)
 class Network:
-    """What happens to a message: lost, sent twice, late by up to so many seconds."""
+    """Probabilities that a message is lost or sent twice, and its delay and jitter in seconds."""
 
     lost: float = 0.0
     twice: float = 0.0
@@ -83,17 +83,17 @@ class Network:
 
 @dataclass(eq=False)
 class Target:
-    """A target with one sequence at a time: asks, waits for `patience` seconds, verifies for `verify`."""
+    """A target with one sequence at a time: requests, waits for `max_wait` seconds, verifies for `verify`."""
 
     name: str
     client: Client
     number: int
     verify: float = 0.03
-    patience: float = 0.2
+    max_wait: float = 0.2
     depth: int = 4
     length: int = 60
     tokens: list[int] = field(default_factory=list)
-    told: int = 0
+    synced: int = 0
     epoch: int = 0
     id: int = 0
     outputs: int = 0
@@ -106,7 +106,7 @@ class Target:
 
 
 class Star:
-    """`services` services and `targets` targets. Everything random comes from `rng`."""
+    """`services` services and `targets` targets, with all randomness from `rng`."""
 
     def __init__(
         self,
@@ -129,12 +129,12 @@ class Star:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.services: list[Service | None] = []
-        self.drafters: list[PretendedDrafter] = []
+        self.drafters: list[FakeDrafter] = []
         self._busy: list[bool] = []
         self._lives = [0] * services
         for number in range(services):
             self.services.append(None)
-            self.drafters.append(PretendedDrafter(config.num_blocks, config.block_size))
+            self.drafters.append(FakeDrafter(config.num_blocks, config.block_size))
             self._busy.append(False)
             self.start(number)
         self.targets = [self._target(number, services, fields) for number in range(targets)]
@@ -142,11 +142,11 @@ class Star:
             self.after(rng.random() * 0.01, lambda target=target: self._begin(target))
 
     def start(self, number: int) -> None:
-        """Start a service, without any memory of what was."""
+        """Start a service, without any state of earlier ones."""
         self._lives[number] += 1
         secret = lambda: self.rng.randbytes(16)  # noqa: E731
         self.services[number] = Service(IDENTITY, self.config, secret)
-        self.drafters[number] = PretendedDrafter(self.config.num_blocks, self.config.block_size)
+        self.drafters[number] = FakeDrafter(self.config.num_blocks, self.config.block_size)
         self._busy[number] = False
 
     def kill(self, number: int) -> None:
@@ -181,7 +181,7 @@ class Star:
     def _open(self, target: Target) -> None:
         target.id += 1
         target.tokens = [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 90))]
-        target.told, target.outputs, target.epoch = 0, 0, 0
+        target.synced, target.outputs, target.epoch = 0, 0, 0
 
     def _carry(self, action: Callable[[], None]) -> None:
         network = self.network
@@ -209,7 +209,7 @@ class Star:
 
     def _hear(self, target: Target, number: int, data: bytes) -> None:
         self._to_services(target, target.client.heard(number, decode_to_target(data), self.now))
-        if target.waiting_since is not None and not target.client.awaited(self.now, target.patience):
+        if target.waiting_since is not None and not target.client.outstanding(self.now, target.max_wait):
             self._collect(target)
 
     def _draft(self, number: int) -> None:
@@ -236,28 +236,28 @@ class Star:
         if self.rng.random() < self.edits and target.outputs:
             self._edit(target)
         request = DraftRequest(
-            target.id, target.epoch, target.told, target.tokens[target.told :], 0, target.outputs,
+            target.id, target.epoch, target.synced, target.tokens[target.synced :], 0, target.outputs,
             SamplingParams(temperature=0.0), target.depth, 1, target.depth, 0, [],
         )  # fmt: skip
-        target.told = len(target.tokens)
+        target.synced = len(target.tokens)
         client = target.client
         outs = client.tick(self.now)
-        outs += client.begin([request], self.now, target.patience, target.verify, target.verify)
+        outs += client.begin([request], self.now, target.max_wait, target.verify, target.verify)
         self._to_services(target, outs)
         target.waiting_since = since = self.now
-        if not client.awaited(self.now, target.patience):
+        if not client.outstanding(self.now, target.max_wait):
             self._collect(target)
             return
-        self.after(target.patience, lambda: self._collect(target) if target.waiting_since == since else None)
+        self.after(target.max_wait, lambda: self._collect(target) if target.waiting_since == since else None)
 
     def _edit(self, target: Target) -> None:
-        """Change what came last, as an edit or a preemption does."""
-        keep = self.rng.randint(0, len(target.tokens) - 1)
-        target.tokens = target.tokens[:keep] + [self.rng.randrange(VOCAB) for _ in range(3)]
-        target.epoch, target.told, target.outputs = target.epoch + 1, 0, 0
+        """Change the last tokens, as an edit or a preemption does."""
+        retained = self.rng.randint(0, len(target.tokens) - 1)
+        target.tokens = target.tokens[:retained] + [self.rng.randrange(VOCAB) for _ in range(3)]
+        target.epoch, target.synced, target.outputs = target.epoch + 1, 0, 0
 
     def _collect(self, target: Target) -> None:
-        """Verify what is there; go on when that is done."""
+        """Verify the received trees; continue afterwards."""
         target.waiting_since = None
         tree = target.client.take().get(target.id)
         new = [next_token(target.tokens)]
@@ -271,10 +271,10 @@ class Star:
         self.after(target.verify, lambda: self._commit(target, new))
 
     def _check(self, tree: TokenTree, tokens: list[int]) -> None:
-        """Every guess is what the draft says behind exactly these tokens."""
+        """Assert that every draft token is the draft model's after exactly these tokens."""
         for node in range(1, len(tree)):
             path = [tree.tokens[n] for n in tree.path(node)]
-            assert guess(tokens + path[1:-1]) == path[-1], "a guess behind other tokens"
+            assert draft_token(tokens + path[1:-1]) == path[-1], "a draft token after other tokens"
 
     def _commit(self, target: Target, new: list[int]) -> None:
         target.tokens += new

@@ -1,4 +1,4 @@
-"""A target takes no tree on trust: wrong answers are dropped and counted, and end in probation."""
+"""A target validates every tree: wrong answers are dropped and counted, and lead to probation."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from streamserve.draft_service.target.answers import (
     LOST_IN_A_ROW,
     STRIKE_SECONDS,
     STRIKES,
-    checked,
+    validated_tree,
 )
 from streamserve.protocol.drafting import (
     Busy,
@@ -61,43 +61,43 @@ WRONG = {
 }  # fmt: skip
 
 
-def wrong(name: str) -> Tree:
+def wrong_tree(name: str) -> Tree:
     return msgspec.structs.replace(GOOD, **WRONG[name])
 
 
-def test_a_tree_that_was_asked_for_is_taken_with_its_scores_within_bounds() -> None:
+def test_a_requested_tree_is_accepted_with_its_scores_within_bounds() -> None:
     rounded = msgspec.structs.replace(GOOD, scores=(1.0, 1.0000001, 0.5, 0.9))
-    found = checked(rounded, 3, ASKED, 100)
+    found = validated_tree(rounded, 3, ASKED, 100)
     assert found.tokens == GOOD.tokens
     assert max(found.scores) == 1.0
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_no_other_tree_is(name: str) -> None:
+def test_other_trees_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        checked(wrong(name), 3, ASKED, 100)
+        validated_tree(wrong_tree(name), 3, ASKED, 100)
 
 
-def test_a_tree_deeper_than_asked_is_not_taken() -> None:
+def test_a_tree_deeper_than_requested_is_rejected() -> None:
     with pytest.raises(ValueError, match="levels"):
-        checked(GOOD, 3, msgspec.structs.replace(ASKED, depth=1), 100)
+        validated_tree(GOOD, 3, msgspec.structs.replace(ASKED, depth=1), 100)
 
 
 def answer(side: Side, draft: Draft, **fields: float) -> None:
-    given = {"waited": 0.0, "seconds": 0.01, "queue": 0.0, **fields}
-    side.client.heard(0, Drafts(tag=side.client.links[0].tag, drafts=[draft], **given), side.now)
+    defaults = {"waited": 0.0, "seconds": 0.01, "queue": 0.0, **fields}
+    side.client.heard(0, Drafts(tag=side.client.links[0].tag, drafts=[draft], **defaults), side.now)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_tree_is_dropped_and_counted_and_the_next_good_one_taken(name: str) -> None:
+def test_a_wrong_tree_is_dropped_and_counted_and_the_next_valid_one_used(name: str) -> None:
     side = Side()
     side.open()
-    ((_, asked),) = side.begin([1, 2, 3], depth=4)
-    answer(side, Draft(1, 0, asked.number, wrong(name)))
+    ((_, delta),) = side.begin([1, 2, 3], depth=4)
+    answer(side, Draft(1, 0, delta.number, wrong_tree(name)))
     assert side.take() is None
     assert side.client.rejected == {"tree": 1}
-    ((_, asked),) = side.begin([7], keep=3)
-    side.answer(asked.number, 8, root=7)
+    ((_, delta),) = side.begin([7], retained=3)
+    side.answer(delta.number, 8, root=7)
     assert side.take() == (7, 8)
 
 
@@ -118,16 +118,16 @@ def test_a_wrong_tree_is_dropped_and_counted_and_the_next_good_one_taken(name: s
         ("foreign", Drafts(tag=1, drafts=[Draft(1, 7, 1, None)], waited=0.0, seconds=0.0, queue=0.0)),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_dropped_and_counted(fault: str, message) -> None:
+def test_impossible_answers_are_dropped_and_counted(fault: str, message) -> None:
     side = Side()
     side.open()
-    ((_, asked),) = side.begin([1, 2, 3])
+    ((_, delta),) = side.begin([1, 2, 3])
     side.client.heard(0, message, side.now)
     assert side.client.rejected == {fault: 1}
     link = side.client.links[0]
     assert link.usable(side.now)
-    assert math.isfinite(link.promise)
-    side.answer(asked.number, 4, root=3)
+    assert math.isfinite(link.expected_seconds)
+    side.answer(delta.number, 4, root=3)
     assert side.take() == (3, 4)
 
 
@@ -144,37 +144,37 @@ def test_answers_that_come_late_or_twice_are_dropped_and_are_no_fault() -> None:
     assert side.client.rejected == {}
 
 
-def spoil(side: Side) -> None:
-    """One wrong answer."""
+def send_wrong_answer(side: Side) -> None:
+    """Send one wrong answer."""
     answer(side, Draft(1, 0, 1 << 40, None))
 
 
 def test_several_wrong_answers_put_a_service_on_probation(caplog: pytest.LogCaptureFixture) -> None:
     side = Side()
     side.open()
-    ((_, asked),) = side.begin([1, 2, 3])
+    ((_, delta),) = side.begin([1, 2, 3])
     with caplog.at_level(logging.WARNING):
         for _ in range(STRIKES):
-            spoil(side)
+            send_wrong_answer(side)
         side.client.heard(0, Refused(0, "size", "\n" * 5000), side.now)
     link = side.client.links[0]
     assert link.on_probation(side.now)
     assert not link.open
     assert side.client.current is None
-    assert side.begin([4], keep=3) == [], "it is not asked"
-    side.answer(asked.number, 4, root=3)
-    assert side.take() is None, "nor heard"
+    assert side.begin([4], retained=3) == [], "nothing is requested of it"
+    side.answer(delta.number, 4, root=3)
+    assert side.take() is None, "its answers are ignored"
     (line,) = (record.getMessage() for record in caplog.records)
-    assert "answers wrongly (foreign" in line
+    assert "sent a wrong answer (foreign" in line
     side.now = FIRST_PROBATION - 0.1
     assert side.client.tick(side.now) == []
     side.now = FIRST_PROBATION + 0.1
     (hello,) = side.client.tick(side.now)
     assert isinstance(hello.message, Hello)
     side.client.heard(0, welcome(hello.message.nonce, 9), side.now)
-    ((_, asked),) = side.begin([5], keep=4)
-    assert asked.tokens == [1, 2, 3, 4, 5], "it is told everything anew"
-    side.answer(asked.number, 6, root=5)
+    ((_, delta),) = side.begin([5], retained=4)
+    assert delta.tokens == [1, 2, 3, 4, 5], "the whole sequence is synced again"
+    side.answer(delta.number, 6, root=5)
     assert side.take() == (5, 6)
 
 
@@ -184,22 +184,22 @@ def test_probation_grows_longer_each_time_and_has_an_end() -> None:
         side.open()
         side.begin([1, 2, 3])
         for _ in range(STRIKES):
-            spoil(side)
+            send_wrong_answer(side)
         link = side.client.links[0]
-        waits.append(round(link.conduct.until - side.now, 6))
-        side.now = link.conduct.until + 0.01
+        waits.append(round(link.reputation.until - side.now, 6))
+        side.now = link.reputation.until + 0.01
         side.client.release([1])
     assert waits[:3] == [FIRST_PROBATION, 2 * FIRST_PROBATION, 4 * FIRST_PROBATION]
     assert waits[-1] == LONGEST_PROBATION
-    assert side.client.links[0].conduct.probations == 10
+    assert side.client.links[0].reputation.probations == 10
 
 
-def test_wrong_answers_now_and_then_are_none() -> None:
+def test_rare_wrong_answers_do_not_lead_to_probation() -> None:
     side = Side()
     side.open()
     for _ in range(20):
         side.begin([1, 2, 3])
-        spoil(side)
+        send_wrong_answer(side)
         side.now += STRIKE_SECONDS / 2 + 1
         side.client.links[0].unanswered = None
     assert not side.client.links[0].on_probation(side.now)
@@ -216,24 +216,24 @@ def test_another_service_is_used_while_one_is_on_probation() -> None:
         foreign = Drafts(tag=tag, drafts=[Draft(1, 0, 99, None)], waited=0.0, seconds=0.0, queue=0.0)
         side.client.heard(first, foreign, side.now)
     assert side.client.current.number == 1 - first
-    ((link, asked),) = side.begin([4], keep=3)
-    assert (link, asked.tokens) == (1 - first, [1, 2, 3, 4])
+    ((link, delta),) = side.begin([4], retained=3)
+    assert (link, delta.tokens) == (1 - first, [1, 2, 3, 4])
 
 
-def test_a_service_that_loses_a_text_over_and_over_is_not_told_it_for_ever() -> None:
+def test_a_sequence_that_is_lost_repeatedly_is_not_synced_forever() -> None:
     side = Side()
     side.open()
-    tokens, told = [1, 2, 3], 0
+    tokens, synced = [1, 2, 3], 0
     for step in range(200):
-        told += sum(len(delta.tokens) for _, delta in side.begin(tokens, keep=3 if step else 0))
+        synced += sum(len(delta.tokens) for _, delta in side.begin(tokens, retained=3 if step else 0))
         tokens = []
         side.client.heard(0, Lost(side.client.links[0].tag, [1]), side.now)
     assert side.client.rejected == {"lost": STRIKES}
-    assert told == 3 * STRIKES * (LOST_IN_A_ROW + 1)
+    assert synced == 3 * STRIKES * (LOST_IN_A_ROW + 1)
     assert side.client.links[0].on_probation(side.now)
 
 
-def test_a_session_that_ends_without_a_tree_is_not_opened_again_at_once() -> None:
+def test_a_session_that_ends_without_a_tree_is_not_reopened_at_once() -> None:
     side, hellos = Side(), 0
     for _ in range(100):
         for out in side.client.tick(side.now):
@@ -254,7 +254,7 @@ def test_a_flood_is_not_even_decoded() -> None:
     assert side.client.links[0].on_probation(side.now), "at once"
 
 
-def test_refusals_are_logged_once_and_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_are_logged_once_and_truncated(caplog: pytest.LogCaptureFixture) -> None:
     side = Side()
     with caplog.at_level(logging.ERROR):
         for _ in range(50):
@@ -285,9 +285,9 @@ def test_busy_without_a_tag_is_about_the_session_that_is_open() -> None:
     assert side.begin([1]) == []
     side.now = 2.1
     side.client.tick(side.now)
-    assert len(side.begin([2], keep=1)) == 1
+    assert len(side.begin([2], retained=1)) == 1
 
 
-def test_what_others_choose_is_printed_in_one_short_line() -> None:
+def test_untrusted_text_is_logged_in_one_short_line() -> None:
     assert printable("a\nb\x00c" + "é" * 100) == "a?b?c" + "é" * 59
     assert len(printable("\ud800" * 1000)) == 64

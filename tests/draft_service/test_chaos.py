@@ -1,5 +1,5 @@
-"""Whatever the network and restarts do, a tree is a guess behind exactly the target's tokens, and trees come
-again once things are quiet."""
+"""Under network faults and restarts, every tree was drafted for exactly the target's tokens, and trees arrive
+again once the faults end."""
 
 import random
 
@@ -55,24 +55,24 @@ def test_trees_always_fit_and_come_back(seed, network, config, targets, services
     for service in star.services:
         for session in service.sessions.values():
             for sequence in session.sequences.values():
-                assert sequence.told <= len(sequence.tokens)
+                assert sequence.synced <= len(sequence.tokens)
 
 
 @given(st.integers(0, 2**32), networks)
-def test_nothing_is_left_when_all_targets_are_gone(seed, network):
+def test_nothing_leaks_when_all_targets_have_ended(seed, network):
     star = Star(random.Random(seed), ServiceConfig(num_blocks=60, lease=1.0), 3, 1, network)
     star.run(1.0)
     service = star.services[0]
     for target in star.targets[1:]:
         target.client.begin = lambda *a: []  # these two die without a word
         target.client.tick = lambda now: []
-    gone = star.targets[0]
-    star._to_services(gone, gone.client.close(star.now))
-    gone.client.tick = lambda now: []
+    dropped = star.targets[0]
+    star._to_services(dropped, dropped.client.close(star.now))
+    dropped.client.tick = lambda now: []
     star.run(3.0)
     service.tick(star.now)
     assert not service.sessions
     assert service.memory.pool.free == service.memory.pool.size
     assert service.batch(star.now) is None
     released = service.take_released()
-    assert set(star.drafters[0].told) <= set(released)
+    assert set(star.drafters[0].synced) <= set(released)

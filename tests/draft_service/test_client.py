@@ -1,15 +1,15 @@
-"""What a target tells services, and whose trees it takes."""
+"""Which messages a target sends to services, and whose trees it uses."""
 
 import itertools
 import logging
 
 from streamserve.draft_service.target.client import Client, Identity
-from streamserve.draft_service.target.links import SILENCE_SECONDS, SOON_SECONDS
+from streamserve.draft_service.target.links import RESEND_SECONDS, SILENCE_SECONDS
 from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import (
-    Ask,
     Busy,
     Draft,
+    DraftRequests,
     Drafts,
     Hello,
     Ping,
@@ -32,7 +32,7 @@ def welcome(nonce: int, tag: int, model: str = "draft") -> Welcome:
 
 
 class Side:
-    """A client with the time in hand; `open` answers its Hellos."""
+    """A client with a clock that the test sets; `open` answers its Hellos."""
 
     def __init__(self, links: int = 1, **fields) -> None:
         addresses = [f"tcp://host{number}:1" for number in range(links)]
@@ -45,14 +45,14 @@ class Side:
             if isinstance(out.message, Hello) and out.link in (numbers or range(9)):
                 self.client.heard(out.link, welcome(out.message.nonce, next(self.tags)), self.now)
 
-    def begin(self, tokens, keep=0, epoch=0, params=GREEDY, depth=4, id=1) -> list:
-        request = DraftRequest(id, epoch, keep, tokens, 0, 0, params, depth, 1, depth, 0, [])
+    def begin(self, tokens, retained=0, epoch=0, params=GREEDY, depth=4, id=1) -> list:
+        request = DraftRequest(id, epoch, retained, tokens, 0, 0, params, depth, 1, depth, 0, [])
         outs = self.client.begin([request], self.now, 0.1, 0.0, 0.0)
         return [(out.link, delta) for out in outs for delta in out.message.deltas]
 
-    def answer(self, number: int, *guesses: int, root: int, link: int = 0, epoch: int = 0) -> None:
-        size = 1 + len(guesses)
-        tree = Tree((root, *guesses), tuple(range(-1, size - 1)), (0.5,) * size, (1.0,) * size)
+    def answer(self, number: int, *draft_tokens: int, root: int, link: int = 0, epoch: int = 0) -> None:
+        size = 1 + len(draft_tokens)
+        tree = Tree((root, *draft_tokens), tuple(range(-1, size - 1)), (0.5,) * size, (1.0,) * size)
         tag = self.client.links[link].tag
         drafts = [Draft(1, epoch, number, tree)]
         message = Drafts(tag=tag, drafts=drafts, waited=0.0, seconds=0.01, queue=0.0)
@@ -63,28 +63,28 @@ class Side:
         return tree.tokens if tree else None
 
 
-def test_only_what_is_new_is_told():
+def test_only_new_tokens_are_sent():
     side = Side()
     side.open()
     ((_, first),) = side.begin([1, 2, 3])
-    assert (first.base, first.keep, first.tokens, first.params) == (0, 0, [1, 2, 3], GREEDY)
+    assert (first.base, first.retained, first.tokens, first.params) == (0, 0, [1, 2, 3], GREEDY)
     side.answer(first.number, 4, 5, root=3)
     assert side.take() == (3, 4, 5)
-    ((_, second),) = side.begin([4, 9], keep=3)
-    assert (second.base, second.keep, second.tokens, second.params) == (1, 3, [4, 9], None)
+    ((_, second),) = side.begin([4, 9], retained=3)
+    assert (second.base, second.retained, second.tokens, second.params) == (1, 3, [4, 9], None)
 
 
-def test_a_request_on_its_way_is_not_repeated_and_its_late_tree_is_used_as_far_as_it_fits():
+def test_a_request_in_flight_is_not_repeated_and_its_late_tree_is_rebased():
     side = Side()
     side.open()
     ((_, first),) = side.begin([1, 2, 3])
     assert side.take() is None
-    assert side.begin([4], keep=3) == []
+    assert side.begin([4], retained=3) == []
     side.answer(first.number, 4, 5, 6, root=3)
     assert side.take() == (4, 5, 6)
-    ((_, second),) = side.begin([5, 7], keep=4)
+    ((_, second),) = side.begin([5, 7], retained=4)
     side.answer(second.number, 8, root=7)
-    side.begin([1], keep=6)
+    side.begin([1], retained=6)
     assert side.take() is None, "the text went another way"
 
 
@@ -93,16 +93,16 @@ def test_trees_of_other_epochs_and_numbers_are_dropped():
     side.open()
     ((_, first),) = side.begin([1, 2, 3])
     ((_, second),) = side.begin([1, 2, 9], epoch=1)
-    assert (second.base, second.keep, second.tokens) == (0, 0, [1, 2, 9])
+    assert (second.base, second.retained, second.tokens) == (0, 0, [1, 2, 9])
     side.answer(first.number, 4, root=3)
     side.answer(second.number, 4, root=9, epoch=0)
     assert side.take() is None
     side.answer(second.number, 4, root=9, epoch=1)
-    side.begin([], keep=3, epoch=1)
+    side.begin([], retained=3, epoch=1)
     assert side.take() == (9, 4)
 
 
-def test_what_no_drafter_needs_is_not_told():
+def test_parameters_that_no_drafter_needs_are_not_sent():
     side = Side()
     side.open()
     grammar = Grammar(kind="regex", text="a*")
@@ -111,7 +111,7 @@ def test_what_no_drafter_needs_is_not_told():
     assert delta.params == GREEDY
 
 
-def test_texts_longer_than_the_draft_model_reads_are_not_told():
+def test_sequences_beyond_the_draft_models_context_are_not_sent():
     side = Side()
     side.open()
     assert side.begin([1] * 97) == []
@@ -125,71 +125,71 @@ def test_a_silent_service_is_left_and_used_again_when_it_answers():
     side.now += SILENCE_SECONDS + 1
     (hello,) = side.client.tick(side.now)
     assert isinstance(hello.message, Hello)
-    assert side.begin([4], keep=3) == []
+    assert side.begin([4], retained=3) == []
     side.client.heard(0, welcome(hello.message.nonce, 50), side.now)
-    ((_, delta),) = side.begin([5], keep=4)
+    ((_, delta),) = side.begin([5], retained=4)
     assert (delta.base, delta.tokens) == (0, [1, 2, 3, 4, 5])
 
 
-def test_who_does_not_answer_is_named_once_and_named_again_when_it_is_there(caplog):
+def test_an_absent_service_is_logged_once_and_again_when_it_answers(caplog):
     side = Side()
     with caplog.at_level(logging.WARNING):
-        said = []
+        sent = []
         for _ in range(50):  # 5 seconds
-            said += [type(out.message) for out in side.client.tick(side.now)]
+            sent += [type(out.message) for out in side.client.tick(side.now)]
             if side.now < 0.95:
                 assert not caplog.text
             side.now += 0.1
-    assert 4 <= said.count(Hello) <= 6
+    assert 4 <= sent.count(Hello) <= 6
     assert [record.message for record in caplog.records] == [
-        "the draft service at tcp://host0:1 does not answer: going on without it, until it is there"
+        "the draft service at tcp://host0:1 does not answer: continuing without it until it answers"
     ]
     side.now += 1.0
     side.open()
-    assert caplog.records[-1].message == "the draft service at tcp://host0:1 is there again"
+    assert caplog.records[-1].message == "the draft service at tcp://host0:1 answers again"
     side.begin([1, 2, 3])
     side.now += SILENCE_SECONDS + 1
     for _ in range(30):
         side.client.tick(side.now)
         side.now += 0.1
-    assert "is silent" in caplog.records[-1].message
+    assert "stopped answering" in caplog.records[-1].message
     assert len(caplog.records) == 3, "once"
 
 
-def test_a_service_that_is_not_reached_yet_is_called_again_soon():
+def test_a_service_that_is_not_reached_yet_is_retried_soon():
     side = Side()
     side.client.tick(0.0)
     side.client.unreachable(0, 0.0)
     assert side.client.tick(0.05) == []
-    (hello,) = side.client.tick(SOON_SECONDS)
+    (hello,) = side.client.tick(RESEND_SECONDS)
     assert isinstance(hello.message, Hello)
 
 
-def test_a_restarted_service_is_told_everything_again():
+def test_sequences_are_synced_again_to_a_restarted_service():
     side = Side()
     side.open()
     ((_, first),) = side.begin([1, 2, 3])
     side.answer(first.number, 4, root=3)
     side.client.heard(0, Unknown(side.client.links[0].tag), side.now)
     side.open()
-    ((_, delta),) = side.begin([9], keep=3)
+    ((_, delta),) = side.begin([9], retained=3)
     assert (delta.base, delta.tokens) == (0, [1, 2, 3, 9])
 
 
-def test_who_is_told_busy_asks_again_when_told_to():
+def test_a_busy_reply_delays_the_next_request():
     side = Side()
     side.open()
     side.client.heard(0, Busy(0, side.client.links[0].tag, 2.0), side.now)
     assert side.begin([1]) == []
     side.now = 1.9
     side.client.tick(side.now)
-    assert side.begin([2], keep=1) == []
+    assert side.begin([2], retained=1) == []
     side.now = 2.1
     side.client.tick(side.now)
-    assert len(side.begin([3], keep=2)) == 1
+    assert len(side.begin([3], retained=2)) == 1
 
 
-def test_a_refusal_is_logged_and_not_argued_with(caplog):
+def test_a_refusal_is_logged_and_the_hello_not_repeated_soon(caplog):
     side = Side()
     (hello,) = side.client.tick(0.0)
     with caplog.at_level(logging.ERROR):
@@ -215,24 +215,24 @@ def test_sessions_move_when_their_service_fails_or_another_is_clearly_better():
     first = side.client.current.number
     other = 1 - first
     assert side.begin([1, 2])[0][0] == first
-    gone = []
+    dropped = []
     for _ in range(9):
         side.now += 1.0
         for out in side.client.tick(side.now):
-            if isinstance(out.message, Ask):
-                gone.append((out.link, out.message.released))
+            if isinstance(out.message, DraftRequests):
+                dropped.append((out.link, out.message.released))
             if isinstance(out.message, Ping):
                 queue = 0.5 if out.link == first else 0.0
                 tag = side.client.links[out.link].tag
                 side.client.heard(out.link, Pong(tag, side.now, queue, 0.01, 1), side.now)
     assert side.client.current.number == other
     assert side.client.moves == 1
-    ((link, delta),) = side.begin([3], keep=2)
+    ((link, delta),) = side.begin([3], retained=2)
     assert (link, delta.base, delta.tokens) == (other, 0, [1, 2, 3])
-    assert gone == [(first, [1])], "the one that was left forgets"
+    assert dropped == [(first, [1])], "the one that was left forgets"
     side.client.unreachable(other, side.now)
     assert side.client.current.number == first
-    ((link, delta),) = side.begin([4], keep=3)
+    ((link, delta),) = side.begin([4], retained=3)
     assert (link, delta.base) == (first, 0)
 
 

@@ -10,42 +10,42 @@ seconds = st.floats(1e-4, 1.0)
 
 
 @given(seconds, seconds, st.integers(1, 50))
-def test_one_at_a_time_it_is_the_papers_formula(draft, back, targets):
-    star = Star(draft, back)
-    idle = max(0.0, back - (targets - 1) * draft)
+def test_without_batches_it_is_the_papers_formula(draft, return_seconds, targets):
+    star = Star(draft, return_seconds)
+    idle = max(0.0, return_seconds - (targets - 1) * draft)
     assert star.round(targets) == pytest.approx(targets * draft + idle)
     assert star.idle(targets) == pytest.approx(idle, abs=1e-12)
 
 
 @given(seconds, seconds, st.integers(1, 8), st.floats(1.0, 3.0))
-def test_n_full_is_the_fewest_that_leave_no_idle_time(draft, back, batch, stretch):
-    star = Star(draft, back, batch, draft * stretch)
-    full = star.full
-    if full < 1000:
-        assert star.idle(full) == pytest.approx(0.0, abs=1e-5)
-        if full > 1:
-            assert star.idle(full - 1) > -1e-9
-            assert star.round(full - 1) >= star.turn + star.back - 1e-9
+def test_n_full_is_the_fewest_that_leave_no_idle_time(draft, return_seconds, batch, stretch):
+    star = Star(draft, return_seconds, batch, draft * stretch)
+    n_full = star.n_full
+    if n_full < 1000:
+        assert star.idle(n_full) == pytest.approx(0.0, abs=1e-5)
+        if n_full > 1:
+            assert star.idle(n_full - 1) > -1e-9
+            assert star.round(n_full - 1) >= star.batch_seconds + star.return_seconds - 1e-9
 
 
 def test_the_papers_example():
     star = Star(0.01, 0.04)
-    assert star.full == 5
+    assert star.n_full == 5
     assert star.load(1) == pytest.approx(0.2)
     assert star.load(5) == pytest.approx(1.0)
     assert 5 * star.round(1) / star.round(5) == pytest.approx(5.0)
 
 
 @given(seconds, seconds, st.floats(0.0, 0.99), st.integers(1, 8), seconds)
-def test_up_to_n_max_each_gains_and_beyond_it_none_would(draft, back, beta, depth, plain):
-    star, tokens = Star(draft, back), progress(beta, depth)
-    most = star.most(tokens, plain)
+def test_up_to_n_max_each_gains_and_beyond_it_none(draft, return_seconds, beta, depth, plain):
+    star, tokens = Star(draft, return_seconds), progress(beta, depth)
+    n_max = star.n_max(tokens, plain)
     if star.round(1) <= tokens * plain:
-        if most < 1000:
-            assert tokens / star.round(most) >= 1 / plain * (1 - 1e-6)
-            assert tokens / star.round(most + 1) < 1 / plain * (1 + 1e-6)
+        if n_max < 1000:
+            assert tokens / star.round(n_max) >= 1 / plain * (1 - 1e-6)
+            assert tokens / star.round(n_max + 1) < 1 / plain * (1 + 1e-6)
     else:
-        assert most == 1
+        assert n_max == 1
 
 
 @given(st.floats(0.0, 1.0), st.integers(1, 20))

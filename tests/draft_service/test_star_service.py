@@ -1,4 +1,4 @@
-"""The service in virtual time does what the model of the star says: regimes, idle time, saturation."""
+"""The service in virtual time matches the predictions of the StarSD model: regimes, idle time, saturation."""
 
 import random
 
@@ -20,14 +20,14 @@ def star_of(targets: int, max_batch: int = 1, limits: Limits = OPEN, draft: floa
     config = ServiceConfig(num_blocks=4000, max_batch=max_batch, max_batch_seconds=1.0, limits=limits)
     star = Star(
         random.Random(1), config, targets, 1, Network(delay=0.0), cost,
-        verify=Z, patience=5.0, length=400, **fields,
+        verify=Z, max_wait=5.0, length=400, **fields,
     )  # fmt: skip
     star.run(5.0)
     return star
 
 
 def tokens(star: Star) -> int:
-    """All that the targets got in the next seconds."""
+    """Return the tokens that the targets received in the next seconds."""
     before = sum(target.rounds + target.accepted for target in star.targets)
     star.run(SECONDS)
     return sum(target.rounds + target.accepted for target in star.targets) - before
@@ -48,25 +48,25 @@ def test_one_at_a_time_rounds_idle_time_and_load_are_as_predicted(count):
 def test_five_targets_keep_it_busy_and_get_several_times_what_one_gets():
     one, five = star_of(1), star_of(5)
     assert tokens(five) >= 3.4 * tokens(one)
-    assert five.services[0].statistics.star().full == 5
+    assert five.services[0].statistics.star().n_full == 5
 
 
 def test_batches_lift_the_limit():
-    apart, together = star_of(8, 1), star_of(8, 16)
-    assert tokens(together) >= 1.5 * tokens(apart)
+    draft_alone, together = star_of(8, 1), star_of(8, 16)
+    assert tokens(together) >= 1.5 * tokens(draft_alone)
     counters = together.services[0].statistics.counters
     assert counters.requests / counters.batches > 1.5
 
 
-def test_beyond_n_max_targets_are_told_busy_and_the_others_still_gain():
-    """Drafting is so dear here that only some of the targets gain."""
+def test_targets_beyond_n_max_are_busy_and_the_others_still_gain():
+    """Drafting is so expensive here that only some of the targets gain."""
     limits = Limits(active_for=0.5, retry=0.2)
     star = star_of(8, 1, limits, draft=0.02, depth=2)
     star.run(10.0)
     service = star.services[0]
-    most = service.most()
-    assert 1 < most < 8
-    assert most == service.batcher.capacity().most(
+    n_max = service.n_max()
+    assert 1 < n_max < 8
+    assert n_max == service.batcher.capacity().n_max(
         service.statistics.progress, service.statistics.plain.value
     )
     before = [target.rounds + target.accepted for target in star.targets]
@@ -75,6 +75,6 @@ def test_beyond_n_max_targets_are_told_busy_and_the_others_still_gain():
         (target.rounds + target.accepted - was) * Z / SECONDS
         for target, was in zip(star.targets, before, strict=True)
     ]
-    assert len(service.active(star.now)) <= most
-    assert min(gained) >= 0.98, "nobody is slower than without a draft"
-    assert sum(gain > 1.05 for gain in gained) >= most - 1
+    assert len(service.active(star.now)) <= n_max
+    assert min(gained) >= 0.98, "no target is slower than without a draft"
+    assert sum(gain > 1.05 for gain in gained) >= n_max - 1

@@ -1,6 +1,6 @@
 """A target waits for trees as long as it pays, and not at all where it does not."""
 
-from streamserve.draft_service.target.waiting import LOOK_EVERY, Waiting
+from streamserve.draft_service.target.waiting import RETRY_STEPS, Waiting
 
 
 def known(plain: float, gain: int) -> Waiting:
@@ -12,18 +12,18 @@ def known(plain: float, gain: int) -> Waiting:
 
 
 def test_it_pays_to_wait_as_long_as_the_tokens_would_take_by_plain_steps():
-    assert abs(known(0.02, 3).patience - 0.06) < 1e-3
-    assert known(0.02, 0).patience < 1e-3
+    assert abs(known(0.02, 3).max_wait - 0.06) < 1e-3
+    assert known(0.02, 0).max_wait < 1e-3
 
 
-def test_answers_that_take_longer_are_not_waited_for_but_looked_at_again():
+def test_slow_answers_are_not_waited_for_except_for_retries():
     waiting = known(0.02, 3)
-    limits = [waiting.limit(0.5) for _ in range(2 * LOOK_EVERY)]
+    limits = [waiting.limit(0.5) for _ in range(2 * RETRY_STEPS)]
     assert [limit > 0 for limit in limits].count(True) == 2
-    assert waiting.limit(0.01) == waiting.patience
+    assert waiting.limit(0.01) == waiting.max_wait
 
 
-def test_gaps_that_hold_other_steps_count_little():
+def test_gaps_with_other_steps_count_little():
     waiting = known(0.02, 3)
     waiting.worked(0.9, trees=False)
     waiting.worked(100.0, trees=False)

@@ -1,4 +1,4 @@
-"""Drive an engine over the pretended model, to the end, and check that nothing is left."""
+"""Run an engine on the fake model until it has no work, and check that it has freed everything."""
 
 import itertools
 from collections import defaultdict
@@ -30,8 +30,8 @@ EOS = 96
 
 def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
     return ModelInfo(
-        architecture="pretended", parameters=0, vocab_size=VOCAB, max_model_len=max_model_len,
-        eos_token_ids=eos, weight_bytes=0, dtype="none", row_invariant=True, fingerprint="pretended",
+        architecture="fake", parameters=0, vocab_size=VOCAB, max_model_len=max_model_len,
+        eos_token_ids=eos, weight_bytes=0, dtype="none", row_invariant=True, fingerprint="fake",
     )  # fmt: skip
 
 
@@ -42,8 +42,8 @@ def make_engine(
     speculation: Speculation | None = None,
     draft_model: float | None = None,
 ) -> Engine:
-    """An engine that checks its counts after every step. With `draft_model` its drafter has KV and is right
-    so often; a fifth of its trees come too late."""
+    """Make an engine that checks its invariants after every step. `draft_model`: acceptance rate of a drafter
+    with KV; a fifth of its trees are late."""
     groups = 1 if draft_model is None else 2
     executor = CostExecutor(
         config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0, groups, config.swap_blocks
@@ -63,7 +63,7 @@ def submit(request: str, prompt: list[int], params: SamplingParams, arrival: flo
 
 
 class Collected:
-    """Events by request and choice, in the shape that tests compare."""
+    """Events by request and choice, in the form that tests compare."""
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -96,7 +96,7 @@ class Collected:
 
 
 def finish(engine: Engine, collected: Collected, limit: int = 100_000) -> None:
-    """Step until nothing is left to do."""
+    """Step until the engine has no work."""
     for _ in range(limit):
         if not engine.has_work:
             break

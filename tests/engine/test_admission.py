@@ -1,4 +1,4 @@
-"""Requests whose targets are hopeless are refused, if the operator wants that."""
+"""Requests whose latency targets are infeasible are refused if `slo_admission` is set."""
 
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig
@@ -8,54 +8,54 @@ from streamserve.simulate.executor import CostExecutor
 from tests.engine.drive import VOCAB, Collected, finish, model_info, submit
 
 
-def engine(slo_admission: bool) -> Engine:
-    """One whose steps take a second each, and that has already seen some."""
+def make_slow_engine(slo_admission: bool) -> Engine:
+    """Make an engine whose steps take a second each and that has run some."""
     config = EngineConfig(
         num_blocks=64, block_size=4, max_model_len=96, max_chunk=16, slo_admission=slo_admission
     )
     executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0)
-    made = Engine(config, model_info(96), executor, lambda: 0.0)
-    made.handle(submit("first", [1, 2, 3], SamplingParams(seed=1, max_tokens=4)))
-    finish(made, Collected())
-    return made
+    slow_engine = Engine(config, model_info(96), executor, lambda: 0.0)
+    slow_engine.handle(submit("first", [1, 2, 3], SamplingParams(seed=1, max_tokens=4)))
+    finish(slow_engine, Collected())
+    return slow_engine
 
 
 def targets(n: int = 1, **slo: float) -> SamplingParams:
     return SamplingParams(n=n, temperature=0, max_tokens=4, seed=1, slo=Slo(**slo))
 
 
-def test_the_hopeless_are_refused_with_what_could_be_met() -> None:
-    made = engine(True)
-    events = made.handle(submit("r", list(range(32)), targets(n=2, tpot_ms=500.0, ttft_ms=900.0)))
+def test_infeasible_requests_are_refused_with_feasible_targets() -> None:
+    slow_engine = make_slow_engine(True)
+    events = slow_engine.handle(submit("r", list(range(32)), targets(n=2, tpot_ms=500.0, ttft_ms=900.0)))
     assert [type(event) for event in events] == [Finished, Finished]
     for event in events:
         assert (event.reason, event.status) == ("error", 503)
         assert event.retry_after == 60.0
         assert "ttft_ms is 900" in event.error
         assert "tpot_ms is 500, and 1000.0 could be met" in event.error
-    assert not made.has_work
+    assert not slow_engine.has_work
 
 
-def test_others_are_served_and_so_is_everybody_by_default() -> None:
+def test_feasible_requests_are_served_and_all_are_by_default() -> None:
     for admission, slo in (
         (True, {"tpot_ms": 1500.0, "ttft_ms": 60_000.0}),
         (True, {}),
         (False, {"tpot_ms": 1.0}),
     ):
-        made, collected = engine(admission), Collected()
-        assert made.handle(submit("r", list(range(32)), targets(**slo))) == []
-        finish(made, collected)
+        slow_engine, collected = make_slow_engine(admission), Collected()
+        assert slow_engine.handle(submit("r", list(range(32)), targets(**slo))) == []
+        finish(slow_engine, collected)
         assert len(collected.tokens["r", 0]) == 4
 
 
-def test_what_has_begun_goes_on() -> None:
-    made = engine(True)
+def test_resumed_requests_are_not_refused() -> None:
+    slow_engine = make_slow_engine(True)
     again = submit("r", [1, 2], targets(tpot_ms=1.0), attempt=1, outputs={0: [5]}, began={0: 0.0})
-    assert made.handle(again) == []
+    assert slow_engine.handle(again) == []
 
 
-def test_nobody_is_judged_before_a_step_was_timed() -> None:
+def test_no_request_is_refused_before_a_step_was_timed() -> None:
     config = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, slo_admission=True)
     executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0)
-    made = Engine(config, model_info(96), executor, lambda: 0.0)
-    assert made.handle(submit("r", [1, 2], targets(tpot_ms=1.0))) == []
+    slow_engine = Engine(config, model_info(96), executor, lambda: 0.0)
+    assert slow_engine.handle(submit("r", [1, 2], targets(tpot_ms=1.0))) == []

@@ -1,4 +1,4 @@
-"""The block pool: counted holders, least recently used first, a prefix forgotten from its tail."""
+"""The block pool: reference counts, LRU reuse, and eviction of a prefix from its end."""
 
 import pytest
 from hypothesis import given
@@ -8,10 +8,10 @@ from streamserve.engine.block_pool import BlockPool
 from streamserve.scheduling.prefix import block_hash, extend_hashes, namespace
 
 
-def test_a_released_block_is_found_until_it_is_needed() -> None:
+def test_a_released_block_is_cached_until_it_is_reallocated() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
-    pool.register(block, b"a", planes=1)
+    pool.register(block, b"a", groups=1)
     pool.release([block])
     assert pool.free == 2
     assert pool.lookup(b"a") == block
@@ -22,16 +22,16 @@ def test_a_released_block_is_found_until_it_is_needed() -> None:
     assert pool.lookup(b"a") is None
 
 
-def test_blocks_without_a_hash_go_first_then_tails_before_heads() -> None:
+def test_blocks_without_a_hash_are_reused_first_then_suffixes_before_prefixes() -> None:
     pool = BlockPool(4)
     head, middle, tail, partial = (pool.allocate() for _ in range(4))
     for name, block in ((b"h", head), (b"m", middle), (b"t", tail)):
-        pool.register(block, name, planes=1)
+        pool.register(block, name, groups=1)
     pool.release([head, middle, tail, partial])
     assert [pool.allocate() for _ in range(4)] == [partial, tail, middle, head]
 
 
-def test_a_block_is_writable_only_by_a_sole_holder_and_unlisted() -> None:
+def test_a_block_is_writable_only_with_one_reference_and_unregistered() -> None:
     pool = BlockPool(1)
     block = pool.allocate()
     assert pool.writable(block)
@@ -39,24 +39,24 @@ def test_a_block_is_writable_only_by_a_sole_holder_and_unlisted() -> None:
     assert not pool.writable(block)
     pool.release([block])
     assert pool.writable(block)
-    pool.register(block, b"a", planes=1)
+    pool.register(block, b"a", groups=1)
     assert not pool.writable(block)
 
 
-def test_planes_are_known_one_by_one() -> None:
+def test_kv_cache_groups_are_registered_separately() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(), pool.allocate()
-    pool.register(first, b"a", planes=0b01)
-    assert pool.has_plane(first, 0)
-    assert not pool.has_plane(first, 1)
-    pool.register(first, b"a", planes=0b10)
-    assert pool.has_plane(first, 1)
-    pool.register(second, b"a", planes=0b11)
-    assert pool.lookup(b"a") == first, "the one that is listed stays"
+    pool.register(first, b"a", groups=0b01)
+    assert pool.has_group(first, 0)
+    assert not pool.has_group(first, 1)
+    pool.register(first, b"a", groups=0b10)
+    assert pool.has_group(first, 1)
+    pool.register(second, b"a", groups=0b11)
+    assert pool.lookup(b"a") == first, "the registered block stays"
     assert pool.writable(second)
 
 
-def test_mistakes_of_the_caller_are_errors() -> None:
+def test_misuse_raises_errors() -> None:
     pool = BlockPool(1)
     block = pool.allocate()
     with pytest.raises(RuntimeError, match="no free"):
@@ -83,7 +83,7 @@ def test_no_block_is_lost_or_held_twice(choices: list[int]) -> None:
         assert pool.free == 8 - len(set(held))
 
 
-def test_hashes_name_everything_that_led_to_a_block() -> None:
+def test_a_hash_covers_all_tokens_before_and_in_a_block() -> None:
     tokens = list(range(12))
     root = namespace("model", "")
     hashes: list[bytes] = []

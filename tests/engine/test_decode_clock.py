@@ -1,4 +1,4 @@
-"""Each sequence's decode clock: what latency targets are measured by."""
+"""The decode clock of a sequence, by which its TPOT target is measured."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams, Slo
-from streamserve.speculation.slo import NO_NEED, Need
+from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 from tests.engine.drive import make_engine, submit
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)
@@ -32,21 +32,21 @@ def test_it_starts_with_the_first_token_and_counts_those_after_it() -> None:
     engine.handle(submit("r", list(range(20)), PARAMS))
     engine.step()
     engine.step()
-    assert only(engine).need == Need(0.25, 0.0, 0)
+    assert only(engine).requirement == LatencyRequirement(0.25, 0.0, 0)
     for steps in range(1, 5):
         engine.step()
         sequence = only(engine)
         assert sequence.outputs == 1 + steps
-        assert sequence.need == Need(0.25, steps - 1.0, steps)
+        assert sequence.requirement == LatencyRequirement(0.25, steps - 1.0, steps)
 
 
-def test_without_a_target_nothing_is_needed() -> None:
+def test_without_a_target_there_is_no_requirement() -> None:
     engine = timed_engine()
     engine.handle(submit("r", [1, 2], SamplingParams(max_tokens=9, seed=1)))
     for _ in range(3):
         engine.step()
     assert only(engine).decode_seconds > 0
-    assert only(engine).need == NO_NEED
+    assert only(engine).requirement == NO_REQUIREMENT
 
 
 def test_it_goes_on_while_a_preempted_sequence_waits() -> None:
@@ -54,19 +54,22 @@ def test_it_goes_on_while_a_preempted_sequence_waits() -> None:
     engine.handle(submit("r", [1, 2, 3], PARAMS))
     for _ in range(4):
         engine.step()
-    engine.scheduler.room.preempt(only(engine))
+    engine.scheduler.allocator.preempt(only(engine))
     engine.clock = lambda: 100.0
     engine.step()
     assert engine.report().preemptions == 1
-    assert only(engine).need == Need(0.25, 99.0, 4)
+    assert only(engine).requirement == LatencyRequirement(0.25, 99.0, 4)
 
 
-@pytest.mark.parametrize(("began", "expected"), [({0: 3.0}, Need(0.25, 5.0, 3)), ({}, Need(0.25, 0.0, 1))])
+@pytest.mark.parametrize(
+    ("began", "expected"),
+    [({0: 3.0}, LatencyRequirement(0.25, 5.0, 3)), ({}, LatencyRequirement(0.25, 0.0, 1))],
+)
 def test_a_resumed_request_keeps_its_clock_where_it_is_known(began, expected) -> None:
-    """Else it starts anew, and so does the count of tokens."""
+    """Otherwise the clock and the count of tokens start anew."""
     engine = make_engine(CONFIG)
     engine.clock = itertools.repeat(8.0).__next__
     engine.handle(submit("r", [1, 2, 3], PARAMS, attempt=1, outputs={0: [5, 6, 7]}, began=began))
     events = engine.step()
     assert [event.index for event in events if isinstance(event, Token)] == [3]
-    assert only(engine).need == expected
+    assert only(engine).requirement == expected

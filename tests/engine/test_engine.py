@@ -1,4 +1,4 @@
-"""The engine gives every request the text it would have alone, whatever else it has to do."""
+"""The engine gives every request the text that it has alone, whatever else is in the batch."""
 
 import random
 
@@ -50,8 +50,8 @@ def random_requests(rng: random.Random, count: int, max_model_len: int) -> list:
 def assert_exact(requests, collected: Collected, max_model_len: int) -> None:
     for request in requests:
         for choice in request.outputs:
-            want = expected(request.prompt, request.params, choice, max_model_len)
-            assert collected.tokens[request.request, choice] == want
+            expected_tokens = expected(request.prompt, request.params, choice, max_model_len)
+            assert collected.tokens[request.request, choice] == expected_tokens
             assert collected.finish[request.request, choice] == "length"
         if request.params.prompt_logprobs is not None:
             assert collected.prompt_logprobs[request.request] == request.prompt[1:]
@@ -71,7 +71,7 @@ def test_any_schedule_gives_each_request_its_own_text(
     seed, num_blocks, max_chunk, budget, preempt_every, caching, order, share
 ):
     if order == "prefill-first":
-        preempt_every = 0  # what was preempted computes its prompt again while nobody decodes: it takes long
+        preempt_every = 0  # a preempted prompt is recomputed while nothing decodes, which takes long
     config = EngineConfig(
         num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=budget,
         max_chunk=max_chunk, preempt_every=preempt_every, enable_prefix_caching=caching, order=order,
@@ -92,7 +92,7 @@ def test_a_tiny_cache_preempts_and_changes_nothing():
     assert engine.report().preemptions > 0
 
 
-def test_a_shared_head_is_computed_once():
+def test_a_shared_prefix_is_computed_once():
     head = list(range(40))
     first = submit("first", [*head, 1], SamplingParams(temperature=0, max_tokens=4))
     engine = make_engine(CONFIG)
@@ -108,7 +108,7 @@ def test_a_shared_head_is_computed_once():
     assert engine.report().prefix_hits == 40
 
 
-def test_a_shared_head_is_computed_once_even_when_all_arrive_together():
+def test_a_shared_prefix_is_computed_once_even_when_all_arrive_together():
     head, params = list(range(40)), SamplingParams(temperature=0, max_tokens=4)
     requests = [submit(f"r{number}", [*head, 50 + number], params, arrival=number) for number in range(6)]
     engine, collected = run_all(CONFIG, requests)
@@ -116,7 +116,7 @@ def test_a_shared_head_is_computed_once_even_when_all_arrive_together():
     assert engine.report().prefix_hits == 5 * 40
 
 
-def test_waiting_for_a_shared_head_holds_up_nobody_else():
+def test_waiting_for_a_shared_prefix_does_not_delay_other_requests():
     head, params = list(range(80)), SamplingParams(temperature=0, max_tokens=2)
     engine = make_engine(CONFIG)
     for number, prompt in enumerate(([*head, 1], [*head, 2], [90, 91, 92])):
@@ -171,7 +171,7 @@ def test_chunks_interleave_with_decoding():
     engine.handle(long)
     for step in range(2, 9):
         collected.take(engine.step())
-        assert len(collected.tokens["short", 0]) == step, "decoding goes on beside a long prompt"
+        assert len(collected.tokens["short", 0]) == step, "decoding continues in a batch with a long prompt"
     finish(engine, collected)
     assert_exact([short, long], collected, 200)
 
@@ -203,11 +203,11 @@ def test_a_choice_cancelled_before_the_fork_never_runs():
         assert collected.tokens["r", choice] == expected(request.prompt, params, choice, 96)
 
 
-def test_a_request_resumes_behind_what_it_has_emitted():
+def test_a_request_resumes_after_its_emitted_tokens():
     params = SamplingParams(n=2, seed=5, max_tokens=12)
     prompt = list(range(20))
-    whole = {choice: expected(prompt, params, choice, 96) for choice in (0, 1)}
-    outputs = {0: whole[0][:7], 1: whole[1][:3]}
+    full_outputs = {choice: expected(prompt, params, choice, 96) for choice in (0, 1)}
+    outputs = {0: full_outputs[0][:7], 1: full_outputs[1][:3]}
     engine = make_engine(CONFIG)
     engine.handle(submit("r", prompt, params, attempt=1, outputs={c: list(o) for c, o in outputs.items()}))
     tokens = {0: list(outputs[0]), 1: list(outputs[1])}
@@ -217,7 +217,7 @@ def test_a_request_resumes_behind_what_it_has_emitted():
                 assert event.attempt == 1
                 assert event.index == len(tokens[event.choice])
                 tokens[event.choice].append(event.token)
-    assert tokens == whole
+    assert tokens == full_outputs
     assert_engine_empty(engine)
 
 
@@ -247,7 +247,7 @@ def test_max_tokens_zero_only_reads_the_prompt():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "n", "words"),
+    ("prompt", "n", "message"),
     [
         ([], 1, "empty"),
         (list(range(97)), 1, "limit is 96"),
@@ -255,16 +255,16 @@ def test_max_tokens_zero_only_reads_the_prompt():
         ([VOCAB], 1, "vocabulary"),
     ],
 )
-def test_what_can_never_run_is_refused(prompt, n, words):
+def test_requests_that_can_never_run_are_refused(prompt, n, message):
     engine = make_engine(CONFIG)
     events = engine.handle(submit("r", prompt, SamplingParams(n=n, seed=1)))
     assert len(events) == n
-    assert all(event.reason == "error" and words in event.error for event in events)
+    assert all(event.reason == "error" and message in event.error for event in events)
     assert_engine_empty(engine)
 
 
 @pytest.mark.parametrize("outputs", [{}, {3: []}, {-1: [1]}, {0: [VOCAB]}])
-def test_a_request_with_foreign_choices_or_tokens_is_not_begun(outputs):
+def test_a_request_with_invalid_choices_or_tokens_is_refused(outputs):
     engine = make_engine(CONFIG)
     events = engine.handle(submit("r", [1, 2], SamplingParams(seed=1), outputs=outputs))
     assert [event.reason for event in events] == ["error"] * len(outputs)
@@ -272,9 +272,9 @@ def test_a_request_with_foreign_choices_or_tokens_is_not_begun(outputs):
 
 
 class Oracle:
-    """A drafter that knows the model, and now and then guesses wrong on purpose."""
+    """A drafter that knows the model and sometimes drafts wrong tokens on purpose."""
 
-    plane = None
+    group = None
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -286,22 +286,22 @@ class Oracle:
     def begin(self, requests) -> None:
         for request in requests:
             if self.epochs.get(request.id, request.epoch) == request.epoch:
-                assert request.keep == len(self.tokens.get(request.id, []))
+                assert request.retained == len(self.tokens.get(request.id, []))
             self.epochs[request.id] = request.epoch
-            kept = self.tokens.get(request.id, [])[: request.keep]
-            self.tokens[request.id] = kept + request.new_tokens
+            retained = self.tokens.get(request.id, [])[: request.retained]
+            self.tokens[request.id] = retained + request.new_tokens
         self.requests = list(requests)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         trees = {}
         for request in self.requests:
             if self.rng.random() < 0.2:
-                continue  # too late for this step
+                continue  # late for this step
             depth = self.rng.randint(0, min(request.depth, request.nodes))
             params = SamplingParams(temperature=0)
-            guess = expected_outputs(self.tokens[request.id], params, 0, depth, VOCAB)
-            guess = [t if self.rng.random() < 0.8 else (t + 1) % VOCAB for t in guess]
-            trees[request.id] = chain([self.tokens[request.id][-1], *guess])
+            draft_tokens = expected_outputs(self.tokens[request.id], params, 0, depth, VOCAB)
+            draft_tokens = [t if self.rng.random() < 0.8 else (t + 1) % VOCAB for t in draft_tokens]
+            trees[request.id] = chain([self.tokens[request.id][-1], *draft_tokens])
         return trees
 
     def release(self, ids) -> None:
@@ -332,7 +332,7 @@ def test_a_draft_model_changes_when_tokens_come_never_which(seed, num_blocks, bu
 
 
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from((24, 40, 400)), budget=st.sampled_from((8, 64)))
-def test_guesses_change_when_tokens_come_never_which(seed, num_blocks, budget):
+def test_draft_tokens_change_when_tokens_come_never_which(seed, num_blocks, budget):
     config = EngineConfig(
         num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_batched_tokens=budget, preempt_every=7
     )
@@ -341,10 +341,10 @@ def test_guesses_change_when_tokens_come_never_which(seed, num_blocks, budget):
     engine, collected = run_all(config, requests, drafter)
     assert_exact(requests, collected, 96)
     assert engine.report().preemptions > 0
-    assert not drafter.tokens, "the drafter was told to forget every sequence"
+    assert not drafter.tokens, "every sequence was released"
 
 
-def test_accepted_guesses_save_steps():
+def test_accepted_draft_tokens_save_steps():
     params = SamplingParams(temperature=0, max_tokens=40)
     request = submit("r", [1, 2, 3], params)
     engine, collected = run_all(CONFIG, [request], Oracle(3))
@@ -353,25 +353,25 @@ def test_accepted_guesses_save_steps():
     assert engine.report().steps < 30
 
 
-class Watched(Speculation):
-    """Notes how many are said to decode beside the trees there are."""
+class RecordingSpeculation(Speculation):
+    """Records how many latency requirements limit the choice of draft tokens."""
 
-    def choose(self, trees, sampled, plain, needs, *further):
-        self.decoding = len(needs)
-        return super().choose(trees, sampled, plain, needs, *further)
+    def choose(self, trees, sampled, plain, requirements, *further):
+        self.decoding = len(requirements)
+        return super().choose(trees, sampled, plain, requirements, *further)
 
 
 @pytest.mark.parametrize(("tokens_left", "decoding"), [(1, 1), (2, 2)])
-def test_who_gets_its_last_token_does_not_hold_up_the_guesses_of_others(tokens_left, decoding):
-    """Steps stay short for those that decode without guesses, unless they have no further steps at all."""
-    watched = Watched(SpeculationPolicy("fixed", Shape(4, 1)), lambda rows, kv_tokens: 1.0)
-    engine = make_engine(CONFIG, Oracle(3), speculation=watched)
+def test_a_request_that_gets_its_last_token_does_not_limit_draft_tokens_of_others(tokens_left, decoding):
+    """Steps stay short for requests without draft tokens, unless these have no further steps."""
+    speculation = RecordingSpeculation(SpeculationPolicy("fixed", Shape(4, 1)), lambda rows, kv_tokens: 1.0)
+    engine = make_engine(CONFIG, Oracle(3), speculation=speculation)
     params = SamplingParams(temperature=0, max_tokens=30)
     alone = SamplingParams(
         temperature=0, max_tokens=1 + tokens_left, speculation=SpeculationLimits(enabled=False)
     )
-    engine.handle(submit("guessed for", [1, 2, 3], params))
-    engine.handle(submit("beside it", [4, 5, 6], alone))
+    engine.handle(submit("drafted", [1, 2, 3], params))
+    engine.handle(submit("co-batched", [4, 5, 6], alone))
     engine.step()
     engine.step()
-    assert watched.decoding == decoding
+    assert speculation.decoding == decoding

@@ -1,4 +1,4 @@
-"""An engine that knows the floor of its plans reports their sum beside the time it took."""
+"""An engine with a floor model reports the sum of its steps' minimum times."""
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import StepPlan
@@ -15,7 +15,7 @@ def test_floors_of_all_steps_add_up() -> None:
 
     def floor(plan: StepPlan) -> float:
         plans.append(plan)
-        return 0.25 * sum(span.rows for span in plan.spans)
+        return 0.25 * sum(span.query_tokens for span in plan.spans)
 
     executor = CostExecutor(CONFIG.num_blocks, CONFIG.block_size, VOCAB, lambda rows, context: 1.0)
     engine = Engine(CONFIG, model_info(64), executor, lambda: 0.0, floor=floor)
@@ -25,6 +25,6 @@ def test_floors_of_all_steps_add_up() -> None:
     assert engine.report().step_floor_seconds == 0.25 * (20 + 4)
 
 
-def test_a_machine_that_nobody_measured_has_no_floor() -> None:
+def test_without_a_profile_no_floor_is_reported() -> None:
     executor = CostExecutor(CONFIG.num_blocks, CONFIG.block_size, VOCAB, lambda rows, context: 1.0)
     assert Engine(CONFIG, model_info(64), executor, lambda: 0.0).report().step_floor_seconds is None

@@ -1,4 +1,4 @@
-"""Each wrong count is found by name."""
+"""Each violated invariant is reported."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ CONFIG = EngineConfig(
 
 @pytest.fixture
 def engine() -> Engine:
-    """Two requests in the midst of decoding, which share a prefix, with a draft model."""
+    """An engine with a draft model, in which two requests with a shared prefix decode."""
     engine = make_engine(CONFIG, draft_model=0.7)
     engine.handle(submit("a", list(range(20)), SamplingParams(seed=1, max_tokens=40)))
     while not any(sequence.outputs for sequence in engine.scheduler.sequences.values()):
@@ -32,10 +32,10 @@ def engine() -> Engine:
 
 
 def test_a_healthy_engine_passes(engine: Engine) -> None:
-    check_state(engine.scheduler, engine.exchange)
+    check_state(engine.scheduler, engine.transfers)
     while engine.has_work:
         engine.step()
-    check_state(engine.scheduler, engine.exchange)
+    check_state(engine.scheduler, engine.transfers)
     assert_engine_empty(engine)
 
 
@@ -86,7 +86,7 @@ def _double(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("corrupt", "message"),
     [
         (_grow_draft, "tokens are computed, but there are"),
         (_grow_target, "tokens are computed"),
@@ -95,15 +95,17 @@ def _double(engine: Engine) -> None:
         (_drop_from_table, "other references than holders"),
         (_lose_host_block, "host blocks"),
         (_rename, "names lead to other blocks"),
-        (_hold, "no transfer holds it"),
+        (_hold, "excluded from steps"),
         (_grant, "without handing over"),
         (_double, "computed by 2 sequences"),
     ],
 )
-def test_a_wrong_count_is_named(engine: Engine, harm: Callable[[Engine], None], message: str) -> None:
-    harm(engine)
+def test_a_violated_invariant_is_named(
+    engine: Engine, corrupt: Callable[[Engine], None], message: str
+) -> None:
+    corrupt(engine)
     with pytest.raises(InvariantError, match=message):
-        check_state(engine.scheduler, engine.exchange)
+        check_state(engine.scheduler, engine.transfers)
 
 
 def test_a_plan_that_writes_to_a_shared_block_is_refused(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""A request whose numbers are not finite ends with an error, and leaves nothing for others to find."""
+"""A request whose logits are not finite ends with an error, and its KV is not cached."""
 
 import random
 
@@ -20,8 +20,8 @@ BAD = 95
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=64, max_chunk=16)
 
 
-class Overflowing:
-    """An executor whose numbers are not finite from `bad` on, the given token."""
+class NonFiniteExecutor:
+    """An executor whose logits are not finite for spans with the token `bad`."""
 
     def __init__(self, executor, bad: int) -> None:
         self._executor = executor
@@ -31,29 +31,32 @@ class Overflowing:
         return getattr(self._executor, name)
 
     def run(self, plan: StepPlan) -> StepResult:
-        done = self._executor.run(plan)
+        result = self._executor.run(plan)
         spans = [
             msgspec.structs.replace(outcome, outputs=[], not_finite=True)
             if self._bad in span.tokens
             else outcome
-            for span, outcome in zip(plan.spans, done.spans, strict=True)
+            for span, outcome in zip(plan.spans, result.spans, strict=True)
         ]
-        return StepResult(spans, done.seconds, done.swap_seconds)
+        return StepResult(spans, result.seconds, result.swap_seconds)
 
 
-def overflowing(bad: int = BAD):
+def non_finite_engine(bad: int = BAD):
     engine = make_engine(CONFIG)
-    engine.executor = Overflowing(engine.executor, bad)
+    engine.executor = NonFiniteExecutor(engine.executor, bad)
     return engine
 
 
-@pytest.mark.parametrize("place", [3, 20, 38])
-def test_it_ends_alone_and_none_of_its_blocks_is_found(place):
+@pytest.mark.parametrize("position", [3, 20, 38])
+def test_only_it_ends_and_none_of_its_blocks_is_cached(position):
     params = SamplingParams(temperature=0, max_tokens=5)
     prompt = [number % 90 for number in range(40)]
-    spoiled = [*prompt[:place], BAD, *prompt[place:]]
-    engine, collected = overflowing(), Collected()
-    for request in (submit("good", list(range(10, 30)), params), submit("bad", spoiled, params, arrival=1)):
+    corrupt_prompt = [*prompt[:position], BAD, *prompt[position:]]
+    engine, collected = non_finite_engine(), Collected()
+    for request in (
+        submit("good", list(range(10, 30)), params),
+        submit("bad", corrupt_prompt, params, arrival=1),
+    ):
         engine.handle(request)
     events = []
     while engine.has_work:
@@ -73,11 +76,11 @@ def test_it_ends_alone_and_none_of_its_blocks_is_found(place):
     assert collected.tokens["again", 0] == expected(prompt, params, 0, 96)
 
 
-def test_a_shared_prefix_is_recomputed_after_it_and_its_holders_go_on():
-    """Whoever holds the blocks of a request that failed keeps them, and their text."""
+def test_a_shared_prefix_is_recomputed_and_its_other_holders_continue():
+    """Other requests that share blocks of a failed request keep these blocks, and their text."""
     params = SamplingParams(temperature=0, max_tokens=30)
     head = list(range(16))
-    engine, collected = overflowing(), Collected()
+    engine, collected = non_finite_engine(), Collected()
     good, bad = [*head, 1, 2], [*head, 1, BAD]
     engine.handle(submit("good", good, params))
     collected.take(engine.step())
@@ -90,12 +93,12 @@ def test_a_shared_prefix_is_recomputed_after_it_and_its_holders_go_on():
     assert collected.tokens["good", 0] == expected(good, params, 0, 96)
 
 
-def test_each_choice_ends_by_its_own_numbers():
+def test_each_choice_ends_by_its_own_logits():
     params = SamplingParams(n=4, seed=3, max_tokens=20)
     prompt = list(range(10))
     texts = {choice: expected(prompt, params, choice, 96) for choice in range(4)}
     bad = next(token for token in range(10, VOCAB) if sum(token in text[:-1] for text in texts.values()) == 1)
-    engine, collected = overflowing(bad), Collected()
+    engine, collected = non_finite_engine(bad), Collected()
     engine.handle(submit("r", prompt, params))
     finish(engine, collected)
     ended = {choice for (_, choice), reason in collected.finish.items() if reason == "error"}
@@ -106,27 +109,27 @@ def test_each_choice_ends_by_its_own_numbers():
 
 
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from((30, 400)), swap=st.sampled_from((0, 40)))
-def test_any_schedule_ends_those_that_meet_the_bad_token_and_no_other(seed, num_blocks, swap):
+def test_any_schedule_ends_exactly_the_requests_with_the_bad_token(seed, num_blocks, swap):
     config = EngineConfig(
         num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=32,
         max_chunk=7, preempt_every=5, swap_blocks=swap,
     )  # fmt: skip
     requests = random_requests(random.Random(seed), 10, 96)
     engine, collected = make_engine(config), Collected()
-    engine.executor = Overflowing(engine.executor, BAD)
+    engine.executor = NonFiniteExecutor(engine.executor, BAD)
     for request in requests:
         engine.handle(request)
     finish(engine, collected)
-    met = 0
+    affected = 0
     for request in requests:
         for choice in request.outputs:
-            whole = expected(request.prompt, request.params, choice, 96)
+            full_outputs = expected(request.prompt, request.params, choice, 96)
             tokens = collected.tokens[request.request, choice]
-            text = [*request.prompt, *whole[:-1]]  # what is read: all but the last token
+            text = [*request.prompt, *full_outputs[:-1]]  # what is read: all but the last token
             if BAD in text:
-                met += 1
+                affected += 1
                 until = max(0, text.index(BAD) + 1 - len(request.prompt))
-                assert (tokens, collected.finish[request.request, choice]) == (whole[:until], "error")
+                assert (tokens, collected.finish[request.request, choice]) == (full_outputs[:until], "error")
             else:
-                assert tokens == whole
-    assert (engine.report().corrupted_requests > 0) == (met > 0)
+                assert tokens == full_outputs
+    assert (engine.report().corrupted_requests > 0) == (affected > 0)

@@ -1,4 +1,4 @@
-"""Prompts that change while they are served: the text is that of the final prompt, sent at once."""
+"""Prompt streams: the output is that of the final prompt submitted as a whole."""
 
 import random
 from collections import Counter
@@ -25,15 +25,15 @@ def opened(prompt, name="r", params=PARAMS, **fields):
 
 
 def steps(engine, collected, limit=100) -> int:
-    """Step until the engine has no work, with open prompts left; returns how many steps."""
+    """Step until the engine has no work, with prompt streams still open; returns the number of steps."""
     for count in range(limit):
         if not engine.has_work:
             return count
         collected.take(engine.step())
-    raise AssertionError("the engine did not come to rest")
+    raise AssertionError("the engine still has work")
 
 
-def test_an_open_prompt_is_computed_and_waits() -> None:
+def test_a_prompt_stream_is_computed_and_waits() -> None:
     engine, collected = make_engine(CONFIG), Collected()
     collected.take(engine.handle(opened(list(range(20)))))
     steps(engine, collected)
@@ -47,7 +47,7 @@ def test_an_open_prompt_is_computed_and_waits() -> None:
     assert (streams.chunks, streams.finished, streams.tokens, streams.computed_before) == (1, 1, 22, 19)
 
 
-def test_a_prompt_that_waits_for_more_makes_room_and_comes_back_for_as_much_again() -> None:
+def test_an_idle_prompt_stream_is_swapped_out_and_back_in_for_as_many_new_tokens() -> None:
     config = msgspec.structs.replace(CONFIG, num_blocks=18, eviction="swap", swap_blocks=36)
     engine, collected = make_engine(config), Collected()
     first, second = list(range(32)), list(range(40, 88))
@@ -55,10 +55,10 @@ def test_a_prompt_that_waits_for_more_makes_room_and_comes_back_for_as_much_agai
         collected.take(engine.handle(opened(prompt, name)))
         steps(engine, collected)
     (waiting,), (there,) = engine.scheduler.of("first"), engine.scheduler.of("second")
-    assert waiting.swapped, "who came later computes while the first has nothing to do"
+    assert waiting.swapped, "the second stream is computed while the first is idle"
     assert there.running
     collected.take(engine.handle(Edit("first", 0, 1, 32, list(range(8)))))
-    assert not waiting.todo(idle=False), "for a quarter more it stays where it is while others work"
+    assert not waiting.todo(idle=False), "it is not swapped in for a quarter more while others have work"
     collected.take(engine.handle(Edit("first", 0, 2, 40, list(range(24)))))
     assert waiting.todo(idle=False) == 32
     prompts = {"first": [*first, *range(8), *range(24)], "second": second}
@@ -101,7 +101,7 @@ def test_an_edit_that_cannot_be_served_ends_the_request(edit: Edit, error: str) 
     finish(engine, Collected())
 
 
-def test_edits_of_others_are_ignored() -> None:
+def test_edits_of_unknown_or_finished_prompts_are_ignored() -> None:
     engine = make_engine(CONFIG)
     engine.handle(opened([1, 2, 3]))
     assert engine.handle(Edit("other", 0, 1, 0, [9])) == []
@@ -113,7 +113,7 @@ def test_edits_of_others_are_ignored() -> None:
     assert collected.tokens["r", 0] == expected_outputs([1, 2, 3], PARAMS, 0, 6, VOCAB)
 
 
-def test_what_an_edit_keeps_is_not_computed_again() -> None:
+def test_a_retained_prefix_is_not_recomputed() -> None:
     engine, collected = make_engine(CONFIG), Collected()
     engine.handle(opened(list(range(22))))
     steps(engine, collected)
@@ -125,7 +125,7 @@ def test_what_an_edit_keeps_is_not_computed_again() -> None:
     assert engine.report().streams.invalidated == 21 - 10
 
 
-def test_a_partly_kept_block_that_others_hold_is_copied() -> None:
+def test_a_partly_retained_shared_block_is_copied() -> None:
     engine, collected = make_engine(CONFIG), Collected()
     engine.handle(opened(list(range(24)), "first"))
     steps(engine, collected)
@@ -161,7 +161,7 @@ def computed(engine) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("order", ["slo", "fcfs"])
-def test_an_arriving_prompt_gets_what_complete_ones_leave(order) -> None:
+def test_a_prompt_stream_gets_the_budget_that_complete_prompts_leave(order) -> None:
     engine, collected = make_engine(msgspec.structs.replace(CONFIG, order=order)), Collected()
     engine.handle(opened(list(range(40)), "early", arrival=1.0))
     collected.take(engine.step())
@@ -176,7 +176,7 @@ def test_an_arriving_prompt_gets_what_complete_ones_leave(order) -> None:
     finish(engine, collected)
 
 
-def test_a_complete_prompt_does_not_wait_for_what_an_arriving_one_computes() -> None:
+def test_a_complete_prompt_does_not_wait_for_the_prefix_of_a_prompt_stream() -> None:
     engine, collected = make_engine(CONFIG), Collected()
     engine.handle(opened(list(range(60)), "early", arrival=1.0))
     collected.take(engine.step())
@@ -188,13 +188,13 @@ def test_a_complete_prompt_does_not_wait_for_what_an_arriving_one_computes() -> 
     finish(engine, collected)
 
 
-def test_what_lasts_is_computed_before_what_edits_cut() -> None:
-    """Two prompts change: one behind its first eight tokens, the other behind its second."""
+def test_edit_stable_tokens_are_computed_first() -> None:
+    """Two prompts are edited: one after its first eight tokens, the other after its second."""
     engine, collected = make_engine(CONFIG), Collected()
-    for name, keep in (("loose", 2), ("firm", 8)):
+    for name, retained in (("loose", 2), ("firm", 8)):
         engine.handle(opened(list(range(12)), name))
         for version in (1, 2, 3):
-            engine.handle(Edit(name, 0, version, keep, [50 + version, 60, 61, 62]))
+            engine.handle(Edit(name, 0, version, retained, [50 + version, 60, 61, 62]))
     collected.take(engine.step())
     assert computed(engine)["firm"] == 8
     assert computed(engine)["loose"] == 2
@@ -235,7 +235,7 @@ def test_an_early_answer_is_withdrawn_if_the_prompt_changes(n: int, count: int) 
         assert collected.tokens["r", choice] == expected([1, 2, 7, 8], params, choice, 96)
 
 
-def test_an_edit_in_mid_step_is_taken_when_the_step_is_committed() -> None:
+def test_an_edit_during_a_step_is_applied_after_its_commit() -> None:
     engine, collected = make_engine(CONFIG), Collected()
     engine.handle(opened(list(range(30))))
     run = engine.executor.run
@@ -253,44 +253,44 @@ def test_an_edit_in_mid_step_is_taken_when_the_step_is_committed() -> None:
     assert collected.tokens["r", 0] == expected_outputs([0, 1, 2, 3, 4, 80], PARAMS, 0, 6, VOCAB)
 
 
-def test_prompt_logprobs_of_an_open_prompt_are_refused() -> None:
+def test_prompt_logprobs_of_a_prompt_stream_are_refused() -> None:
     (event,) = make_engine(CONFIG).handle(opened([1], params=SamplingParams(prompt_logprobs=1)))
-    assert "log-probabilities" in event.error
+    assert "prompt_logprobs" in event.error
 
 
 class Oracle:
-    """Guesses right about half of the time, and checks what it is told by epochs and kept tokens."""
+    """A drafter whose draft tokens are accepted about half of the time."""
 
-    plane = None
+    group = None
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng, self.known, self.asked = rng, {}, []
+        self.rng, self.tokens_by_id, self.requests = rng, {}, []
 
     def begin(self, requests) -> None:
-        self.asked = requests
+        self.requests = requests
 
     def collect(self, deadline):
         trees = {}
-        for request in self.asked:
-            tokens = self.known.get(request.id, [])[: request.keep] + request.new_tokens
-            self.known[request.id] = tokens
+        for request in self.requests:
+            tokens = self.tokens_by_id.get(request.id, [])[: request.retained] + request.new_tokens
+            self.tokens_by_id[request.id] = tokens
             prompt = tokens[: len(tokens) - request.output]
-            guess = expected_outputs(
+            draft_tokens = expected_outputs(
                 prompt, request.params, request.choice, request.output + request.depth, VOCAB
             )[request.output :]
             if self.rng.random() < 0.3:
-                guess[-1] = (guess[-1] + 1) % VOCAB
+                draft_tokens[-1] = (draft_tokens[-1] + 1) % VOCAB
             if request.nodes:
-                trees[request.id] = chain([tokens[-1], *guess[: request.nodes]])
+                trees[request.id] = chain([tokens[-1], *draft_tokens[: request.nodes]])
         return trees
 
     def release(self, ids) -> None:
         for id in ids:
-            self.known.pop(id, None)
+            self.tokens_by_id.pop(id, None)
 
 
-class Script:
-    """One client: opens a prompt, edits it at random, finishes it."""
+class StreamClient:
+    """A client that opens a prompt stream, edits it at random and finishes it."""
 
     def __init__(self, rng: random.Random, number: int, limit: int) -> None:
         self.rng, self.name, self.limit = rng, f"r{number}", limit
@@ -319,24 +319,26 @@ class Script:
     def edit(self, arrival: float) -> Edit:
         """The next edit; the last one finishes."""
         self.version += 1
-        done = self.version > self.edits
-        keep = self.rng.choice((len(self.prompt), len(self.prompt), self.rng.randint(0, len(self.prompt))))
-        more = self._piece(self.rng.randint(0, 20))
-        if done and self.rng.random() < 0.5:
-            keep, more = len(self.prompt), []
-        before, self.prompt = self.prompt, (self.prompt[:keep] + more)[: self.limit]
-        if done and not self.prompt:
+        last = self.version > self.edits
+        retained = self.rng.choice(
+            (len(self.prompt), len(self.prompt), self.rng.randint(0, len(self.prompt)))
+        )
+        added = self._piece(self.rng.randint(0, 20))
+        if last and self.rng.random() < 0.5:
+            retained, added = len(self.prompt), []
+        before, self.prompt = self.prompt, (self.prompt[:retained] + added)[: self.limit]
+        if last and not self.prompt:
             self.prompt = [1]
-        while keep and self.prompt[:keep] != before[:keep]:
-            keep -= 1
-        keep = min(keep, len(self.prompt))
+        while retained and self.prompt[:retained] != before[:retained]:
+            retained -= 1
+        retained = min(retained, len(self.prompt))
         return Edit(
             self.name,
             0,
             self.version,
-            keep,
-            self.prompt[keep:],
-            finish=done,
+            retained,
+            self.prompt[retained:],
+            finish=last,
             tail=self._tail(),
             arrival=arrival,
         )
@@ -346,8 +348,8 @@ class Script:
         return self.version > self.edits
 
 
-def play(rng: random.Random, engine: Engine, clients: list[Script]) -> tuple[Counter, Collected]:
-    """Let the clients edit between and during steps, until all have their text and nothing is left."""
+def run_scripts(rng: random.Random, engine: Engine, clients: list[StreamClient]) -> tuple[Counter, Collected]:
+    """Let the clients edit between and during steps until all requests have finished."""
     collected, count = Collected(), Counter(scripts=len(clients))
     for client in clients:
         collected.take(engine.handle(client.start()))
@@ -355,22 +357,22 @@ def play(rng: random.Random, engine: Engine, clients: list[Script]) -> tuple[Cou
 
     def run_and_edit(plan):
         result = run(plan)
-        if rng.random() < 0.2 and (going := [client for client in clients if not client.finished]):
+        if rng.random() < 0.2 and (open_scripts := [client for client in clients if not client.finished]):
             count["mid_step"] += 1
-            assert engine.handle(rng.choice(going).edit(10.0)) == []
+            assert engine.handle(rng.choice(open_scripts).edit(10.0)) == []
         return result
 
     engine.executor.run = run_and_edit
     for step in range(20_000):
-        going = [client for client in clients if not client.finished]
-        if going and (rng.random() < 0.15 or not engine.has_work or engine.stalled):
-            collected.take(engine.handle(rng.choice(going).edit(10.0 + step)))
+        open_scripts = [client for client in clients if not client.finished]
+        if open_scripts and (rng.random() < 0.15 or not engine.has_work or engine.stalled):
+            collected.take(engine.handle(rng.choice(open_scripts).edit(10.0 + step)))
         if engine.has_work:
             collected.take(engine.step())
-        elif not going:
+        elif not open_scripts:
             break
     engine.executor.run = run
-    assert not engine.scheduler.sequences, "all have come to their end"
+    assert not engine.scheduler.sequences, "all have finished"
     while engine.has_work:
         engine.step()
     pool, swap = engine.scheduler.tables.pool, engine.scheduler.swap
@@ -385,13 +387,15 @@ def play(rng: random.Random, engine: Engine, clients: list[Script]) -> tuple[Cou
     return count, collected
 
 
-def play_pretended(rng: random.Random, config: EngineConfig, drafter: str, scripts: int) -> Counter:
-    """Play on the pretended model; every text must be its final prompt's. The drafter has KV, or none, or
-    there is none."""
+def run_scripts_on_fake_model(
+    rng: random.Random, config: EngineConfig, drafter: str, scripts: int
+) -> Counter:
+    """Run on the fake model; every output must be that of its final prompt. `drafter`: with KV (model),
+    without (oracle), or none."""
     oracle = Oracle(rng) if drafter == "oracle" else None
     engine = make_engine(config, oracle, draft_model=0.6 if drafter == "model" else None)
-    clients = [Script(rng, number, 60) for number in range(scripts)]
-    count, collected = play(rng, engine, clients)
+    clients = [StreamClient(rng, number, 60) for number in range(scripts)]
+    count, collected = run_scripts(rng, engine, clients)
     for client in clients:
         for choice in range(client.params.n):
             want = expected(client.prompt, client.params, choice, config.max_model_len)
@@ -420,7 +424,7 @@ def test_any_script_gives_the_text_of_its_final_prompt(
         max_chunk=10, preempt_every=preempt_every, enable_prefix_caching=caching, order=order,
         eviction=eviction, swap_blocks=swap_blocks,
     )  # fmt: skip
-    play_pretended(random.Random(seed), config, drafter, scripts=8)
+    run_scripts_on_fake_model(random.Random(seed), config, drafter, scripts=8)
 
 
 def test_hundreds_of_scripts_with_everything_at_once(scale, record) -> None:
@@ -431,7 +435,7 @@ def test_hundreds_of_scripts_with_everything_at_once(scale, record) -> None:
             max_chunk=10, preempt_every=rng.choice((0, 3)), eviction=rng.choice(("swap", "cost")),
             swap_blocks=60, order=rng.choice(("slo", "arrival", "fcfs", "lcas", "mcps")),
         )  # fmt: skip
-        total += play_pretended(rng, config, rng.choice(("oracle", "model")), scripts=10)
+        total += run_scripts_on_fake_model(rng, config, rng.choice(("oracle", "model")), scripts=10)
     record(**total)
     for what in ("mid_step", "invalidated", "withdrawn", "swaps", "swapped_back", "copies", "accepted"):
         assert total[what] > 0, what

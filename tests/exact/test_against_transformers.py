@@ -1,4 +1,4 @@
-"""Greedy text and log-probabilities are those of transformers, however the work is cut and interrupted."""
+"""Greedy text and log-probabilities are those of transformers, however prompts are chunked and preempted."""
 
 import random
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import make_checkpoint, reference_model
 from tests.conftest import Scale
 
-OUTPUTS = 64
-LONGEST = 1500
+MAX_OUTPUT = 64
+MAX_PROMPT = 1500
 CLOSE = 1e-4
 """Reference logits closer than this are a tie that float32 may decide either way."""
 
@@ -36,13 +36,13 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """How the engine is set up, and how many requests it gets at once."""
+    """The settings of an engine, and its number of concurrent requests."""
 
     chunk: int = 512
     concurrency: int = 3
     blocks: int = 1024
     preempt_every: int = 0
-    longest: int = LONGEST
+    longest: int = MAX_PROMPT
 
 
 CASES = {
@@ -72,7 +72,7 @@ def reference(checkpoint: Path) -> Any:
 def make_engine(checkpoint: Path, case: Case, backend: Backend = "auto") -> Engine:
     config = ModelConfig(
         path=str(checkpoint), dtype="float32", backend=backend, threads=1, num_blocks=case.blocks,
-        max_model_len=LONGEST + OUTPUTS, max_num_seqs=32, max_num_batched_tokens=max(512, case.chunk),
+        max_model_len=MAX_PROMPT + MAX_OUTPUT, max_num_seqs=32, max_num_batched_tokens=max(512, case.chunk),
         max_chunk=case.chunk, preempt_every=case.preempt_every,
     )  # fmt: skip
     loaded = load(config)
@@ -80,7 +80,7 @@ def make_engine(checkpoint: Path, case: Case, backend: Backend = "auto") -> Engi
 
 
 def make_prompts(rng: random.Random, count: int, longest: int, vocabulary: int) -> list[list[int]]:
-    """Lengths from 1 to `longest`, half of them with a common head."""
+    """Make prompts of 1 to `longest` tokens, half of them with a shared prefix."""
     head = [rng.randrange(4, vocabulary) for _ in range(longest // 2)]
     prompts = []
     for number in range(count):
@@ -128,8 +128,9 @@ def generate(engine: Engine, prompts: list[list[int]], params: SamplingParams, c
 def compare(
     reference: Any, prompt: list[int], tokens: list[int], logprobs: list[float]
 ) -> tuple[int, int, float]:
-    """Ties decided the other way, other mismatches, and the largest difference of a log-probability. Every
-    token is judged on the text before it, so one tie does not hide what comes behind."""
+    """Return the numbers of ties decided differently and of other mismatches, and the largest difference of a
+    log-probability. Every token is compared given the text before it: a tie hides no later
+    mismatch."""
     rows = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :].float()
     expected = torch.log_softmax(rows, dim=-1)
     ours = torch.tensor(tokens)
@@ -152,17 +153,17 @@ def test_greedy_text_is_the_references(
     count = scale.pick(max(6, case.concurrency * 3 // 2), 36)
     engine = make_engine(checkpoint, case, backend)
     prompts = make_prompts(random.Random(scale.seed), count, case.longest, engine.model.vocab_size)
-    params = SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True, logprobs=0)
+    params = SamplingParams(temperature=0, max_tokens=MAX_OUTPUT, ignore_eos=True, logprobs=0)
     outcome = generate(engine, prompts, params, case.concurrency)
     ties, largest = 0, 0.0
     for prompt, tokens, logprobs in zip(prompts, outcome.tokens, outcome.logprobs, strict=True):
-        assert len(tokens) == OUTPUTS
+        assert len(tokens) == MAX_OUTPUT
         tie, wrong, error = compare(reference, prompt, tokens, logprobs)
         assert wrong == 0
         ties += tie
         largest = max(largest, error)
     report = engine.report()
-    total = count * OUTPUTS
+    total = count * MAX_OUTPUT
     assert ties <= total / 1000
     assert largest < 1e-4
     assert outcome.cached > 0
@@ -177,7 +178,7 @@ def test_seeded_text_is_the_same_alone_in_a_batch_chunked_and_preempted(
     checkpoint: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
     count = scale.pick(8, 64)
-    params = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=OUTPUTS, ignore_eos=True)
+    params = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=MAX_OUTPUT, ignore_eos=True)
     texts, preemptions = {}, 0
     for name in ("alone", "many", "odd-chunks", "preempted"):
         engine = make_engine(checkpoint, CASES[name])
@@ -189,4 +190,4 @@ def test_seeded_text_is_the_same_alone_in_a_batch_chunked_and_preempted(
     assert texts["preempted"] == texts["alone"]
     assert preemptions > 0
     assert len({tuple(text) for text in texts["alone"]}) > count // 2
-    record(requests=count, tokens=count * OUTPUTS, preemptions=preemptions, seed=scale.seed)
+    record(requests=count, tokens=count * MAX_OUTPUT, preemptions=preemptions, seed=scale.seed)

@@ -15,7 +15,7 @@ from streamserve.engine.plan import Span
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
-from streamserve.execution.load import attention_on, load
+from streamserve.execution.load import load, make_attention
 from streamserve.execution.model import Model
 from streamserve.protocol.config import Backend, ModelConfig
 from streamserve.speculation.tree import TokenTree
@@ -23,19 +23,19 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
 VOCABULARY, BLOCK, NUM_BLOCKS = 320, 4, 1024
-LONGEST, MOST_NODES = 40, 16
+MAX_PROMPT, MAX_NODES = 40, 16
 
 
 @dataclass
 class Machine:
-    """A model on the row-invariant kernels, over a pool of its own that is handed out block by block."""
+    """A model on the row-invariant kernels with a KV cache, and its free blocks."""
 
     model: Model
     attention: AttentionBackend
     free: list[int]
 
     def shuffle(self, rng: random.Random) -> None:
-        """All blocks are free again, in another order."""
+        """Free all blocks, in random order."""
         self.free = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
 
     def blocks(self, tokens: int) -> list[int]:
@@ -47,7 +47,10 @@ class Machine:
         self.attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
         logits = self.model.logits(self.model.forward(tokens, positions, self.attention))
-        return [logits[part.offset : part.offset + part.span.rows - part.span.skip] for part in layout.parts]
+        return [
+            logits[part.offset : part.offset + part.span.query_tokens - part.span.skip]
+            for part in layout.parts
+        ]
 
 
 def make_machine(folder: Path, dtype: str, backend: Backend = "auto") -> Machine:
@@ -58,12 +61,12 @@ def make_machine(folder: Path, dtype: str, backend: Backend = "auto") -> Machine
     assert kernels or backend == "reference", "without kernels there is nothing to promise"
     spec = loaded.model.spec
     cache = KVCache(spec, NUM_BLOCKS, BLOCK, loaded.model.dtype)
-    return Machine(loaded.model, attention_on(cache, spec, loaded.team), [])
+    return Machine(loaded.model, make_attention(cache, spec, loaded.pool), [])
 
 
 def random_tree(rng: random.Random, root: int) -> TokenTree:
-    """Deep, wide and anything between; siblings with the same token among them."""
-    size, reach = rng.randint(3, MOST_NODES), rng.choice((1, 3, MOST_NODES))
+    """Make a tree: deep, wide or between; siblings may have the same token."""
+    size, reach = rng.randint(3, MAX_NODES), rng.choice((1, 3, MAX_NODES))
     parents = (-1, *(rng.randint(max(0, node - reach), node - 1) for node in range(1, size)))
     tokens = (root, *(rng.randrange(VOCABULARY) for _ in range(1, size)))
     return TokenTree(tokens, parents, (0.0,) * size, (1.0,) * size)
@@ -84,30 +87,30 @@ def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
     scale: Scale,
     record: Callable[..., None],
 ) -> None:
-    """Trees of several sequences in one pass, beside a prompt chunk; each branch replayed token by token by
-    a sequence that never saw a tree."""
+    """Trees of several sequences in one pass with a prompt chunk; each branch is replayed token by token
+    without a tree."""
     machine = make_machine(make_checkpoint(tmp_path, architecture, **fields), dtype)
     rng, branches, wide = random.Random(scale.seed), 0, 0
     for _ in range(scale.pick(4, 100)):
         machine.shuffle(rng)
-        prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, LONGEST))] for _ in range(3)]
-        tables = [machine.blocks(len(prompt) + MOST_NODES) for prompt in prompts]
+        prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, MAX_PROMPT))] for _ in range(3)]
+        tables = [machine.blocks(len(prompt) + MAX_NODES) for prompt in prompts]
         for prompt, table in zip(prompts, tables, strict=True):
             if len(prompt) > 1:
                 machine.logits([Span(0, 0, prompt[:-1], table)])
         trees = [random_tree(rng, prompt[-1]) for prompt in prompts]
-        verifying = [
+        tree_spans = [
             Span(number, len(prompt) - 1, [prompt[-1]], table, tree, (0,))
             for number, (prompt, table, tree) in enumerate(zip(prompts, tables, trees, strict=True))
         ]
         chunk = Span(9, 0, [rng.randrange(VOCABULARY) for _ in range(20)], machine.blocks(20))
-        verified = machine.logits([*verifying, chunk])
-        for prompt, tree, found in zip(prompts, trees, verified, strict=False):
+        verified = machine.logits([*tree_spans, chunk])
+        for prompt, tree, logits in zip(prompts, trees, verified, strict=False):
             wide += any(tree.parents.count(node) > 1 for node in range(len(tree)))
             for leaf in leaves(tree):
                 path = tree.path(leaf)
                 expected = replay(machine, prompt, [tree.tokens[node] for node in path[1:]])
-                assert torch.equal(found[path].view(torch.int32), expected.view(torch.int32)), (tree, leaf)
+                assert torch.equal(logits[path].view(torch.int32), expected.view(torch.int32)), (tree, leaf)
                 branches += 1
     assert wide > 0
     assert branches > 12
@@ -120,23 +123,23 @@ def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
 def test_a_tree_read_level_by_level_has_the_logits_of_the_whole(
     tmp_path: Path, backend: Backend, fields: dict[str, Any], scale: Scale
 ) -> None:
-    """As a draft reads it: each pass has one level's rows, and finds the levels above in their slots."""
+    """As a draft model computes it: each pass has one level's rows; earlier levels have KV in their slots."""
     machine = make_machine(make_checkpoint(tmp_path, **fields), "float32", backend)
     rng, skipped = random.Random(scale.seed), 0
     for _ in range(scale.pick(4, 100)):
         machine.shuffle(rng)
-        prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, LONGEST))] for _ in range(3)]
+        prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, MAX_PROMPT))] for _ in range(3)]
         trees = [by_levels(random_tree(rng, prompt[-1])) for prompt in prompts]
-        tables = [machine.blocks(len(prompt) + MOST_NODES) for prompt in prompts]
+        tables = [machine.blocks(len(prompt) + MAX_NODES) for prompt in prompts]
         spans = [
             Span(number, 0, prompt, table, tree, (0,))
             for number, (prompt, table, tree) in enumerate(zip(prompts, tables, trees, strict=True))
         ]
-        whole = machine.logits(spans)
+        expected_logits = machine.logits(spans)
         machine.logits([replace(span, tree=None) for span in spans])
         for level in range(1, 1 + max(max(tree.depths()) for tree in trees)):
             passes = [(span, span.tree.depths()) for span in spans if level in span.tree.depths()]
-            found = machine.logits([
+            logits = machine.logits([
                 replace(
                     span,
                     start=len(span.tokens) - 1,
@@ -146,9 +149,9 @@ def test_a_tree_read_level_by_level_has_the_logits_of_the_whole(
                 )
                 for span, depths in passes
             ])  # fmt: skip
-            for (span, depths), rows in zip(passes, found, strict=True):
+            for (span, depths), rows in zip(passes, logits, strict=True):
                 first = len(span.tokens) - 1 + depths.index(level)
-                expected = whole[span.sequence][first : first + depths.count(level)]
+                expected = expected_logits[span.sequence][first : first + depths.count(level)]
                 skipped += depths.index(level)
                 if backend == "auto":
                     assert torch.equal(rows.view(torch.int32), expected.view(torch.int32))
@@ -158,23 +161,23 @@ def test_a_tree_read_level_by_level_has_the_logits_of_the_whole(
 
 
 def by_levels(tree: TokenTree) -> TokenTree:
-    """The same tree with its nodes in order of depth."""
+    """Return the tree with its nodes in order of depth."""
     depths = tree.depths()
     order = sorted(range(len(tree)), key=lambda node: (depths[node], node))
-    place = {node: i for i, node in enumerate(order)}
-    parents = (-1, *(place[tree.parents[node]] for node in order[1:]))
+    index = {node: i for i, node in enumerate(order)}
+    parents = (-1, *(index[tree.parents[node]] for node in order[1:]))
     return TokenTree(tuple(tree.tokens[node] for node in order), parents, tree.scores, tree.accept)
 
 
-def replay(machine: Machine, prompt: list[int], guesses: list[int]) -> Tensor:
-    """The logits behind the prompt and each of the guesses, decoded one token a pass."""
-    tokens = prompt + guesses
+def replay(machine: Machine, prompt: list[int], draft_tokens: list[int]) -> Tensor:
+    """Return the logits after the prompt and after each draft token, decoded one token per pass."""
+    tokens = prompt + draft_tokens
     table = machine.blocks(len(tokens))
     if len(prompt) > 1:
         machine.logits([Span(0, 0, prompt[:-1], table)])
     rows = [
-        machine.logits([Span(0, place, [tokens[place]], table)])[0]
-        for place in range(len(prompt) - 1, len(tokens))
+        machine.logits([Span(0, index, [tokens[index]], table)])[0]
+        for index in range(len(prompt) - 1, len(tokens))
     ]
     machine.free += table
     return torch.cat(rows)

@@ -1,4 +1,4 @@
-"""The choices of one request share its prompt and part by copies; each is the text it would be alone."""
+"""The choices of a request share its prompt's blocks and copy on write; each is the text that it is alone."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.conftest import Scale
 from tests.exact.test_against_transformers import Case, make_engine, make_prompts
 
 CHOICES = 4
-OUTPUTS = 40
+MAX_OUTPUT = 40
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def run(engine, requests: list[Submit]) -> dict[tuple[str, int], list[int]]:
 @pytest.mark.parametrize(
     "case", [Case(), Case(chunk=7), Case(chunk=64, preempt_every=6), Case(blocks=100)], ids=str
 )
-def test_a_choice_is_the_same_among_others_and_alone(
+def test_a_choice_is_the_same_co_batched_and_alone(
     checkpoint: Path, case: Case, scale: Scale, record: Callable[..., None]
 ) -> None:
     count = scale.pick(8 if case.blocks < 200 else 4, 50)
@@ -49,7 +49,7 @@ def test_a_choice_is_the_same_among_others_and_alone(
             0,
             prompt,
             SamplingParams(
-                n=CHOICES, seed=number, max_tokens=OUTPUTS, ignore_eos=True,
+                n=CHOICES, seed=number, max_tokens=MAX_OUTPUT, ignore_eos=True,
                 frequency_penalty=rng.choice((0.0, 0.5)), repetition_penalty=rng.choice((1.0, 1.2)),
             ),
             {choice: [] for choice in range(CHOICES)},

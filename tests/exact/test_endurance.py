@@ -1,4 +1,4 @@
-"""Many requests through one engine: the last are served as fast as the first, and nothing is left of them."""
+"""Many requests in one engine: the last are served as fast as the first, and no memory leaks."""
 
 import gc
 import re
@@ -20,7 +20,7 @@ PARTS = 8
 
 
 def request(number: int) -> Submit:
-    """Prompts of all lengths, some that begin alike, and every kind of sampling."""
+    """Make a request; prompts have all lengths, some share a prefix, and sampling parameters vary."""
     rng = np.random.default_rng(number)
     start = [5 + number % 7] * (16 * int(rng.integers(0, 3)))
     prompt = start + rng.integers(5, 4000, int(rng.integers(1, 24))).tolist()
@@ -78,7 +78,7 @@ def resident_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def test_requests_leave_nothing_behind_and_do_not_slow_down(scale, record):
+def test_requests_leak_no_memory_and_do_not_slow_down(scale, record):
     count = scale.pick(320, 10_000)
     config = ModelConfig(
         path=str(embedded.path("embedded")), threads=1, num_blocks=200, max_model_len=256, draft="none"

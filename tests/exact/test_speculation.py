@@ -10,7 +10,7 @@ import pytest
 
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.messages import Guessed, Submit, Token
+from streamserve.protocol.messages import DraftVerified, Submit, Token
 from streamserve.protocol.reports import SpeculationReport
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.speculation.controller import Speculation
@@ -18,7 +18,16 @@ from streamserve.speculation.policies import parse_policy
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.exact.guessing import OUTPUTS, Case, Watched, make_engine, make_pair, make_requests, run, serve
+from tests.exact.speculating import (
+    MAX_OUTPUT,
+    Case,
+    Watched,
+    make_engine,
+    make_pair,
+    make_requests,
+    run,
+    serve,
+)
 
 CASES = {
     "chain": Case(),
@@ -39,7 +48,7 @@ ALWAYS = (
     "all guesses right", "accepted by a sampled request", "stop string",
     "ended by a token or a grammar", "found in the prefix index", "copied on write",
 )  # fmt: skip
-"""What must have happened in every case; where every step is guessed for, texts end among guesses too."""
+"""Events that must have happened in every case (these names are keys of committed results)."""
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +66,11 @@ def test_text_is_that_of_plain_decoding(
     case, rng = replace(CASES[name], dtype=dtype), random.Random(scale.seed)
     tokenizer = Tokenizer.from_folder(pair[0])
     plain = make_engine(pair, Case(draft="none", backend=case.backend, dtype=case.dtype))
-    guessing = make_engine(pair, case)
-    assert isinstance(guessing.speculation, Watched)
+    speculating = make_engine(pair, case)
+    assert isinstance(speculating.speculation, Watched)
     requests = make_requests(rng, scale.pick(8, 64), plain.model.vocab_size)
     expected = serve(plain, requests, 1 if case.dtype == "float32" else 8, tokenizer)
-    served = serve(guessing, requests, rng.choice((3, 8, 16)), tokenizer)
+    served = serve(speculating, requests, rng.choice((3, 8, 16)), tokenizer)
     assert served.texts.keys() == expected.texts.keys()
     for key, one in expected.texts.items():
         other = served.texts[key]
@@ -71,11 +80,11 @@ def test_text_is_that_of_plain_decoding(
             assert a.logprob is None or abs(a.logprob - b.logprob) < (
                 1e-4 if case.dtype == "float32" else 1e-9
             )
-    counters, report = guessing.speculation.counters, guessing.report()
+    counters, report = speculating.speculation.counters, speculating.report()
     assert counters.accepted > 0
     assert counters.verified >= counters.accepted
-    brought = 1 + counters.accepted / counters.drafts
-    assert brought >= 1.5, "tokens of a step that guessed"
+    tokens_per_step = 1 + counters.accepted / counters.drafts
+    assert tokens_per_step >= 1.5, "tokens of a step with draft tokens"
     assert sum(counters.trees_by_nodes) == sum(counters.trees_by_depth) > 0
     assert sum(n * count for n, count in enumerate(counters.trees_by_nodes, 1)) == counters.verified
     parts = report.step_parts
@@ -83,28 +92,28 @@ def test_text_is_that_of_plain_decoding(
     assert min(parts.scheduling, parts.draft, parts.target) > 0
     assert parts.scheduling + parts.draft + parts.target <= report.step_seconds
     assert report.speculation == SpeculationReport(**asdict(counters))
-    events = served.events + guessing.speculation.events
+    events = served.events + speculating.speculation.events
     events["preempted"], events["found in the prefix index"] = report.preemptions, report.prefix_hits
     events["copied on write"] = report.copies_on_write
-    due = list(ALWAYS)
-    due += ["a sibling accepted", "KV moved"] if "tree" in case.policy else []
-    due += ["preempted"] if case.preempt_every or case.blocks < 100 else []
-    due += ["all guesses wrong"] if case.policy != "goodput" else []
+    required = list(ALWAYS)
+    required += ["a sibling accepted", "KV moved"] if "tree" in case.policy else []
+    required += ["preempted"] if case.preempt_every or case.blocks < 100 else []
+    required += ["all guesses wrong"] if case.policy != "goodput" else []
     if case.policy != "goodput" and case.draft != "ngram":
-        due += ["guessed behind a prompt", *(["cut by what ends a text"] if scale.full else [])]
-    missing = [event for event in due if not events[event]]
+        required += ["guessed behind a prompt", *(["cut by what ends a text"] if scale.full else [])]
+    missing = [event for event in required if not events[event]]
     assert not missing
     record(requests=len(requests), sampled=sum(not one.params.greedy for one in requests),
            hot=sum(one.params.temperature >= 0.8 for one in requests), choices=len(served.texts),
-           whole=sum(len(text) == OUTPUTS for text in served.texts.values()),
+           whole=sum(len(text) == MAX_OUTPUT for text in served.texts.values()),
            tokens=sum(map(len, served.texts.values())), steps=report.steps, drafted=counters.drafted,
-           verified=counters.verified, accepted=counters.accepted, tokens_a_guessing_step=brought,
+           verified=counters.verified, accepted=counters.accepted, tokens_a_guessing_step=tokens_per_step,
            events=dict(sorted(events.items())), seed=scale.seed)  # fmt: skip
-    guessing.executor.close()
+    speculating.executor.close()
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "settings",
     [
         {},
         {"frequency_penalty": 0.6, "repetition_penalty": 1.2},
@@ -112,18 +121,19 @@ def test_text_is_that_of_plain_decoding(
         {"logit_bias": {7: 4.0}, "allowed_token_ids": tuple(range(5, 60))},
     ],
 )
-def test_a_draft_of_the_same_opinion_is_right_every_time(
-    pair: tuple[Path, Path], wishes: dict[str, Any]
+def test_a_draft_model_equal_to_the_target_is_always_accepted(
+    pair: tuple[Path, Path], settings: dict[str, Any]
 ) -> None:
-    """With the target as its own draft all guesses are accepted: greedy, and sampled under the shared noise,
-    whatever the path does to the logits. (top_k, because a draft looks at its likeliest tokens only.)"""
+    """With the target as its own draft model all draft tokens are accepted: greedy, and sampled with the
+    shared noise, whatever the path does to the logits. (top_k, because a draft model considers only its
+    likeliest tokens.)"""
     target, _ = pair
     engine = make_engine((target, target), Case(policy="fixed:5"))
     for temperature in (0.0, 1.0):
         requests = [
             Submit(str(n), 0, [5 + n, 9], SamplingParams(**{
                 "temperature": temperature, "top_k": 20, "seed": n, "max_tokens": 60, "ignore_eos": True,
-                **wishes}), {0: []}, 0.0)
+                **settings}), {0: []}, 0.0)
             for n in range(4)
         ]  # fmt: skip
         before = (engine.speculation.counters.verified, engine.speculation.counters.accepted)
@@ -131,11 +141,11 @@ def test_a_draft_of_the_same_opinion_is_right_every_time(
         verified = engine.speculation.counters.verified - before[0]
         accepted = engine.speculation.counters.accepted - before[1]
         assert verified > 100
-        # Those beyond the last token asked for are not counted as wrong.
+        # Draft tokens after the last requested token count as verified, not as rejected.
         assert accepted >= verified - 4 * 5
 
 
-def test_forked_choices_speculate_each_for_itself(pair: tuple[Path, Path]) -> None:
+def test_forked_choices_speculate_independently(pair: tuple[Path, Path]) -> None:
     params = SamplingParams(n=3, seed=4, max_tokens=40, ignore_eos=True)
     request = Submit("r", 0, [7, 8, 9, 10, 11] * 5, params, {0: [], 1: [], 2: []}, 0.0)
     texts = []
@@ -153,32 +163,32 @@ def test_forked_choices_speculate_each_for_itself(pair: tuple[Path, Path]) -> No
     assert engine.speculation.counters.accepted > 0
 
 
-def test_a_draft_reads_prompts_beside_the_target(pair: tuple[Path, Path]) -> None:
-    """A chunk behind it, so that little is left to read when the first guess is asked for."""
+def test_a_draft_model_prefills_along_with_the_target(pair: tuple[Path, Path]) -> None:
+    """It is one chunk late, so that little is left to prefill at the first draft request."""
     prompt, chunk = list(range(5, 165)), 16
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     request = Submit("r", 0, prompt, params, {0: []}, 0.0)
     engine = make_engine(pair, Case(policy="fixed:3", chunk=chunk, preempt_every=7))
     assert isinstance(engine.drafter, ModelDrafter)
-    asked, begin = [], engine.drafter.begin
-    engine.drafter.begin = lambda requests: (asked.extend(requests), begin(requests))[1]
+    received, begin = [], engine.drafter.begin
+    engine.drafter.begin = lambda requests: (received.extend(requests), begin(requests))[1]
     found = run(engine, [request], 1)["r"]
-    reading = [one for one in asked if not one.depth]
-    guessing = [one for one in asked if one.depth]
-    assert len(reading) >= len(prompt) // chunk - 2  # the last is read when the first guess is asked for
-    assert all(one.keep + len(one.new_tokens) - one.computed <= chunk for one in reading)
-    assert guessing[0].computed >= len(prompt) - 2 * chunk
+    prefills = [request for request in received if not request.depth]
+    drafts = [request for request in received if request.depth]
+    assert len(prefills) >= len(prompt) // chunk - 2  # the last is read with the first draft request
+    assert all(one.retained + len(one.new_tokens) - one.computed <= chunk for one in prefills)
+    assert drafts[0].computed >= len(prompt) - 2 * chunk
     plain = run(make_engine(pair, Case(draft="none")), [request], 1)["r"]
     assert [token.token for token in found] == [token.token for token in plain]
     assert engine.speculation.counters.accepted > 0
 
 
-@pytest.mark.parametrize(("left", "guessed"), [(3, True), (64, True), (65, False)])
-def test_a_step_that_ends_a_prompt_is_guessed_behind_if_little_is_left(
-    pair: tuple[Path, Path], left: int, guessed: bool
+@pytest.mark.parametrize(("left", "drafted"), [(3, True), (64, True), (65, False)])
+def test_a_step_that_ends_a_prompt_has_draft_tokens_if_little_is_left(
+    pair: tuple[Path, Path], left: int, drafted: bool
 ) -> None:
-    """The first token of an answer then comes with others; who waits for it does not wait for a draft that
-    has much to read."""
+    """The first output token then comes with others; it does not wait for a draft model that has much to
+    prefill."""
     target, _ = pair
     engine = make_engine((target, target), Case(policy="fixed:4", chunk=100))
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -186,14 +196,14 @@ def test_a_step_that_ends_a_prompt_is_guessed_behind_if_little_is_left(
     found: list[Token] = []
     while not found:
         found = [event for event in engine.step() if isinstance(event, Token)]
-    assert (len(found) > 1) == guessed
+    assert (len(found) > 1) == drafted
 
 
 @pytest.mark.parametrize("policy", ["fixed:4", "fixed-tree:2x3", "goodput"])
-def test_rejection_keeps_greedy_text_and_accepts_drawn_guesses(
+def test_rejection_keeps_greedy_text_and_accepts_sampled_draft_tokens(
     pair: tuple[Path, Path], policy: str, scale: Scale
 ) -> None:
-    """The distribution is held to the target's in tests/execution/test_rejection.py."""
+    """tests/execution/test_rejection.py compares the distribution with the target's."""
     plain = make_engine(pair, Case(draft="none"))
     engine = make_engine(pair, Case(policy=policy), mode="rejection")
     requests = make_requests(random.Random(scale.seed), scale.pick(8, 40), plain.model.vocab_size)
@@ -213,7 +223,7 @@ def test_rejection_keeps_greedy_text_and_accepts_drawn_guesses(
     assert engine.speculation.counters.accepted > 0
 
 
-def test_what_decides_may_be_changed_between_steps(pair: tuple[Path, Path]) -> None:
+def test_the_policy_may_be_changed_between_steps(pair: tuple[Path, Path]) -> None:
     engine, cost = make_engine(pair, Case(policy="off")), lambda rows, kv_tokens: 1.0
     drafted = []
     for policy in ("off", "fixed:3", "off"):
@@ -225,19 +235,19 @@ def test_what_decides_may_be_changed_between_steps(pair: tuple[Path, Path]) -> N
     assert drafted[0] == drafted[2] == 0 < drafted[1]
 
 
-def test_a_request_may_bound_or_refuse_speculation(pair: tuple[Path, Path]) -> None:
+def test_a_request_may_limit_or_disable_speculation(pair: tuple[Path, Path]) -> None:
     engine = make_engine(pair, Case(policy="fixed:6"))
-    for limits, most in (
+    for limits, limit in (
         (SpeculationLimits(enabled=False), 0),
         (SpeculationLimits(max_depth=2), 2),
         (SpeculationLimits(max_nodes=1), 1),
     ):
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, speculation=limits)
         engine.handle(Submit("r", 0, [5, 6, 7], params, {0: []}, 0.0))
-        guessed = []
+        drafted = []
         while engine.has_work:
-            guessed += [event.guessed for event in engine.step() if isinstance(event, Guessed)]
-        assert max(guessed, default=0) == most
+            drafted += [event.drafted for event in engine.step() if isinstance(event, DraftVerified)]
+        assert max(drafted, default=0) == limit
 
 
 @pytest.mark.parametrize(
@@ -246,10 +256,10 @@ def test_a_request_may_bound_or_refuse_speculation(pair: tuple[Path, Path]) -> N
         ("self:0", "1 to 1 of the 2 layers"),
         ("self:2", "1 to 1 of the 2 layers"),
         ("vocabulary", "vocabulary of 330 tokens"),
-        ("tokens", "names its tokens otherwise"),
+        ("tokens", "another vocabulary than"),
     ],
 )
-def test_a_draft_that_does_not_fit_is_refused_by_name(
+def test_a_draft_model_that_does_not_fit_is_refused(
     pair: tuple[Path, Path], tmp_path: Path, draft: str, words: str
 ) -> None:
     if draft == "vocabulary":

@@ -1,4 +1,4 @@
-"""Edits, swaps and speculation on real models: the text is that of the final prompt, sent at once."""
+"""Prompt streams, swapping and speculation on real models: the output is that of the final prompt."""
 
 import random
 from collections import Counter
@@ -16,14 +16,14 @@ from streamserve.speculation.policies import parse_policy
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.engine.drive import Collected
-from tests.engine.test_prompt_edits import Script, play
+from tests.engine.test_prompt_edits import StreamClient, run_scripts
 
 LONGEST = 60
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models of the same kind and weights: the draft is often right, as far as sampling lets it."""
+    """Two models with equal weights: draft tokens are often accepted, as far as sampling permits."""
     folders = [make_checkpoint(tmp_path_factory.mktemp(name)) for name in ("target", "draft")]
     return folders[0], folders[1]
 
@@ -52,8 +52,8 @@ def test_any_script_gives_the_text_of_its_final_prompt(
     plain = make_engine(pair, squeezed=False)
     while total["scripts"] < scale.pick(20, 200):
         engine = make_engine(pair, squeezed=True, eviction=eviction)
-        clients = [Script(rng, number, LONGEST) for number in range(10)]
-        count, collected = play(rng, engine, clients)
+        clients = [StreamClient(rng, number, LONGEST) for number in range(10)]
+        count, collected = run_scripts(rng, engine, clients)
         expected = Collected()
         for client in clients:
             outputs: dict[int, list[int]] = {choice: [] for choice in range(client.params.n)}

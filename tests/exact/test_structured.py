@@ -1,4 +1,4 @@
-"""Every answer is what its schema says, and the same text whatever else the server does."""
+"""Every output is valid by its schema, and the same whatever else the engine does."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from tests.conftest import Scale
 from tests.schemas import random_schema
 
 EMBEDDED = Path(__file__).parents[2] / "src" / "streamserve" / "embedded" / "target"
-OUTPUTS = 700
+MAX_OUTPUT = 700
 PROMPT = "the quick brown fox"
 
 Texts = dict[str, list[int]]
@@ -41,7 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def make_engine(folder: Path, policy: str = "off", **settings: Any) -> Engine:
-    sizes = {"num_blocks": 1024, "max_model_len": OUTPUTS + 32, "max_num_seqs": 16}
+    sizes = {"num_blocks": 1024, "max_model_len": MAX_OUTPUT + 32, "max_num_seqs": 16}
     config = ModelConfig(path=str(folder), threads=1, **{**sizes, **settings})
     loaded = load(config, lambda size, eos: vocabulary(Tokenizer.from_folder(folder), size, eos))
     speculation = Speculation(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64)
@@ -53,7 +53,7 @@ def make_engine(folder: Path, policy: str = "off", **settings: Any) -> Engine:
 
 
 def make_requests(folder: Path, seed: int, count: int) -> tuple[list[Submit], list[dict[str, Any]]]:
-    """Seeded requests with random schemas, greedy ones among them; every third has further wishes."""
+    """Make seeded requests with random schemas, some greedy; every third has further sampling parameters."""
     rng, tokenizer = random.Random(seed), Tokenizer.from_folder(folder)
     schemas = [random_schema(rng) for _ in range(count)]
     requests = []
@@ -61,7 +61,7 @@ def make_requests(folder: Path, seed: int, count: int) -> tuple[list[Submit], li
         params = SamplingParams(
             temperature=0.0 if number % 4 == 0 else 1.0,
             seed=number,
-            max_tokens=OUTPUTS,
+            max_tokens=MAX_OUTPUT,
             grammar=Grammar(kind="json", text=json.dumps(schema)),
         )
         if number % 3 == 0:
@@ -74,8 +74,8 @@ def make_requests(folder: Path, seed: int, count: int) -> tuple[list[Submit], li
     return requests, schemas
 
 
-def company(count: int, vocabulary: int) -> list[Submit]:
-    """Requests without a grammar."""
+def plain_requests(count: int, vocabulary: int) -> list[Submit]:
+    """Make requests without a grammar."""
     rng = random.Random(count)
     prompts = [[rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 60))] for _ in range(count)]
     params = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
@@ -83,9 +83,9 @@ def company(count: int, vocabulary: int) -> list[Submit]:
 
 
 def run(engine: Engine, requests: list[Submit]) -> tuple[Texts, dict[str, str | None]]:
-    """Each choice's tokens, and why it ended."""
+    """Return each choice's tokens and finish reason."""
     texts: Texts = {}
-    ends: dict[str, str | None] = {}
+    finish_reasons: dict[str, str | None] = {}
     for request in requests:
         engine.handle(request)
     while engine.has_work:
@@ -93,22 +93,22 @@ def run(engine: Engine, requests: list[Submit]) -> tuple[Texts, dict[str, str | 
             assert not isinstance(event, Finished), event
             if isinstance(event, Token):
                 texts.setdefault(event.request, []).append(event.token)
-                ends[event.request] = event.finish
+                finish_reasons[event.request] = event.finish
     assert engine.report().blocks_live == 0
-    return texts, ends
+    return texts, finish_reasons
 
 
-def test_every_answer_is_valid_and_the_same_alone_and_in_company(
+def test_every_output_is_valid_and_the_same_alone_and_co_batched(
     folder: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
     count = scale.pick(10, 300)
     requests, schemas = make_requests(folder, scale.seed, count)
     tokenizer = Tokenizer.from_folder(folder)
     together = make_engine(folder, max_chunk=7)
-    plain = company(count, 320)
-    texts, ends = run(together, sorted([*requests, *plain], key=lambda request: request.arrival))
+    plain = plain_requests(count, 320)
+    texts, finish_reasons = run(together, sorted([*requests, *plain], key=lambda request: request.arrival))
     for request, schema in zip(requests, schemas, strict=True):
-        assert ends[request.request] == "stop"
+        assert finish_reasons[request.request] == "stop"
         answer = tokenizer.decode(texts[request.request])
         jsonschema.validate(json.loads(answer), schema)
     alone = make_engine(folder)
@@ -126,7 +126,7 @@ def test_every_answer_is_valid_and_the_same_alone_and_in_company(
         ("preempted-tree", {"draft": "self:1", "policy": "fixed-tree:2x3", "preempt_every": 4}),
     ],
 )
-def test_preemption_and_speculation_change_no_answer(
+def test_preemption_and_speculation_change_no_output(
     folder: Path, name: str, settings: dict[str, Any], scale: Scale, record: Callable[..., None]
 ) -> None:
     requests, _ = make_requests(folder, scale.seed + 1, scale.pick(6, 60))
@@ -142,8 +142,8 @@ def test_preemption_and_speculation_change_no_answer(
     record(answers=len(texts), preemptions=report.preemptions, accepted=accepted)
 
 
-def test_a_draft_guesses_within_the_grammar(folder: Path, scale: Scale, record: Callable[..., None]) -> None:
-    """With the model as its own draft every guess is right, though its grammar forbids most tokens."""
+def test_a_draft_model_follows_the_grammar(folder: Path, scale: Scale, record: Callable[..., None]) -> None:
+    """With the target as its own draft model all draft tokens are accepted, in spite of the grammar."""
     requests, _ = make_requests(folder, scale.seed + 3, scale.pick(6, 60))
     greedy = [
         msgspec.structs.replace(one, params=msgspec.structs.replace(one.params, temperature=0.0))
@@ -154,25 +154,25 @@ def test_a_draft_guesses_within_the_grammar(folder: Path, scale: Scale, record: 
     assert run(engine, greedy)[0] == expected
     counters = engine.speculation.counters
     assert counters.accepted > 100
-    assert counters.accepted >= 0.97 * counters.verified, "all but those behind the end of a text"
+    assert counters.accepted >= 0.97 * counters.verified, "all but those after the end of an output"
     assert engine.report().preemptions > 0
     record(answers=len(greedy), verified=counters.verified, accepted=counters.accepted)
 
 
-def test_a_resumed_answer_goes_on_where_it_was(folder: Path, scale: Scale) -> None:
-    """As after the loss of a worker: the state of the grammar comes from the outputs."""
+def test_a_resumed_output_continues_where_it_was(folder: Path, scale: Scale) -> None:
+    """As after the loss of a worker: the grammar state is rebuilt from the outputs."""
     requests, _ = make_requests(folder, scale.seed + 2, scale.pick(5, 60))
     expected, _ = run(make_engine(folder), requests)
     rng = random.Random(scale.seed)
     resumed = make_engine(folder)
     for request in requests:
-        whole = expected[request.request]
-        given = whole[: rng.randint(1, len(whole) - 1)]
-        again = msgspec.structs.replace(request, outputs={0: given}, attempt=1)
-        assert given + run(resumed, [again])[0][request.request] == whole
+        full_output = expected[request.request]
+        emitted = full_output[: rng.randint(1, len(full_output) - 1)]
+        resubmitted = msgspec.structs.replace(request, outputs={0: emitted}, attempt=1)
+        assert emitted + run(resumed, [resubmitted])[0][request.request] == full_output
 
 
-def test_choices_follow_the_grammar_each_for_itself(folder: Path) -> None:
+def test_each_choice_follows_the_grammar(folder: Path) -> None:
     engine, tokenizer = make_engine(folder), Tokenizer.from_folder(folder)
     grammar = Grammar(kind="regex", text="[a-z]{3}-[0-9]{4}")
     params = SamplingParams(n=4, seed=5, max_tokens=40, grammar=grammar, temperature=1.5)
@@ -193,9 +193,9 @@ def test_choices_follow_the_grammar_each_for_itself(folder: Path) -> None:
 @pytest.mark.parametrize(
     "broken", [Grammar(kind="regex", text="(("), Grammar(kind="lark", text="start: nowhere")]
 )
-def test_a_grammar_that_cannot_be_followed_ends_its_own_request_only(folder: Path, broken: Grammar) -> None:
+def test_a_grammar_that_cannot_be_compiled_ends_only_its_request(folder: Path, broken: Grammar) -> None:
     engine = make_engine(folder)
-    plain = company(2, 320)
+    plain = plain_requests(2, 320)
     bad = Submit("bad", 0, [5], SamplingParams(n=2, seed=1, grammar=broken), {0: [], 1: []}, 0.0)
     for request in (bad, *plain):
         engine.handle(request)

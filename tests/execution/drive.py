@@ -1,4 +1,4 @@
-"""The least that drives an executor: one pool, sequences whose blocks are handed out as they grow."""
+"""A minimal driver of an executor: one pool, sequences whose blocks are allocated as they grow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,19 +13,19 @@ from streamserve.speculation.tree import TokenTree, root
 BLOCK_SIZE = 4
 NUM_BLOCKS = 120
 
-Guess = Callable[[int, int], TokenTree]
-"""From a root token and how many outputs there are, a tree behind it."""
+TreeMaker = Callable[[int, int], TokenTree]
+"""Makes a tree from a root token and the number of outputs."""
 
 
 @dataclass
-class Job:
+class Task:
     """A request's sequence: `tokens` are prompt and outputs, `computed` of them have KV."""
 
     prompt: list[int]
     params: SamplingParams
     choice: int = 0
     chunk: int = 10_000
-    guess: Guess | None = None
+    draft: TreeMaker | None = None
     choices: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
@@ -45,11 +45,11 @@ class Job:
 
 
 class Driver:
-    """Runs jobs together on one executor, `step` by `step`."""
+    """Runs tasks together on one executor, `step` by `step`."""
 
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
         self.executor = executor
-        self.jobs: dict[int, Job] = {}
+        self.tasks: dict[int, Task] = {}
         self.free = np.random.default_rng(seed).permutation(NUM_BLOCKS).tolist()
         self.released: list[int] = []
         self.admitted: list[SequenceState] = []
@@ -57,68 +57,68 @@ class Driver:
         self.rows: list[int] = []
         self._names = 0
 
-    def add(self, job: Job) -> int:
+    def add(self, task: Task) -> int:
         self._names += 1
-        self.jobs[self._names] = job
-        state = SequenceState(self._names, job.choice, job.params, list(job.prompt), list(job.outputs))
+        self.tasks[self._names] = task
+        state = SequenceState(self._names, task.choice, task.params, list(task.prompt), list(task.outputs))
         self.admitted.append(state)
         return self._names
 
-    def remove(self, name: int) -> Job:
-        """Take a job away; its blocks are free for others at once."""
-        job = self.jobs.pop(name)
-        self.free += job.blocks
+    def remove(self, name: int) -> Task:
+        """Remove a task; its blocks are free for others at once."""
+        task = self.tasks.pop(name)
+        self.free += task.blocks
         self.released.append(name)
-        return job
+        return task
 
     def step(self) -> None:
-        spans = [self._span(name, job) for name, job in self.jobs.items()]
+        spans = [self._span(name, task) for name, task in self.tasks.items()]
         plan = StepPlan(0, self.admitted, self.released, self.copies, spans)
         self.released, self.admitted, self.copies = [], [], []
-        self.rows.append(sum(span.rows for span in spans))
-        result = self.executor.run(plan)
-        assert [one.sequence for one in result.spans] == [span.sequence for span in spans]
-        for span, one in zip(spans, result.spans, strict=True):
-            self._commit(self.jobs[span.sequence], span, one)
+        self.rows.append(sum(span.query_tokens for span in spans))
+        results = self.executor.run(plan).spans
+        assert [result.sequence for result in results] == [span.sequence for span in spans]
+        for span, result in zip(spans, results, strict=True):
+            self._commit(self.tasks[span.sequence], span, result)
 
-    def _span(self, name: int, job: Job) -> Span:
-        tokens = job.tokens[job.computed : job.computed + job.chunk]
+    def _span(self, name: int, task: Task) -> Span:
+        tokens = task.tokens[task.computed : task.computed + task.chunk]
         tree = None
-        if job.computed + len(tokens) == len(job.tokens):
-            tree = root(tokens[-1]) if job.guess is None else job.guess(tokens[-1], len(job.outputs))
+        if task.computed + len(tokens) == len(task.tokens):
+            tree = root(tokens[-1]) if task.draft is None else task.draft(tokens[-1], len(task.outputs))
         rows = len(tokens) + (len(tree) - 1 if tree else 0)
-        while len(job.blocks) * BLOCK_SIZE < job.computed + rows:
-            job.blocks.append(self.free.pop())
+        while len(task.blocks) * BLOCK_SIZE < task.computed + rows:
+            task.blocks.append(self.free.pop())
         return Span(
             name,
-            job.computed,
+            task.computed,
             tokens,
-            list(job.blocks),
+            list(task.blocks),
             tree,
-            job.choices if tree else (),
-            prompt_logprobs=job.params.prompt_logprobs,
+            task.choices if tree else (),
+            prompt_logprobs=task.params.prompt_logprobs,
         )
 
-    def _commit(self, job: Job, span: Span, result: SpanResult) -> None:
-        job.prompt_logprobs += result.prompt_logprobs
-        job.computed += len(span.tokens)
+    def _commit(self, task: Task, span: Span, result: SpanResult) -> None:
+        task.prompt_logprobs += result.prompt_logprobs
+        task.computed += len(span.tokens)
         if span.tree is None:
             assert result.outputs == []
             return
-        first, *job.forks = result.outputs
-        job.choices = job.choices[:1]
-        job.sampled += first
-        job.tokens += [one.token for one in first]
-        job.computed += len(first) - 1
-        job.accepted += len(first) - 1
+        first, *task.forks = result.outputs
+        task.choices = task.choices[:1]
+        task.sampled += first
+        task.tokens += [result.token for result in first]
+        task.computed += len(first) - 1
+        task.accepted += len(first) - 1
 
 
-def run_alone(executor: TorchExecutor, job: Job, count: int) -> list[int]:
-    """The first `count` outputs of a job that has the executor to itself."""
+def run_alone(executor: TorchExecutor, task: Task, count: int) -> list[int]:
+    """The first `count` outputs of a task that has the executor to itself."""
     driver = Driver(executor)
-    name = driver.add(job)
-    while len(job.outputs) < count:
+    name = driver.add(task)
+    while len(task.outputs) < count:
         driver.step()
     driver.remove(name)
     driver.step()
-    return job.outputs[:count]
+    return task.outputs[:count]

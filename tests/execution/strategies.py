@@ -36,7 +36,7 @@ def steps(draw: st.DrawFn, max_sequences: int = 4, max_start: int = 30, max_chun
         tokens = [0] * draw(st.integers(1, max_chunk))
         tree = draw(st.none() | trees(root=0))
         spans.append(Span(number, draw(st.integers(0, max_start)), tokens, [], tree, (0,) if tree else ()))
-    sizes = [-(-(span.start + span.rows) // block_size) for span in spans]
+    sizes = [-(-(span.start + span.query_tokens) // block_size) for span in spans]
     num_blocks = sum(sizes) + draw(st.integers(0, 3))
     blocks = np.random.default_rng(draw(st.integers(0, 99))).permutation(num_blocks)
     for span, table in zip(spans, np.split(blocks, np.cumsum(sizes)), strict=False):

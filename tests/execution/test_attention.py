@@ -26,10 +26,10 @@ def attend_step(step: Step, kv_heads: int, group: int, windows: tuple[int | None
     attention = ReferenceAttention(cache, windows, group)
     layout = lay_out(step.spans, step.block_size)
     attention.plan(layout)
-    # each sequence's vectors come from a generator of its own, so that company does not change them
+    # each sequence's vectors come from a separate generator, so that other sequences do not change them
     parts = [
         torch.randn(
-            part.span.rows,
+            part.span.query_tokens,
             (group + 2) * kv_heads,
             DIM,
             generator=torch.Generator().manual_seed(part.span.sequence),
@@ -84,7 +84,7 @@ def test_attention_is_a_dense_masked_softmax(step, kv_heads, group, window):
     windows = (window, None)
     layout, q, cache, outputs = attend_step(step, kv_heads, group, windows)
     for part in layout.parts:
-        for row in range(part.span.rows):
+        for row in range(part.span.query_tokens):
             at = part.offset + row
             for layer in range(2):
                 expected = dense(part, row, q[at], cache.data[layer], windows[layer])
@@ -93,13 +93,13 @@ def test_attention_is_a_dense_masked_softmax(step, kv_heads, group, window):
 
 @settings(max_examples=30, deadline=None)
 @given(step=steps(), window=st.none() | st.integers(1, 20))
-def test_a_sequences_bits_do_not_depend_on_its_company(step, window):
+def test_a_sequences_bits_do_not_depend_on_co_batched_sequences(step, window):
     layout, _, _, together = attend_step(step, 2, 2, (window, None))
     for part in layout.parts:
         alone = Step([part.span], step.num_blocks, step.block_size)
         _, _, _, outputs = attend_step(alone, 2, 2, (window, None))
         for layer in range(2):
-            rows = slice(part.offset, part.offset + part.span.rows)
+            rows = slice(part.offset, part.offset + part.span.query_tokens)
             assert torch.equal(outputs[layer], together[layer][rows])
 
 

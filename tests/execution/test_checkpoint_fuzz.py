@@ -27,7 +27,7 @@ from streamserve.text.chat import chat_template
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 
-MOST_BYTES = 3 << 30
+MAX_BYTES = 3 << 30
 """Address space beyond what this process has before a checkpoint is read."""
 
 HOSTILE: list[Any] = [
@@ -60,7 +60,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 def _bounded_memory() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 
@@ -104,14 +104,14 @@ def changed_json(draw: st.DrawFn, document: Any, fields: tuple[str, ...]) -> byt
     for _ in range(draw(st.integers(1, 3))):
         known = [*paths(document), *((field,) for field in fields)] or [("a",)]
         *above, key = draw(st.sampled_from(known))
-        place = document
+        container = document
         for step in above:
-            place = place[step]
+            container = container[step]
         if draw(st.integers(0, 5)) == 0:
-            if isinstance(place, list) or key in place:
-                del place[key]
+            if isinstance(container, list) or key in container:
+                del container[key]
         else:
-            place[key] = copy.deepcopy(draw(st.sampled_from(HOSTILE)))
+            container[key] = copy.deepcopy(draw(st.sampled_from(HOSTILE)))
     return json.dumps(document).encode()
 
 

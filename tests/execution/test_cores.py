@@ -7,51 +7,51 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.execution.cores import claim
+from streamserve.execution.cores import reserve_cores
 
 CPUS = sorted(os.sched_getaffinity(0))
 
 
-def test_two_claims_are_disjoint_and_one_too_many_gets_nothing(tmp_path):
+def test_reservations_are_disjoint_and_fail_when_no_processor_is_free(tmp_path):
     if len(CPUS) < 2:
         pytest.skip("one processor is all there is")
-    first, second = claim(1, tmp_path), claim(len(CPUS) - 1, tmp_path)
+    first, second = reserve_cores(1, tmp_path), reserve_cores(len(CPUS) - 1, tmp_path)
     assert first
     assert second
-    assert sorted(first.numbers + second.numbers) == CPUS
-    assert claim(1, tmp_path) is None
+    assert sorted(first.cpus + second.cpus) == CPUS
+    assert reserve_cores(1, tmp_path) is None
     first.release()
-    again = claim(1, tmp_path)
+    again = reserve_cores(1, tmp_path)
     assert again
-    assert again.numbers == first.numbers
+    assert again.cpus == first.cpus
     again.release()
     second.release()
 
 
-def test_a_claim_that_cannot_be_filled_keeps_nothing(tmp_path):
-    assert claim(len(CPUS) + 1, tmp_path) is None
-    whole = claim(len(CPUS), tmp_path)
+def test_a_reservation_that_fails_holds_no_processor(tmp_path):
+    assert reserve_cores(len(CPUS) + 1, tmp_path) is None
+    whole = reserve_cores(len(CPUS), tmp_path)
     assert whole
-    assert list(whole.numbers) == CPUS
+    assert list(whole.cpus) == CPUS
     whole.release()
 
 
 def test_the_end_of_a_process_frees_its_processors(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from streamserve.execution.cores import claim\n"
-        "print(len(claim(int(sys.argv[2]), Path(sys.argv[1])).numbers), flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from streamserve.execution.cores import reserve_cores\n"
+        "print(len(reserve_cores(int(sys.argv[2]), Path(sys.argv[1])).cpus), flush=True); sys.stdin.read()"
     )
     arguments = [sys.executable, "-c", code, tmp_path, str(len(CPUS))]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout
         assert other.stdout.readline() == f"{len(CPUS)}\n"
-        assert claim(1, tmp_path) is None
+        assert reserve_cores(1, tmp_path) is None
         other.kill()
-    freed = claim(1, tmp_path)
+    freed = reserve_cores(1, tmp_path)
     assert freed
     freed.release()
 
 
-def test_without_a_place_for_locks_nobody_gets_any(tmp_path):
+def test_without_a_lock_folder_nothing_is_reserved(tmp_path):
     (tmp_path / "file").touch()
-    assert claim(1, Path(tmp_path / "file" / "cores")) is None
+    assert reserve_cores(1, Path(tmp_path / "file" / "cores")) is None

@@ -41,16 +41,16 @@ def tokens_of(mask: Mask) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
 
 
-def walk(matcher: Matcher, rng: random.Random, most: int) -> list[int]:
+def walk(matcher: Matcher, rng: random.Random, limit: int) -> list[int]:
     """Some tokens that the grammar allows one after the other."""
     path: list[int] = []
-    while len(path) < most:
+    while len(path) < limit:
         mask = matcher.allowed(path)
         assert mask is not None
-        going = [token for token in tokens_of(mask) if token not in EOS]
-        if not going:
+        candidates = [token for token in tokens_of(mask) if token not in EOS]
+        if not candidates:
             break
-        path.append(rng.choice(going))
+        path.append(rng.choice(candidates))
     return path
 
 
@@ -84,29 +84,29 @@ def test_a_trees_masks_are_those_of_chains(
     """Nodes are visited in any order; each is replayed by a matcher that has never seen another path."""
     rng = random.Random(seed)
     committed = walk(grammars.begin(grammar, []), rng, rng.randint(0, 3))
-    tree = _guesses(grammars.begin(grammar, committed), tree, rng)
+    tree = _draft(grammars.begin(grammar, committed), tree, rng)
     matcher = grammars.begin(grammar, committed)
-    known = 0
+    allowed_nodes = 0
     for node in (node for node in order if node < len(tree)):
-        path = [tree.tokens[one] for one in tree.path(node)[1:]]
+        path = [tree.tokens[ancestor] for ancestor in tree.path(node)[1:]]
         mask = matcher.allowed(path)
         expected = replayed(grammars, grammar, [*committed, *path])
         assert (mask is None) == (expected is None)
         if mask is None or expected is None:
             continue
-        known += 1
+        allowed_nodes += 1
         np.testing.assert_array_equal(mask, expected)
-    event(f"{known} nodes allowed")
-    assert known >= 1  # the root
+    event(f"{allowed_nodes} nodes allowed")
+    assert allowed_nodes >= 1  # the root
     before = grammars.begin(grammar, committed).allowed([])
     np.testing.assert_array_equal(matcher.allowed([]), before)  # only a commit moves it
 
 
-def _guesses(matcher: Matcher, tree: TokenTree, rng: random.Random) -> TokenTree:
-    """The tree with about two of three guesses such as the grammar allows."""
+def _draft(matcher: Matcher, tree: TokenTree, rng: random.Random) -> TokenTree:
+    """The tree with about two of three draft tokens such as the grammar allows."""
     tokens = list(tree.tokens)
     for node in range(1, len(tree)):
-        mask = matcher.allowed([tokens[one] for one in tree.path(node)[1:-1]])
+        mask = matcher.allowed([tokens[ancestor] for ancestor in tree.path(node)[1:-1]])
         if mask is not None and rng.random() < 0.7:
             tokens[node] = rng.choice(tokens_of(mask))
     return TokenTree(tuple(tokens), tree.parents, tree.scores, tree.accept)
@@ -211,18 +211,18 @@ def test_as_much_of_a_path_is_let_through_as_its_tokens_one_by_one(grammars, see
     path = walk(grammars.begin(grammar, []), rng, 6)
     at = rng.randint(0, len(path))
     path[at:at] = rng.choice([[], [rng.randrange(grammars._size)], [EOS[0]]])
-    known = rng.randint(0, min(at, len(path)))
-    if any(token in EOS for token in path[:known]):
-        known = 0
-    matcher = grammars.begin(grammar, path[:known])
-    let = matcher.prefix(path[known:])
+    committed_length = rng.randint(0, min(at, len(path)))
+    if any(token in EOS for token in path[:committed_length]):
+        committed_length = 0
+    matcher = grammars.begin(grammar, path[:committed_length])
+    accepted = matcher.count_accepted(path[committed_length:])
     ends = next((i + 1 for i, token in enumerate(path) if token in EOS), len(path))
-    one_by_one = known
+    one_by_one = committed_length
     while one_by_one < ends:
         mask = grammars.begin(grammar, path[:one_by_one]).allowed([])
         assert mask is not None
         if path[one_by_one] not in tokens_of(mask):
             break
         one_by_one += 1
-    assert known + let == one_by_one
-    event("all" if known + let == len(path) else "cut")
+    assert committed_length + accepted == one_by_one
+    event("all" if committed_length + accepted == len(path) else "cut")

@@ -50,9 +50,9 @@ def test_the_config_says_what_it_was(tmp_path: Path) -> None:
 
 def test_layers_are_spread_evenly_and_each_counts_once() -> None:
     for layers in range(3, 20):
-        placed = [origin(layer, layers, 3) for layer in range(layers)]
-        assert [number for number, counts in placed if counts] == [0, 1, 2]
-        assert [number for number, _ in placed] == sorted(number for number, _ in placed)
+        origins = [origin(layer, layers, 3) for layer in range(layers)]
+        assert [number for number, effective in origins if effective] == [0, 1, 2]
+        assert [number for number, _ in origins] == sorted(number for number, _ in origins)
     assert [layer for layer in range(24) if origin(layer, 24, 8)[1]] == list(range(0, 24, 3))
 
 

@@ -1,4 +1,4 @@
-"""The pool keeps each vector where its layout says, and copies what it is told, in order."""
+"""The pool keeps each vector where its layout says, and performs copies in order."""
 
 import numpy as np
 import pytest
@@ -55,8 +55,8 @@ def test_read_gives_the_slots_of_blocks_in_table_order(cache):
     table = [5, 0, 3]
     keys, values = cache.read(1, cache.read_index(table))
     assert keys.shape == (HEADS, len(table) * SLOTS, DIM)
-    for place, block in enumerate(table):
-        part = slice(place * SLOTS, (place + 1) * SLOTS)
+    for index, block in enumerate(table):
+        part = slice(index * SLOTS, (index + 1) * SLOTS)
         assert torch.equal(keys[:, part], cache.data[1, block, 0])
         assert torch.equal(values[:, part], cache.data[1, block, 1])
 

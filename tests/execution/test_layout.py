@@ -14,7 +14,7 @@ CHUNK = Span(1, 3, [20, 21, 22], blocks=[9, 4])
 TREE = Span(2, 5, [6, 7], blocks=[1, 0, 8], tree=FORK, choices=(0,))
 
 
-def test_rows_lie_one_behind_another_with_tree_nodes_at_their_depth():
+def test_rows_are_consecutive_with_tree_nodes_at_their_depth():
     layout = lay_out([CHUNK, TREE], block_size=4)
     assert layout.tokens.tolist() == [20, 21, 22, 6, 7, 3, 4, 9]
     assert layout.positions.tolist() == [3, 4, 5, 5, 6, 7, 7, 8]
@@ -30,7 +30,7 @@ def test_rows_whose_kv_is_there_are_skipped():
     assert [part.slots.tolist() for part in layout.parts[1:]] == [[32, 33], [2, 3, 32, 33]]
 
 
-def test_logits_are_wanted_for_the_tree_rows_alone():
+def test_only_tree_rows_need_logits():
     layout = lay_out([CHUNK, TREE], block_size=4)
     assert layout.sampled_rows() == [4, 5, 6, 7]
     assert [layout.tokens[row] for row in layout.sampled_rows()] == list(FORK.tokens)
@@ -51,7 +51,7 @@ def test_a_span_that_contradicts_itself_is_refused(span, reason):
         lay_out([span], block_size=4)
 
 
-def test_choices_may_fork_where_nothing_is_guessed():
+def test_choices_may_fork_where_nothing_is_drafted():
     span = replace(TREE, tree=root(7), choices=(0, 1, 2))
     assert lay_out([span], block_size=4).sampled_rows() == [1]
 

@@ -21,7 +21,7 @@ BACKENDS = ["native", "reference"] if kernels() else ["reference"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_loaded_describes_itself(shared_checkpoint, backend):
+def test_a_loaded_model_describes_itself(shared_checkpoint, backend):
     folder = shared_checkpoint("qwen2", "bfloat16", eos_token_id=[3, 5])
     limits = {"num_blocks": 50, "max_model_len": 300, "max_chunk": 64, "preempt_every": 7}
     loaded = load(config(path=str(folder), backend=backend, **limits))
@@ -35,7 +35,7 @@ def test_what_is_loaded_describes_itself(shared_checkpoint, backend):
     assert info.row_invariant == (backend == "native")
     assert (limits.num_blocks, limits.max_num_seqs, limits.max_chunk, limits.preempt_every) == (50, 4, 64, 7)
     assert loaded.kv_cache_bytes == 50 * 16 * 2 * 2 * 2 * 16 * 2  # slots, layers, k and v, heads, dim, bytes
-    assert loaded.executor.planes == 1
+    assert loaded.executor.groups == 1
 
 
 def test_a_tied_head_is_held_once_unless_torch_packs_it(shared_checkpoint):
@@ -52,7 +52,7 @@ def test_a_tied_head_is_held_once_unless_torch_packs_it(shared_checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "computed"),
+    ("stored", "requested", "computed"),
     [
         ("float32", "auto", "float32"),
         ("bfloat16", "auto", "bfloat16"),
@@ -62,8 +62,10 @@ def test_a_tied_head_is_held_once_unless_torch_packs_it(shared_checkpoint):
         ("float32", "bfloat16", "bfloat16"),
     ],
 )
-def test_auto_computes_in_a_dtype_that_holds_the_weights_exactly(shared_checkpoint, stored, asked, computed):
-    loaded = load(config(path=str(shared_checkpoint(dtype=stored)), num_blocks=50, dtype=asked))
+def test_auto_computes_in_a_dtype_that_holds_the_weights_exactly(
+    shared_checkpoint, stored, requested, computed
+):
+    loaded = load(config(path=str(shared_checkpoint(dtype=stored)), num_blocks=50, dtype=requested))
     assert loaded.model_info.dtype == computed
 
 
@@ -83,19 +85,19 @@ def test_fingerprints_differ_by_weights_and_by_the_dtype_computed_in(shared_chec
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_threads_are_those_asked_for_or_all_we_may_use(shared_checkpoint, threads):
+def test_threads_are_those_requested_or_all_available(shared_checkpoint, threads):
     load(config(path=str(shared_checkpoint()), num_blocks=50, threads=threads, backend="reference"))
     assert torch.get_num_threads() == (threads or len(os.sched_getaffinity(0)))
 
 
-def test_beside_the_kernels_torch_has_one_thread(shared_checkpoint):
+def test_with_the_kernels_torch_has_one_thread(shared_checkpoint):
     if "native" not in BACKENDS:
         pytest.skip("there is no compiler")
     load(config(path=str(shared_checkpoint()), num_blocks=50, threads=2, backend="native"))
     assert torch.get_num_threads() == 1
 
 
-def test_kernels_that_are_insisted_on_must_be_there(shared_checkpoint, monkeypatch):
+def test_backend_native_requires_kernels(shared_checkpoint, monkeypatch):
     monkeypatch.setattr("streamserve.execution.load.kernels", lambda: None)
     with pytest.raises(CheckpointError, match="--backend native"):
         load(config(path=str(shared_checkpoint()), backend="native"))

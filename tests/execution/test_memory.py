@@ -1,4 +1,4 @@
-"""The pool is as large as was asked for, or as a share of the memory we may use, and never larger."""
+"""The pool is as large as requested, or as a share of the memory we may use, and never larger."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ def write(root: Path, files: dict[str, str]) -> None:
     ],
     ids=str,
 )
-def test_the_pool_is_sized_by_what_is_asked_and_what_is_free(fields, available, expected):
+def test_the_pool_is_sized_by_settings_and_free_memory(fields, available, expected):
     assert size_pool(config(**fields), BLOCK, 1024, available) == expected
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from streamserve.engine.plan import DraftRequest, SequenceState, Span, StepPlan
-from streamserve.execution.drafters.guesses import best_guesses
 from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.execution.drafters.selection import select_draft_tokens
 from streamserve.execution.executor import TorchExecutor
-from streamserve.execution.load import drafter_on, load
+from streamserve.execution.load import load, make_drafter
 from streamserve.execution.native.library import ThreadPool, kernels
-from streamserve.execution.native.sampling import NativeChooser, NativeGuesser
+from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
 from streamserve.execution.sampling import NOT_FINITE, NotFiniteError, Row, Sampler, finite_rows
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import chain, root
-from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Job, run_alone
+from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Task, run_alone
 from tests.overflowing import TOKEN, make_overflowing
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -57,24 +57,24 @@ def run(executor: TorchExecutor, spans: list[Span], params: SamplingParams = GRE
 def test_only_the_sequence_with_the_bad_token_ends(folder, backend, kind):
     executor, params = loaded(folder, backend).executor, KINDS[kind]
     good, bad = [9, 8, 7, 6, 5], [9, 8, TOKEN, 6]
-    alone = run_alone(executor, Job(good, params), 4)
+    alone = run_alone(executor, Task(good, params), 4)
     spans = [
         Span(1, 0, good, [0, 1], root(good[-1]), (0,)),
         Span(2, 0, bad, [2], root(bad[-1]), (0,)),
         Span(3, 0, bad, [3]),  # a chunk without sampled tokens: its KV is as bad
     ]
     first, second, third = run(executor, spans, params)
-    assert [one.token for one in first.outputs[0]] == alone[:1]
+    assert [sampled.token for sampled in first.outputs[0]] == alone[:1]
     assert (first.not_finite, second.not_finite, third.not_finite) == (False, True, True)
     assert second.outputs == []
-    assert run_alone(executor, Job(good, params), 4) == alone, "what lies in freed blocks is never read"
+    assert run_alone(executor, Task(good, params), 4) == alone, "what lies in freed blocks is never read"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_prompt_logprobs_are_checked(folder, backend):
     executor = loaded(folder, backend).executor
-    asked = SamplingParams(temperature=0.0, prompt_logprobs=1)
-    (result,) = run(executor, [Span(1, 0, [9, TOKEN, 6], [0], None, (), 1)], asked)
+    params = SamplingParams(temperature=0.0, prompt_logprobs=1)
+    (result,) = run(executor, [Span(1, 0, [9, TOKEN, 6], [0], None, (), 1)], params)
     assert (result.not_finite, result.prompt_logprobs) == (True, [])
 
 
@@ -82,9 +82,9 @@ def test_prompt_logprobs_are_checked(folder, backend):
 def test_a_wrong_draft_token_that_overflows_changes_nothing(folder):
     executor = loaded(folder, "native").executor
     prompt = [9, 8, 7, 6, 5]
-    plain = run_alone(executor, Job(prompt, GREEDY), 12)
-    job = Job(prompt, GREEDY, guess=lambda token, done: chain([token, TOKEN, 5]))
-    assert run_alone(executor, job, 12) == plain
+    plain = run_alone(executor, Task(prompt, GREEDY), 12)
+    task = Task(prompt, GREEDY, draft=lambda token, done: chain([token, TOKEN, 5]))
+    assert run_alone(executor, task, 12) == plain
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -110,24 +110,24 @@ def test_no_token_comes_of_a_row_that_is_not_finite(native, kind, value):
 def test_nothing_is_drafted_after_a_row_that_is_not_finite(native, kind, value):
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 4001)).astype(np.float32))
     logits[1, 2777] = VALUES[value]
-    guesser = NativeGuesser(ThreadPool(kernels(), 1)) if native else best_guesses
-    first, second = guesser(logits, [KINDS[kind]] * 2, [0, 0], [0, 0], 3)
+    selector = NativeDraftSelector(ThreadPool(kernels(), 1)) if native else select_draft_tokens
+    first, second = selector(logits, [KINDS[kind]] * 2, [0, 0], [0, 0], 3)
     assert len(first) == 3
     assert second == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_draft_model_that_overflows_gives_no_tree(folder, backend):
-    drafter = drafter_on(loaded(folder, backend))
+    drafter = make_drafter(loaded(folder, backend))
     assert isinstance(drafter, ModelDrafter)
 
-    def ask(id: int, tokens: list[int]) -> DraftRequest:
+    def make_request(id: int, tokens: list[int]) -> DraftRequest:
         return DraftRequest(id, 0, 0, tokens, 0, 0, GREEDY, 3, 2, 6, 0, [2 * id, 2 * id + 1])
 
-    drafter.begin([ask(0, [9, 8, 7])])
+    drafter.begin([make_request(0, [9, 8, 7])])
     (alone,) = drafter.collect(0.0).values()
     drafter.release([0])
-    drafter.begin([ask(0, [9, 8, 7]), ask(1, [9, TOKEN, 7])])
+    drafter.begin([make_request(0, [9, 8, 7]), make_request(1, [9, TOKEN, 7])])
     together = drafter.collect(0.0)
     assert together.keys() == {0}
     assert together[0].tokens[:2] == alone.tokens[:2]

@@ -1,4 +1,4 @@
-"""Profiles are measured within the model's limits, kept by machine and model, and never in a server's way."""
+"""Profiles are measured within the model's limits, stored by machine and model, and never delay a server."""
 
 import itertools
 import logging
@@ -18,17 +18,24 @@ from hypothesis import strategies as st
 
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile.floor import floor_of
-from streamserve.execution.profile.lock import alone
+from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.measure import (
     Effort,
     Series,
-    agree,
-    first_profile,
+    load_or_measure_profile,
     measure,
+    rounds_agree,
     run_rounds,
     subject_of,
 )
-from streamserve.execution.profile.profile import MAX_BYTES, Kept, Machine, Profile, Subject, users_profiles
+from streamserve.execution.profile.profile import (
+    MAX_BYTES,
+    Machine,
+    Profile,
+    ProfileStore,
+    Subject,
+    user_profiles,
+)
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.scheduling.cost import fit
@@ -83,7 +90,7 @@ def test_a_measured_profile_is_a_whole_grid_within_the_models_limits(loaded: Loa
 def test_no_step_beats_its_floor(loaded: Loaded) -> None:
     """What a step did faster than the measurements of memory and matrices is itself a measurement."""
     (profile,) = measure([("tiny", loaded)], SMALL)
-    points = grid_points(SMALL.rows, SMALL.contexts, loaded.engine_config, 1000)
+    points = grid_points(SMALL.query_tokens, SMALL.contexts, loaded.engine_config, 1000)
     plans = Steps(loaded, [point for line in points for point in line]).plans
     floor = floor_of(loaded, profile)
     for line, floors in zip(points, profile.floor, strict=True):
@@ -109,7 +116,7 @@ def test_models_are_measured_in_the_same_rounds(shared_checkpoint: Callable[...,
     assert first.subject.fingerprint != second.subject.fingerprint
 
 
-def test_when_time_is_up_only_the_least_is_measured(loaded: Loaded) -> None:
+def test_after_the_time_limit_only_required_points_are_measured(loaded: Loaded) -> None:
     (profile,) = measure([("tiny", loaded)], replace(SMALL, seconds=0.0))
     assert profile.cost.tokens == (1, 2)
     assert profile.rounds == 2, "once more, so that there is something to compare"
@@ -131,16 +138,16 @@ def test_rounds_are_interleaved_and_warmed_up_once() -> None:
     run_rounds(series, replace(SMALL, rounds=3), lambda: None)
     order = [name for name, before in zip(calls, [None, *calls], strict=False) if name != before]
     assert order == ["a", "b"] * 3
-    assert [len(one.seconds) for one in series] == [3, 3]
+    assert [len(measured.seconds) for measured in series] == [3, 3]
 
 
 @given(st.integers(1, 600), st.integers(0, 7000), st.integers(1, 64), st.integers(1, 64))
 def test_points_spread_evenly_and_count_their_blocks(
-    rows: int, context: int, sequences: int, size: int
+    query_tokens: int, context: int, sequences: int, size: int
 ) -> None:
-    point = Point(rows, context, min(sequences, rows))
+    point = Point(query_tokens, context, min(sequences, query_tokens))
     shares = point.shares()
-    assert [sum(column) for column in zip(*shares, strict=True)] == [rows, context]
+    assert [sum(column) for column in zip(*shares, strict=True)] == [query_tokens, context]
     assert all(max(column) - min(column) <= 1 for column in zip(*shares, strict=True))
     assert point.blocks(size) == sum(math.ceil((r + c) / size) for r, c in shares)
 
@@ -152,37 +159,39 @@ def test_points_spread_evenly_and_count_their_blocks(
     st.sampled_from([1, 16]),
     st.integers(1, 2000),
 )
-def test_points_keep_the_engines_limits(length: int, seqs: int, budget: int, size: int, room: int) -> None:
+def test_points_respect_the_engines_limits(
+    length: int, seqs: int, budget: int, size: int, max_blocks: int
+) -> None:
     limits = EngineConfig(
         num_blocks=1, block_size=size, max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=budget
     )
-    lines = grid_points((1, 8, 64, 512), (0, 512, 6144), limits, room)
-    spans = span_points(32, 6144, limits, room)
+    lines = grid_points((1, 8, 64, 512), (0, 512, 6144), limits, max_blocks)
+    spans = span_points(32, 6144, limits, max_blocks)
     assert lines[0][0] == Point(1, 0, 1)
     assert len({tuple(point.context for point in line) for line in lines}) == 1
     for point in [*(point for line in lines for point in line), *spans]:
         assert point.sequences <= seqs
-        assert point.rows <= budget
-        assert point.blocks(size) <= room
-        assert all(rows + context <= length for rows, context in point.shares())
+        assert point.query_tokens <= budget
+        assert point.blocks(size) <= max_blocks
+        assert all(query_tokens + context <= length for query_tokens, context in point.shares())
 
 
-def test_what_is_kept_is_found_again_by_whom_it_is_of(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "profiles")
-    assert kept.read(SUBJECT) is None
-    path = kept.write(profile_of())
+def test_a_stored_profile_is_found_by_its_subject(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "profiles")
+    assert store.read(SUBJECT) is None
+    path = store.write(profile_of())
     assert path.name == "some-cpu-2-0ghz-4c-2t-0123456789abcdef-bfloat16-native-01234567.json"
-    assert kept.read(SUBJECT) == profile_of()
-    assert list(kept.folder.iterdir()) == [path]
-    assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
-    assert kept.read(msgspec.structs.replace(SUBJECT, dtype="float32")) is None
+    assert store.read(SUBJECT) == profile_of()
+    assert list(store.folder.iterdir()) == [path]
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    assert store.read(msgspec.structs.replace(SUBJECT, dtype="float32")) is None
 
 
 def test_a_new_profile_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    kept.write(profile_of(quick=True))
-    kept.write(profile_of(quick=False))
-    assert kept.read(SUBJECT) == profile_of(quick=False)
+    store = ProfileStore(tmp_path)
+    store.write(profile_of(quick=True))
+    store.write(profile_of(quick=False))
+    assert store.read(SUBJECT) == profile_of(quick=False)
 
 
 @pytest.mark.parametrize(
@@ -194,23 +203,23 @@ def test_a_new_profile_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
         (msgspec.json.encode(profile_of()).replace(b"[1,2]", b"[2,1]"), "must ascend"),
     ],
 )
-def test_a_damaged_file_is_said_in_the_log_and_not_used(
+def test_a_damaged_file_is_logged_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, words: str
 ) -> None:
-    kept = Kept(tmp_path)
-    kept.path(SUBJECT).write_bytes(content)
-    assert kept.read(SUBJECT) is None
+    store = ProfileStore(tmp_path)
+    store.path(SUBJECT).write_bytes(content)
+    assert store.read(SUBJECT) is None
     assert words in caplog.text
 
 
 def test_a_file_of_something_else_is_not_used(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    store = ProfileStore(tmp_path)
     other = msgspec.structs.replace(SUBJECT, fingerprint=SUBJECT.fingerprint[:16] + "other")
-    kept.write(profile_of(other))
-    assert kept.path(other) == kept.path(SUBJECT)
-    assert kept.read(SUBJECT) is None
-    kept.write(profile_of(format=99))
-    assert kept.read(SUBJECT) is None
+    store.write(profile_of(other))
+    assert store.path(other) == store.path(SUBJECT)
+    assert store.read(SUBJECT) is None
+    store.write(profile_of(format=99))
+    assert store.read(SUBJECT) is None
 
 
 def test_the_first_start_measures_and_later_ones_read(
@@ -218,13 +227,13 @@ def test_the_first_start_measures_and_later_ones_read(
 ) -> None:
     caplog.set_level(logging.INFO)
     loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
-    kept = Kept(tmp_path / "profiles")
-    first = first_profile("tiny", loaded, kept)
+    store = ProfileStore(tmp_path / "profiles")
+    first = load_or_measure_profile("tiny", loaded, store)
     assert first is not None
     assert first.quick
     assert "--no-profile" in caplog.text
     caplog.clear()
-    assert first_profile("tiny", loaded, kept) == first
+    assert load_or_measure_profile("tiny", loaded, store) == first
     assert not caplog.text
 
 
@@ -234,24 +243,24 @@ def test_a_profile_that_another_process_has_measured_meanwhile_is_not_measured_a
     """Two halves of a pair start at once: the second waits, and takes what the first found."""
     caplog.set_level(logging.INFO)
     loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
-    kept = Kept(tmp_path / "profiles")
+    store = ProfileStore(tmp_path / "profiles")
     with ThreadPoolExecutor(1) as pool:
-        with alone(kept.folder, 0.0) as had:
-            assert had
-            second = pool.submit(first_profile, "tiny", loaded, kept)
-            kept.write(profile_of(subject_of(loaded)))
+        with exclusive_measurement(store.folder, 0.0) as exclusive:
+            assert exclusive
+            second = pool.submit(load_or_measure_profile, "tiny", loaded, store)
+            store.write(profile_of(subject_of(loaded)))
         assert second.result(30) == profile_of(subject_of(loaded))
     assert not caplog.text
 
 
-def test_who_has_waited_long_measures_anyway_and_says_that_it_is_unstable(
+def test_after_the_wait_it_measures_and_reports_the_profile_as_unstable(
     shared_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
-    kept = Kept(tmp_path / "profiles")
-    with alone(kept.folder, 0.0):
-        profile = first_profile("tiny", loaded, kept, wait=0.1)
+    store = ProfileStore(tmp_path / "profiles")
+    with exclusive_measurement(store.folder, 0.0):
+        profile = load_or_measure_profile("tiny", loaded, store, wait=0.1)
     assert profile is not None
     assert not profile.stable
     assert "(unstable)" in caplog.text
@@ -269,32 +278,32 @@ def test_who_has_waited_long_measures_anyway_and_says_that_it_is_unstable(
     ids=["agree", "one far apart", "all apart", "one hiccup", "one round"],
 )
 def test_rounds_that_differ_are_not_stable(rounds: list[tuple[float, ...]], stable: bool) -> None:
-    assert agree([Series(lambda: None, 0, seconds=list(one)) for one in rounds]) == stable
+    assert rounds_agree([Series(lambda: None, 0, seconds=list(measured)) for measured in rounds]) == stable
 
 
 def test_rounds_are_repeated_until_they_agree_and_not_for_ever() -> None:
     waits = itertools.cycle([0.005, 0.02])
     series = Series(lambda: time.sleep(next(waits)), 0)
-    run_rounds([series], replace(SMALL, rounds=2, most_rounds=6), lambda: None)
+    run_rounds([series], replace(SMALL, rounds=2, max_rounds=6), lambda: None)
     assert len(series.seconds) == 6
-    assert not agree([series])
+    assert not rounds_agree([series])
 
 
-def test_no_profile_is_no_reason_not_to_serve(
+def test_a_failed_profile_does_not_prevent_serving(
     shared_checkpoint: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
     (tmp_path / "file").touch()
-    assert first_profile("tiny", loaded, Kept(tmp_path / "file" / "profiles")) is None
-    assert "no profile" in caplog.text
+    assert load_or_measure_profile("tiny", loaded, ProfileStore(tmp_path / "file" / "profiles")) is None
+    assert "served without a profile" in caplog.text
 
 
 def test_profiles_lie_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert users_profiles().folder == tmp_path / "streamserve" / "profiles"
+    assert user_profiles().folder == tmp_path / "streamserve" / "profiles"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert users_profiles().folder == tmp_path / ".cache" / "streamserve" / "profiles"
+    assert user_profiles().folder == tmp_path / ".cache" / "streamserve" / "profiles"
 
 
 def test_a_machine_is_known_by_its_processor_cores_and_threads(loaded: Loaded) -> None:

@@ -1,4 +1,4 @@
-"""What drafting takes is known before anybody is served, and measuring it leaves nothing behind."""
+"""The cost of drafting is known before requests are served, and measuring it leaves no state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +16,8 @@ from streamserve.speculation.policies import parse_policy
 @pytest.mark.parametrize("draft", ["model", "self:1"])
 def test_the_cost_of_a_level_is_measured(shared_checkpoint: Callable[..., Path], draft: str) -> None:
     folder = str(shared_checkpoint())
-    small = folder if draft == "model" else draft
-    loaded = load(ModelConfig(path=folder, draft=small, threads=1, num_blocks=12, max_model_len=50))
+    draft_path = folder if draft == "model" else draft
+    loaded = load(ModelConfig(path=folder, draft=draft_path, threads=1, num_blocks=12, max_model_len=50))
     cost = draft_cost(loaded)
     assert cost is not None
     assert cost.tokens == (1, 8), "no more rows than there are blocks"
@@ -27,15 +27,13 @@ def test_the_cost_of_a_level_is_measured(shared_checkpoint: Callable[..., Path],
 
 
 @pytest.mark.parametrize("draft", ["ngram", "none"])
-def test_who_has_no_model_costs_nothing_to_speak_of(
-    shared_checkpoint: Callable[..., Path], draft: str
-) -> None:
+def test_a_drafter_without_a_model_has_no_cost(shared_checkpoint: Callable[..., Path], draft: str) -> None:
     folder = str(shared_checkpoint())
     loaded = load(ModelConfig(path=folder, draft=draft, threads=1, num_blocks=12, max_model_len=50))
     assert draft_cost(loaded) is None
 
 
-def test_a_measured_cost_is_the_first_idea_of_drafting() -> None:
+def test_a_measured_cost_is_the_initial_estimate_of_drafting() -> None:
     def step(rows: int, kv_tokens: int) -> float:
         return 1.0
 

@@ -28,8 +28,8 @@ def plan_of(spans: list[Span]) -> StepPlan:
     return StepPlan(0, [], [], [], spans)
 
 
-def seen(span: Span, row: int, window: int | None) -> range:
-    """Positions that a row of a span sees, nodes of a tree one behind another."""
+def visible(span: Span, row: int, window: int | None) -> range:
+    """Positions that a row of a span sees, nodes of a tree as if they were a chain."""
     position = span.start + row
     return range(0 if window is None else max(0, position - window + 1), position + 1)
 
@@ -38,32 +38,32 @@ windows = st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=3).map(t
 
 
 @given(steps(), windows)
-def test_work_is_what_counting_one_by_one_gives(step: Step, windows: tuple[int | None, ...]) -> None:
+def test_work_equals_a_count_of_single_positions(step: Step, windows: tuple[int | None, ...]) -> None:
     floor = StepFloor(spec_of(windows), 2, step.block_size, 1.0, 1.0)
-    rows = sum(span.rows for span in step.spans)
+    rows = sum(span.query_tokens for span in step.spans)
     sampled = sum(len(span.tree) for span in step.spans if span.tree)
-    numbers = LAYER * len(windows) + 8 * 50 * bool(sampled)
+    parameters = LAYER * len(windows) + 8 * 50 * bool(sampled)
     products = rows * LAYER * len(windows) + sampled * 8 * 50
     for window in windows:
         slots, pairs = set(), 0
         for span in step.spans:
-            for row in range(span.rows):
-                positions = seen(span, row, window)
+            for row in range(span.query_tokens):
+                positions = visible(span, row, window)
                 pairs += len(positions)
                 slots |= {(span.blocks[p // step.block_size], p % step.block_size) for p in positions}
-        numbers += 2 * 2 * 2 * len(slots)
+        parameters += 2 * 2 * 2 * len(slots)
         products += 2 * 3 * 2 * pairs
     work = floor.work(step.spans)
-    assert (work.bytes, work.operations) == (2 * numbers, 2 * products)
+    assert (work.bytes, work.operations) == (2 * parameters, 2 * products)
 
 
 def test_a_shared_prefix_is_read_once() -> None:
     floor = StepFloor(spec_of((None,)), 2, 4, 1.0, 1.0)
-    apart = [Span(n, 8, [1], [4 * n, 4 * n + 1, 4 * n + 2], root(1), (0,)) for n in range(3)]
+    separate = [Span(n, 8, [1], [4 * n, 4 * n + 1, 4 * n + 2], root(1), (0,)) for n in range(3)]
     shared = [Span(n, 8, [1], [0, 1, 4 * n + 2], root(1), (0,)) for n in range(3)]
-    saved = floor.work(apart).bytes - floor.work(shared).bytes
+    saved = floor.work(separate).bytes - floor.work(shared).bytes
     assert saved == 2 * 8 * 2 * 2 * 2 * 2  # two sequences' eight slots, keys and values, heads, dim, bytes
-    assert floor.work(apart).operations == floor.work(shared).operations
+    assert floor.work(separate).operations == floor.work(shared).operations
 
 
 def test_the_floor_is_the_slower_of_reading_and_multiplying() -> None:

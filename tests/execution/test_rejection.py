@@ -1,5 +1,5 @@
 """Speculation keeps the distribution: both modes, chains and trees, by chi-square over a small vocabulary.
-Three rules that are printed elsewhere but not lossless fail the same test."""
+Three rules that are published elsewhere but not lossless fail the same test."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamserve.execution.noise import gumbel
-from streamserve.execution.rejection import DRAFTING, draw, residual, uniforms, verify_drawn
+from streamserve.execution.rejection import DRAFTING, draw, residual, uniforms, verify_by_rejection
 from streamserve.execution.verify import Walk, verify
 from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
@@ -19,7 +19,7 @@ LEVELS = 2
 _rng = np.random.default_rng(11)
 TARGET = _rng.dirichlet(np.ones(VOCAB), size=(VOCAB + 1, VOCAB + 1))
 DRAFT = 0.5 * TARGET + 0.5 * _rng.dirichlet(np.ones(VOCAB), size=(VOCAB + 1, VOCAB + 1))
-NONE = VOCAB
+NO_TOKEN = VOCAB
 """What stands for a token that is not there yet."""
 
 
@@ -29,9 +29,9 @@ def noise(seed: int, depth: int):
     return gumbel(seed, 0, depth, np.arange(VOCAB))
 
 
-def given(table, tokens: list[int]):
+def distribution_after(table, tokens: list[int]):
     """The distribution after the last two tokens."""
-    one, two = [NONE, NONE, *tokens][-2:]
+    one, two = [NO_TOKEN, NO_TOKEN, *tokens][-2:]
     return table[one, two]
 
 
@@ -41,7 +41,7 @@ def drawn_tree(seed: int, width: int, levels: int = LEVELS) -> TokenTree:
     for depth in range(levels):
         following = []
         for node, path in level:
-            q = given(DRAFT, path).astype(np.float32).astype(np.float64)
+            q = distribution_after(DRAFT, path).astype(np.float32).astype(np.float64)
             draws[node] = q
             numbers = uniforms(seed, node, depth, DRAFTING, width)
             for number in numbers:
@@ -60,7 +60,7 @@ def perturbed_tree(seed: int, width: int) -> TokenTree:
     for depth in range(LEVELS):
         following = []
         for node, path in level:
-            perturbed = np.log(given(DRAFT, path)) + noise(seed, depth)
+            perturbed = np.log(distribution_after(DRAFT, path)) + noise(seed, depth)
             for token in np.argsort(-perturbed)[:width].tolist():
                 following.append((len(tokens), [*path, token]))
                 tokens.append(token)
@@ -72,7 +72,7 @@ def perturbed_tree(seed: int, width: int) -> TokenTree:
 
 def rejected(seed: int, width: int) -> list[int]:
     walk = Walk(drawn_tree(seed, width))
-    verify_drawn(walk, lambda: given(TARGET, walk.tokens), seed, 0, 0)
+    verify_by_rejection(walk, lambda: distribution_after(TARGET, walk.tokens), seed, 0, 0)
     return walk.tokens
 
 
@@ -80,7 +80,9 @@ def coupled(seed: int, width: int) -> list[int]:
     walk = Walk(perturbed_tree(seed, width))
 
     def sample(_: list[int]) -> list[int]:
-        return [int((np.log(given(TARGET, walk.tokens)) + noise(seed, len(walk.tokens))).argmax())]
+        return [
+            int((np.log(distribution_after(TARGET, walk.tokens)) + noise(seed, len(walk.tokens))).argmax())
+        ]
 
     verify([walk], sample)
     return walk.tokens
@@ -90,13 +92,13 @@ def completed(tokens: list[int], seed: int, length: int) -> tuple[int, ...]:
     """The first `length` tokens: a text goes on by the target's own distribution where a step ended."""
     tokens = list(tokens)
     while len(tokens) < length:
-        tokens.append(draw(given(TARGET, tokens), uniforms(seed, 77, len(tokens), 3, 1)[0]))
+        tokens.append(draw(distribution_after(TARGET, tokens), uniforms(seed, 77, len(tokens), 3, 1)[0]))
     return tuple(tokens[:length])
 
 
 def misfit(texts: Callable[[int], list[int]], draws: int, start: int) -> tuple[float, float]:
     """Chi-square of the first three tokens against the target's distribution, in standard deviations from
-    its mean, and how many guesses were accepted in each step."""
+    its mean, and how many draft tokens were accepted in each step."""
     length, counts, accepted = 3, np.zeros((VOCAB,) * 3), 0
     for number in range(draws):
         tokens = texts(start + number)
@@ -104,7 +106,9 @@ def misfit(texts: Callable[[int], list[int]], draws: int, start: int) -> tuple[f
         counts[completed(tokens, start + number, length)] += 1
     expected = np.empty_like(counts)
     for path in np.ndindex(*counts.shape):
-        expected[path] = draws * math.prod(given(TARGET, list(path[:i]))[path[i]] for i in range(length))
+        expected[path] = draws * math.prod(
+            distribution_after(TARGET, list(path[:i]))[path[i]] for i in range(length)
+        )
     chi = ((counts - expected) ** 2 / expected).sum()
     freedom = counts.size - 1
     return float((chi - freedom) / math.sqrt(2 * freedom)), accepted / draws
@@ -124,17 +128,17 @@ def longest_path_wins(seed: int) -> list[int]:
     """Every path tested for itself, the longest accepted one taken."""
     tree, best = drawn_tree(seed, 2), [0]
     for leaf in range(1, len(tree)):
-        path, kept = tree.path(leaf), [0]
+        path, path_kept = tree.path(leaf), [0]
         for node in path[1:]:
             parent = tree.parents[node]
-            p = given(TARGET, [tree.tokens[n] for n in kept[1:]])
+            p = distribution_after(TARGET, [tree.tokens[n] for n in path_kept[1:]])
             number = uniforms(seed, 100 + leaf, node, 3, 1)[0]
             if number * tree.draws[parent][tree.tokens[node]] >= p[tree.tokens[node]]:
                 break
-            kept.append(node)
-        best = max(best, kept, key=len)
+            path_kept.append(node)
+        best = max(best, path_kept, key=len)
     tokens = [tree.tokens[node] for node in best[1:]]
-    p, q = given(TARGET, tokens), tree.draws.get(best[-1])
+    p, q = distribution_after(TARGET, tokens), tree.draws.get(best[-1])
     return [*tokens, draw(p if q is None else residual(p, q), uniforms(seed, 99, 0, 3, 1)[0])]
 
 
@@ -142,7 +146,7 @@ def ratio_on_best_children(seed: int) -> list[int]:
     """Children that were not drawn but are the draft's likeliest, tested as if they had been drawn."""
     tokens: list[int] = []
     for depth in range(LEVELS):
-        p, q = given(TARGET, tokens), given(DRAFT, tokens)
+        p, q = distribution_after(TARGET, tokens), distribution_after(DRAFT, tokens)
         numbers = uniforms(seed, 5, depth, 3, 3)
         for child, number in zip(np.argsort(-q)[:2], numbers, strict=False):
             if number * q[child] < p[child]:
@@ -158,12 +162,12 @@ def without_correction(seed: int) -> list[int]:
     """A drawn chain whose first rejection is followed by a token of p instead of norm(max(0, p - q))."""
     tree, tokens = drawn_tree(seed, 1), []
     for node in range(1, len(tree)):
-        p, q, token = given(TARGET, tokens), tree.draws[node - 1], tree.tokens[node]
+        p, q, token = distribution_after(TARGET, tokens), tree.draws[node - 1], tree.tokens[node]
         numbers = uniforms(seed, 6, node, 3, 2)
         if numbers[0] * q[token] >= p[token]:
             return [*tokens, draw(p, numbers[1])]
         tokens.append(token)
-    return [*tokens, draw(given(TARGET, tokens), uniforms(seed, 7, 0, 3, 1)[0])]
+    return [*tokens, draw(distribution_after(TARGET, tokens), uniforms(seed, 7, 0, 3, 1)[0])]
 
 
 @pytest.mark.parametrize("rule", [longest_path_wins, ratio_on_best_children, without_correction])

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamserve.execution.noise import gumbel
-from streamserve.execution.sampling import Row, Sampler, adjust, highest, survivors
+from streamserve.execution.sampling import Row, Sampler, adjust, filtered_ids, highest
 from streamserve.protocol.sampling import SamplingParams
 
 VOCAB = 11
-NOTHING = np.array([], dtype=np.int64)
+NO_TOKENS = np.array([], dtype=np.int64)
 
 
-def spread(seed: int = 0, rows: int = 1, vocab: int = VOCAB) -> torch.Tensor:
+def random_logits(seed: int = 0, rows: int = 1, vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 1.5
 
 
-def row(params: SamplingParams, choice: int = 0, prompt=NOTHING, outputs=(), logits: int = 0) -> Row:
+def row(params: SamplingParams, choice: int = 0, prompt=NO_TOKENS, outputs=(), logits: int = 0) -> Row:
     return Row(logits, params, choice, np.asarray(prompt, dtype=np.int64), list(outputs))
 
 
@@ -45,11 +45,11 @@ def by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.Tenso
     top_k=st.sampled_from([-1, 0, 1, 4, 1000]),
     top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.999, 1.0]),
 )
-def test_survivors_are_those_of_transformers(seed, vocab, temperature, min_p, top_k, top_p):
+def test_filtered_ids_are_those_of_transformers(seed, vocab, temperature, min_p, top_k, top_p):
     params = SamplingParams(temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p)
-    logits = spread(seed, vocab=vocab)
+    logits = random_logits(seed, vocab=vocab)
     expected = by_transformers(logits, params)[0].isfinite().nonzero()[:, 0]
-    ids = survivors(logits[0].double().numpy() / temperature, params)
+    ids = filtered_ids(logits[0].double().numpy() / temperature, params)
     assert ids.tolist() == expected.tolist()
 
 
@@ -57,7 +57,7 @@ def test_survivors_are_those_of_transformers(seed, vocab, temperature, min_p, to
 def test_repetition_penalty_covers_prompt_and_outputs_as_in_transformers(penalty):
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-    logits, seen = spread(), [1, 4, 4, 7, 1, 9]
+    logits, seen = random_logits(), [1, 4, 4, 7, 1, 9]
     scores = logits[0].double().numpy()
     adjust(scores, row(SamplingParams(repetition_penalty=penalty), prompt=[1, 4, 7], outputs=[1, 9]), ())
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits.double())[0].numpy()
@@ -83,7 +83,7 @@ def test_logit_bias_is_added_before_penalties_and_min_tokens_has_the_last_word()
 
 
 def test_only_allowed_tokens_keep_their_scores():
-    logits = spread()
+    logits = random_logits()
     scores = logits[0].double().numpy()
     params = SamplingParams(allowed_token_ids=(7, 2, 2), logit_bias={2: 1.0}, min_tokens=1, temperature=0.0)
     adjust(scores, row(params), (7,))
@@ -119,7 +119,7 @@ def test_ends_are_forbidden_before_min_tokens(ignore_eos, outputs, forbidden):
 )
 def test_draws_follow_the_processed_distribution(limits):
     draws = 10_000
-    params, logits = SamplingParams(seed=11, **limits), spread(3)
+    params, logits = SamplingParams(seed=11, **limits), random_logits(3)
     expected = by_transformers(logits.double(), params)[0].softmax(-1).numpy()
     tokens = Sampler(logits, ()).sample([row(params, choice=choice) for choice in range(draws)])
     counts = np.bincount(tokens, minlength=VOCAB)
@@ -133,7 +133,7 @@ def test_draws_follow_the_processed_distribution(limits):
 
 
 def test_successive_outputs_of_one_request_are_independent_draws():
-    params, logits = SamplingParams(seed=5), spread(4)
+    params, logits = SamplingParams(seed=5), random_logits(4)
     rows = [row(params, outputs=[0] * index) for index in range(4000)]
     tokens = np.array(Sampler(logits, ()).sample(rows))
     probabilities = logits[0].double().softmax(-1).numpy()
@@ -153,7 +153,7 @@ def test_successive_outputs_of_one_request_are_independent_draws():
     scale=st.sampled_from([0.1, 3.0, 30.0, 300.0]),
 )
 def test_no_token_that_could_have_won_is_skipped(seed, index, scale):
-    logits = spread(index, vocab=500).double() * scale
+    logits = random_logits(index, vocab=500).double() * scale
     everything = logits[0].numpy() + gumbel(seed, 2, index, np.arange(500))
     params = SamplingParams(seed=seed)
     tokens = Sampler(logits, ()).sample([row(params, choice=2, outputs=[0] * index)])
@@ -168,21 +168,22 @@ def test_a_row_draws_the_same_alone_and_among_others():
         {"top_p": 0.5},
         {"repetition_penalty": 1.5, "temperature": 0.0},
     ]
-    logits = spread(5, rows=40)
+    logits = random_logits(5, rows=40)
     rows = [
-        row(SamplingParams(seed=place, **kinds[place % 5]), place % 3, [1, 2], range(place % 4), logits=place)
-        for place in range(40)
+        row(SamplingParams(seed=index, **kinds[index % 5]), index % 3, [1, 2], range(index % 4), logits=index)
+        for index in range(40)
     ]
     sampler = Sampler(logits, (0,))
     together = sampler.sample(rows)
     assert together == [
-        Sampler(logits[one.logits : one.logits + 1], (0,)).sample([alone(one)])[0] for one in rows
+        Sampler(logits[sample_row.logits : sample_row.logits + 1], (0,)).sample([alone(sample_row)])[0]
+        for sample_row in rows
     ]
     assert len(set(together)) > 3
 
 
-def alone(one: Row) -> Row:
-    return Row(0, one.params, one.choice, one.prompt, one.outputs)
+def alone(sample_row: Row) -> Row:
+    return Row(0, sample_row.params, sample_row.choice, sample_row.prompt, sample_row.outputs)
 
 
 def test_seed_choice_and_index_each_change_the_draw():
@@ -207,24 +208,24 @@ def test_greedy_takes_the_lowest_of_equals(bias):
     assert Sampler(logits, ()).sample([row(params), row(params, logits=1)]) == [1, 0]
 
 
-def test_equal_scores_survive_by_lower_id():
+def test_of_equal_scores_lower_ids_remain():
     scores = np.array([1.0, 2.0, 1.0, 2.0, 1.0])
-    assert survivors(scores, SamplingParams(top_k=3)).tolist() == [0, 1, 3]
-    assert survivors(scores, SamplingParams(top_k=1)).tolist() == [1]
-    assert survivors(np.zeros(4), SamplingParams(top_p=0.5)).tolist() == [0, 1]
+    assert filtered_ids(scores, SamplingParams(top_k=3)).tolist() == [0, 1, 3]
+    assert filtered_ids(scores, SamplingParams(top_k=1)).tolist() == [1]
+    assert filtered_ids(np.zeros(4), SamplingParams(top_p=0.5)).tolist() == [0, 1]
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.integers(0, 40))
-def test_highest_orders_by_score_then_place(scores, count):
-    expected = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
+def test_highest_orders_by_score_then_index(scores, count):
+    expected = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:count]
     assert highest(np.array(scores, dtype=float), count).tolist() == expected
 
 
 def test_when_every_token_is_forbidden_one_is_still_chosen():
     params = SamplingParams(seed=1, min_tokens=1, stop_token_ids=tuple(range(VOCAB)))
-    assert Sampler(spread(), ()).sample([row(params)]) == [0]
+    assert Sampler(random_logits(), ()).sample([row(params)]) == [0]
 
 
 def test_a_sampled_request_without_a_seed_is_an_error():
     with pytest.raises(ValueError, match="seed"):
-        Sampler(spread(), ()).sample([row(SamplingParams())])
+        Sampler(random_logits(), ()).sample([row(SamplingParams())])

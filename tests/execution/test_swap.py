@@ -1,4 +1,4 @@
-"""The host pool: blocks come back as they went, of all planes, beside what else is written."""
+"""The host pool: blocks of all KV cache groups return unchanged while others are written."""
 
 import pytest
 import torch
@@ -19,21 +19,21 @@ def cache(num_blocks: int = 6) -> KVCache:
     return cache
 
 
-def test_blocks_of_all_planes_come_back_as_they_went() -> None:
-    planes = [cache(), cache()]
-    before = [plane.data.clone() for plane in planes]
-    host = HostPool(planes, 3)
+def test_blocks_of_all_groups_come_back_unchanged() -> None:
+    groups = [cache(), cache()]
+    before = [group.data.clone() for group in groups]
+    host = HostPool(groups, 3)
     with host.copying([(1, 2), (4, 0)], []) as copies:
-        for plane in planes:
-            plane.data[:, 5] = 9.0  # the step beside goes on
+        for group in groups:
+            group.data[:, 5] = 9.0  # the concurrent step goes on
     assert copies.seconds > 0
-    for plane in planes:
-        plane.data[:, 1] = plane.data[:, 4] = 0.0
+    for group in groups:
+        group.data[:, 1] = group.data[:, 4] = 0.0
     with host.copying([(5, 1)], [(2, 0), (0, 3)]):
         pass
-    for plane, old in zip(planes, before, strict=True):
-        assert torch.equal(plane.data[:, 0], old[:, 1])
-        assert torch.equal(plane.data[:, 3], old[:, 4])
+    for group, old in zip(groups, before, strict=True):
+        assert torch.equal(group.data[:, 0], old[:, 1])
+        assert torch.equal(group.data[:, 3], old[:, 4])
     host.close()
 
 

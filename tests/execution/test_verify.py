@@ -1,4 +1,4 @@
-"""Whatever the tree guesses, the emitted tokens are the target's own."""
+"""Whatever the tree drafts, the emitted tokens are the target's own."""
 
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from tests.execution.strategies import trees
 
 
 def target(text: tuple[int, ...]) -> int:
-    """A model over three tokens, so that guesses are often right."""
+    """A model over three tokens, so that draft tokens are often right."""
     return hash(text) % 3
 
 
@@ -20,8 +20,8 @@ def plain(text: tuple[int, ...], count: int) -> list[int]:
     return tokens
 
 
-def verified(texts: list[tuple[int, ...]], guesses: list[TokenTree]) -> list[Walk]:
-    walks = [Walk(tree) for tree in guesses]
+def verified(texts: list[tuple[int, ...]], forest: list[TokenTree]) -> list[Walk]:
+    walks = [Walk(tree) for tree in forest]
 
     def sample(numbers: list[int]) -> list[int]:
         for number in numbers:  # a node's logits are those of the text that leads to it
@@ -53,7 +53,7 @@ def test_a_right_chain_is_accepted_whole_and_yields_one_token_more():
     assert walk.tokens == plain(text, 5)
 
 
-def test_the_right_branch_is_taken_behind_a_wrong_one():
+def test_the_right_branch_is_taken_after_a_wrong_one():
     text = (8,)
     first, second = plain(text, 2)
     wrong = (first + 1) % 3
@@ -62,7 +62,7 @@ def test_the_right_branch_is_taken_behind_a_wrong_one():
     assert walk.path == [0, 2, 4]
 
 
-def test_a_wrong_guess_costs_nothing_but_itself():
+def test_a_wrong_draft_token_yields_the_target_token():
     text = (4,)
     (truth,) = plain(text, 1)
     (walk,) = verified([text], [chain([9, (truth + 1) % 3])])

@@ -1,4 +1,4 @@
-"""Small machines for tests: few open files, little memory, file systems that fill, a clock that jumps."""
+"""Limit resources for tests: open files, memory, size of file systems; and make the wall clock jump."""
 
 import mmap
 import os
@@ -57,11 +57,11 @@ time_t time(time_t *out) {
     return now.tv_sec;
 }
 """
-"""Sits before the C library's: the wall clock is so many seconds ahead as a file says, at any moment."""
+"""Preloaded before the C library: adds the seconds in a file to the wall clock."""
 
 
 class Clock:
-    """A wall clock that processes with `environment` have, and that can be set."""
+    """An adjustable wall clock for processes that run with `environment`."""
 
     def __init__(self, folder: Path) -> None:
         self._offset = folder / "offset"
@@ -73,25 +73,25 @@ class Clock:
         self.environment = {"LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(self._offset)}
 
     def jump(self, seconds: int) -> None:
-        """Set it that far ahead of the machine's own clock."""
+        """Set it this far ahead of the machine's clock."""
         with self._offset.open("r+b") as file:
             file.write(struct.pack("<q", seconds))
 
 
-def few_files(count: int) -> Callable[[], None]:
-    """Return what limits a new process to so many open files."""
+def limit_open_files(count: int) -> Callable[[], None]:
+    """Return a function that limits a new process to so many open files."""
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
 
 
 @contextmanager
 def memory_limit(size: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Give what limits a new process and its children to so many bytes, and how it does: a control group of
-    version 1 or 2 where one can be made, else the address space of each process, which is far larger than
-    what is used and so gets eight times as much."""
+    """Give the kind of limit, and a function that limits a new process and its children to so many bytes: by
+    a control group of version 1 or 2 if one can be created, else by the address space of each process, which
+    is far larger than the memory used and so gets eight times as much."""
     group = _group(size)
     if group is None:
-        most = 8 * size
-        yield "RLIMIT_AS", lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = 8 * size
+        yield "RLIMIT_AS", lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return
     try:
         yield str(group), lambda: _join(group)
@@ -118,7 +118,7 @@ def _join(group: Path) -> None:
 
 
 def can_mount() -> bool:
-    """Return whether this user may have file systems of his own."""
+    """Return whether this user may mount file systems."""
     if shutil.which("unshare") is None:
         return False
     command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
@@ -126,13 +126,13 @@ def can_mount() -> bool:
 
 
 def small_folder(path: str, kilobytes: int) -> list[str]:
-    """Return a command that runs another where a folder is a file system of that size."""
+    """Return a command prefix that runs a command with `path` as a file system of that size."""
     mount = f'mount -t tmpfs -o size={kilobytes}k tmpfs "$0" && exec "$@"'
     return ["unshare", "-m", "sh", "-c", mount, path]
 
 
 def fill(process: int, folder: str) -> Path:
-    """Fill a folder as a process sees it, to the last byte; returns the file that does."""
+    """Fill a folder, as a process sees it, to the last byte; returns the file."""
     path = Path(f"/proc/{process}/root{folder}/filling")
     with path.open("wb", buffering=0) as file:
         size = 1 << 16

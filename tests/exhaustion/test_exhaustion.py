@@ -1,4 +1,5 @@
-"""What runs out while a real server runs: it serves, or refuses by name, and is ready again afterwards."""
+"""A real server without files, memory or disk: it serves or refuses with a reason, and recovers
+afterwards."""
 
 import os
 import shutil
@@ -19,15 +20,15 @@ from tests.campaigns.outcome import TrialFailure
 from tests.campaigns.real_server import PROBE, RealServer
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.exhaustion.limits import Clock, can_mount, few_files, fill, memory_limit, small_folder
+from tests.exhaustion.limits import Clock, can_mount, fill, limit_open_files, memory_limit, small_folder
 
 FLAGS = ("--threads", "1", "--num-blocks", "200")
 FILES = 256
 HOUR = 3600
-AGAIN_SECONDS = 60.0
+RECOVERY_SECONDS = 60.0
 MIB = 1 << 20
 
-NEEDS_MOUNT = pytest.mark.skipif(not can_mount(), reason="file systems of its own need more rights")
+NEEDS_MOUNT = pytest.mark.skipif(not can_mount(), reason="mounting file systems needs more rights")
 NEEDS_COMPILER = pytest.mark.skipif(
     shutil.which("cc") is None and shutil.which("gcc") is None, reason="the clock needs a C compiler"
 )
@@ -45,9 +46,9 @@ def full(scale: Scale) -> None:
 
 
 @contextmanager
-def serving(checkpoint: str, *flags: str, **how: Any) -> Iterator[RealServer]:
+def serving(checkpoint: str, *flags: str, **options: Any) -> Iterator[RealServer]:
     """A server that answers its probe; it must end by SIGTERM."""
-    server = RealServer(checkpoint, *FLAGS, *flags, **how)
+    server = RealServer(checkpoint, *FLAGS, *flags, **options)
     server.start()
     try:
         server.probe()
@@ -62,13 +63,13 @@ def until_ready(server: RealServer) -> float:
     began = time.monotonic()
     while (failure := _failure(server.probe)) is not None:
         assert server.process.poll() is None, f"the server ended with {server.process.returncode}"
-        assert time.monotonic() - began < AGAIN_SECONDS, (failure, server.log()[-2000:])
+        assert time.monotonic() - began < RECOVERY_SECONDS, (failure, server.log()[-2000:])
         time.sleep(0.2)
     return time.monotonic() - began
 
 
-def served_or_told(server: RealServer) -> bool:
-    """Start a server: it serves, or ends with a status and a line that say so. Returns whether it serves."""
+def serves_or_exits(server: RealServer) -> bool:
+    """Start a server: it serves, or exits with a status and an error message. Returns whether it serves."""
     try:
         failure = _failure(server.start) or _failure(server.probe)
     finally:
@@ -81,22 +82,22 @@ def served_or_told(server: RealServer) -> bool:
     return False
 
 
-def _failure(what: Callable[[], object]) -> TrialFailure | None:
+def _failure(check: Callable[[], object]) -> TrialFailure | None:
     try:
-        what()
+        check()
     except TrialFailure as failure:
         return failure
     return None
 
 
 def kill_worker(server: RealServer) -> None:
-    """End a worker as the system would."""
+    """Kill a worker."""
     worker = next(p for p in server.processes() if "streamserve.workers" in p.cmdline())
     os.kill(worker.pid, signal.SIGKILL)
 
 
 def connections(server: RealServer, count: int, stack: ExitStack) -> int:
-    """Open so many connections that say nothing; returns how many there are."""
+    """Open so many connections that send nothing; returns how many were opened."""
     opened = 0
     for _ in range(count):
         try:
@@ -109,7 +110,7 @@ def connections(server: RealServer, count: int, stack: ExitStack) -> int:
 
 @pytest.mark.usefixtures("full")
 def test_more_connections_than_files(checkpoint: str, record: Callable[..., None]) -> None:
-    with serving(checkpoint, before=few_files(FILES)) as server:
+    with serving(checkpoint, before=limit_open_files(FILES)) as server:
         with ExitStack() as stack:
             opened = connections(server, 2 * FILES, stack)
             answered: dict[int, int] = {}
@@ -126,11 +127,11 @@ def test_more_connections_than_files(checkpoint: str, record: Callable[..., None
 
 
 @pytest.mark.usefixtures("full")
-def test_a_worker_that_dies_while_there_are_no_files_comes_back(
+def test_a_worker_that_dies_while_there_are_no_files_is_restarted(
     checkpoint: str, record: Callable[..., None]
 ) -> None:
-    """Its process cannot be started before some are closed."""
-    with serving(checkpoint, before=few_files(FILES)) as server:
+    """Its process cannot be started before connections are closed."""
+    with serving(checkpoint, before=limit_open_files(FILES)) as server:
         with ExitStack() as stack:
             opened = connections(server, 2 * FILES, stack)
             time.sleep(0.5)
@@ -142,16 +143,16 @@ def test_a_worker_that_dies_while_there_are_no_files_comes_back(
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("files", [24, 40, 64])
-def test_too_few_files_to_start_are_told(checkpoint: str, files: int) -> None:
-    """Or it serves: never a server that waits for ever for a worker that there cannot be."""
-    served_or_told(RealServer(checkpoint, *FLAGS, before=few_files(files)))
+def test_too_few_files_to_start_are_reported(checkpoint: str, files: int) -> None:
+    """Or it serves: it must not wait forever for a worker that cannot start."""
+    serves_or_exits(RealServer(checkpoint, *FLAGS, before=limit_open_files(files)))
 
 
 @pytest.mark.usefixtures("full")
 def test_two_gigabytes_of_memory(checkpoint: str, record: Callable[..., None]) -> None:
     """Large bodies at once are refused, or answered, within the limit."""
     body = b'{"prompt": "a", "x": [' + b"{}," * (2 * MIB) + b"{}]}"  # within max_body_bytes
-    with memory_limit(2 << 30) as (how, before), serving(checkpoint, before=before) as server:
+    with memory_limit(2 << 30) as (kind, before), serving(checkpoint, before=before) as server:
         statuses: list[int] = []
 
         def post() -> None:
@@ -168,7 +169,7 @@ def test_two_gigabytes_of_memory(checkpoint: str, record: Callable[..., None]) -
             thread.join()
         seconds = until_ready(server)
         record(
-            limit=how,
+            limit=kind,
             statuses=sorted(statuses),
             api_peak_mb=round(server.peak_megabytes()),
             ready_again_seconds=round(seconds, 2),
@@ -179,30 +180,30 @@ def test_two_gigabytes_of_memory(checkpoint: str, record: Callable[..., None]) -
 @NEEDS_MOUNT
 @pytest.mark.usefixtures("full")
 def test_a_temporary_folder_that_fills(checkpoint: str, record: Callable[..., None]) -> None:
-    """Requests, also with grammars, are served; a worker that dies comes back, at the latest when there is
-    room again."""
+    """Requests, also with grammars, are served; a worker that dies is restarted, at the latest when there is
+    free space."""
     with tempfile.TemporaryDirectory() as folder:
-        how = {"prefix": small_folder(folder, 256), "environment": {"TMPDIR": folder}}
-        with serving(checkpoint, "--pairs", "1", **how) as server:
-            filling = fill(server.process.pid, folder)
+        options = {"prefix": small_folder(folder, 256), "environment": {"TMPDIR": folder}}
+        with serving(checkpoint, "--pairs", "1", **options) as server:
+            filler = fill(server.process.pid, folder)
             server.probe()
             guided = {**PROBE, "guided_regex": "[0-9]{3}", "ignore_eos": False}
             assert httpx.post(f"{server.url}/v1/completions", json=guided, timeout=30).status_code == 200
             kill_worker(server)
             time.sleep(2)
-            filling.unlink()
+            filler.unlink()
             record(ready_again_seconds=round(until_ready(server), 2))
 
 
 @NEEDS_MOUNT
 @pytest.mark.usefixtures("full")
-def test_no_room_in_the_temporary_folder_at_start_is_told(checkpoint: str) -> None:
-    """Or another folder is taken, as Python does."""
+def test_a_full_temporary_folder_at_start_is_reported(checkpoint: str) -> None:
+    """Or another folder is used, as Python does."""
     with tempfile.TemporaryDirectory() as folder:
         mount = 'mount -t tmpfs -o size=4k,nr_inodes=1 tmpfs "$0" && exec "$@"'
         prefix = ["unshare", "-m", "sh", "-c", mount, folder]
         server = RealServer(checkpoint, *FLAGS, prefix=prefix, environment={"TMPDIR": folder})
-        served_or_told(server)
+        serves_or_exits(server)
 
 
 @NEEDS_MOUNT
@@ -210,17 +211,17 @@ def test_no_room_in_the_temporary_folder_at_start_is_told(checkpoint: str) -> No
 def test_too_little_shared_memory(checkpoint: str) -> None:
     """KV between workers is in memory without a name, which does not count against /dev/shm."""
     server = RealServer(checkpoint, *FLAGS, "--pairs", "1", prefix=small_folder("/dev/shm", 64))
-    assert served_or_told(server)
+    assert serves_or_exits(server)
 
 
 @pytest.mark.usefixtures("full")
-def test_a_timeline_that_cannot_be_written_is_told_at_start(checkpoint: str) -> None:
-    assert not served_or_told(RealServer(checkpoint, *FLAGS, "--timeline", "/dev/full"))
+def test_a_timeline_that_cannot_be_written_is_reported_at_start(checkpoint: str) -> None:
+    assert not serves_or_exits(RealServer(checkpoint, *FLAGS, "--timeline", "/dev/full"))
 
 
 @NEEDS_MOUNT
 @pytest.mark.usefixtures("full")  # tests/fleet/test_launching.py has it without a disk
-def test_a_disk_that_fills_under_the_timeline_costs_the_timeline_alone(checkpoint: str) -> None:
+def test_a_disk_that_fills_only_ends_the_timeline(checkpoint: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         timeline = f"{folder}/timeline.json"
         with serving(checkpoint, "--timeline", timeline, prefix=small_folder(folder, 64)) as server:
@@ -235,13 +236,13 @@ def test_a_disk_that_fills_under_the_timeline_costs_the_timeline_alone(checkpoin
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_a_wall_clock_that_jumps(checkpoint: str, jump: int, tmp_path: Path) -> None:
-    """No request, prompt stream or worker is lost; and the clock did jump, for replies tell the time."""
+    """No request, prompt stream or worker is lost; the times in replies show that the clock jumped."""
     clock = Clock(tmp_path)
     flags = ("--stream-ttl", "60", "--request-timeout", "120", "--stuck-after", "10")
     with serving(checkpoint, *flags, environment=clock.environment) as server:
         with httpx.Client(base_url=server.url, timeout=60) as client:
             body = {**PROBE, "max_tokens": 300, "stream": True}
-            made = client.post("/v1/streams", json={"query": "so?", "max_tokens": 4}).json()
+            created = client.post("/v1/streams", json={"query": "so?", "max_tokens": 4}).json()
             before = client.post("/v1/completions", json=PROBE).json()["created"]
             with client.stream("POST", "/v1/completions", json=body) as reply:
                 lines = reply.iter_lines()
@@ -252,8 +253,8 @@ def test_a_wall_clock_that_jumps(checkpoint: str, jump: int, tmp_path: Path) -> 
             assert abs(after - before - jump) < HOUR / 2, "the clock jumped"
             time.sleep(2)
             assert client.get("/health").status_code == 200
-            assert client.get(f"/v1/streams/{made['id']}").status_code == 200
+            assert client.get(f"/v1/streams/{created['id']}").status_code == 200
             clock.jump(0)
-            assert client.post(f"/v1/streams/{made['id']}/finish", json={}).status_code == 200
+            assert client.post(f"/v1/streams/{created['id']}/finish", json={}).status_code == 200
         server.probe()
         server.check()

@@ -6,18 +6,18 @@ import pytest
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
-    Beat,
     Close,
     Deliver,
     Edit,
-    Heard,
+    Heartbeat,
     Kill,
-    Lost,
     Open,
     Refuse,
     Send,
     Start,
     Tick,
+    WorkerLost,
+    WorkerMessage,
 )
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import unified
@@ -59,12 +59,12 @@ def started(**config) -> Fleet:
     fleet = Fleet(FleetConfig(**config))
     fleet.start(0.0)
     for worker in fleet.config.topology.names:
-        assert fleet.handle(Heard(worker, 1, READY), 0.0) == []
+        assert fleet.handle(WorkerMessage(worker, 1, READY), 0.0) == []
     return fleet
 
 
-def say(fleet: Fleet, *events, worker: str = W, incarnation: int = 1):
-    return fleet.handle(Heard(worker, incarnation, Events(list(events))), 1.0)
+def send_events(fleet: Fleet, *events, worker: str = W, incarnation: int = 1):
+    return fleet.handle(WorkerMessage(worker, incarnation, Events(list(events))), 1.0)
 
 
 def submitted(commands) -> Submit:
@@ -80,10 +80,10 @@ def token(attempt: int, index: int, choice: int = 0, finish=None) -> Token:
 def test_a_next_attempt_knows_when_each_choice_had_its_first_token() -> None:
     fleet = started()
     fleet.handle(Open("r", [1], SamplingParams(n=2, seed=1, max_tokens=9)), 0.0)
-    fleet.handle(Heard(W, 1, Events([token(0, 0)])), 2.0)
-    fleet.handle(Heard(W, 1, Events([token(0, 1)])), 3.0)
-    fleet.handle(Lost(W, 1, "it died"), 4.0)
-    again = submitted(fleet.handle(Heard(W, 2, READY), 5.0))
+    fleet.handle(WorkerMessage(W, 1, Events([token(0, 0)])), 2.0)
+    fleet.handle(WorkerMessage(W, 1, Events([token(0, 1)])), 3.0)
+    fleet.handle(WorkerLost(W, 1, "it died"), 4.0)
+    again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 5.0))
     assert again.outputs == {0: [7, 7], 1: []}
     assert again.began == {0: 2.0}
 
@@ -93,7 +93,7 @@ def test_requests_wait_until_a_worker_is_ready() -> None:
     assert fleet.start(0.0) == [Start(W, 1)]
     assert not fleet.health()[0]
     assert fleet.handle(OPEN, 0.0) == []
-    assert submitted(fleet.handle(Heard(W, 1, READY), 5.0)).arrival == 0.0
+    assert submitted(fleet.handle(WorkerMessage(W, 1, READY), 5.0)).arrival == 0.0
     assert fleet.health() == (True, "ready")
 
 
@@ -101,71 +101,71 @@ def test_tokens_are_passed_on_and_the_last_one_ends_the_request() -> None:
     fleet = started()
     attempt = submitted(fleet.handle(OPEN, 0.0)).attempt
     first, last = token(attempt, 0), token(attempt, 1, finish="stop")
-    assert say(fleet, Admitted("r", attempt, 0, 2), first) == [
+    assert send_events(fleet, Admitted("r", attempt, 0, 2), first) == [
         Deliver("r", [Admitted("r", attempt, 0, 2), first], last=False)
     ]
-    assert say(fleet, last) == [Deliver("r", [last], last=True)]
+    assert send_events(fleet, last) == [Deliver("r", [last], last=True)]
     assert not fleet.requests
 
 
-def test_repeats_and_strangers_are_dropped() -> None:
+def test_repeated_and_unknown_events_are_dropped() -> None:
     fleet = started()
     attempt = submitted(fleet.handle(OPEN, 0.0)).attempt
-    say(fleet, token(attempt, 0))
-    assert say(fleet, token(attempt, 0)) == []
-    assert say(fleet, token(attempt + 5, 1)) == []
-    assert say(fleet, Token("other", attempt, 0, 0, 7)) == []
-    assert say(fleet, token(attempt, 1), incarnation=2) == []
+    send_events(fleet, token(attempt, 0))
+    assert send_events(fleet, token(attempt, 0)) == []
+    assert send_events(fleet, token(attempt + 5, 1)) == []
+    assert send_events(fleet, Token("other", attempt, 0, 0, 7)) == []
+    assert send_events(fleet, token(attempt, 1), incarnation=2) == []
 
 
 def test_a_gap_ends_the_request_with_an_error() -> None:
     fleet = started()
     attempt = submitted(fleet.handle(OPEN, 0.0)).attempt
-    send, refuse = say(fleet, token(attempt, 1))
+    send, refuse = send_events(fleet, token(attempt, 1))
     assert send == Send(W, Cancel("r"))
     assert isinstance(refuse, Refuse)
     assert refuse.error.status == 500
     assert not fleet.requests
 
 
-def test_after_a_loss_the_next_attempt_carries_what_was_given() -> None:
+def test_after_a_loss_the_next_attempt_carries_the_delivered_tokens() -> None:
     fleet = started()
     request = Open("r", [1, 2], SamplingParams(n=2, seed=1, max_tokens=9))
     attempt = submitted(fleet.handle(request, 0.0)).attempt
-    say(fleet, token(attempt, 0), token(attempt, 1), token(attempt, 0, choice=1, finish="stop"))
-    assert fleet.handle(Lost(W, 1, "killed"), 2.0) == [Start(W, 2)]
-    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    send_events(fleet, token(attempt, 0), token(attempt, 1), token(attempt, 0, choice=1, finish="stop"))
+    assert fleet.handle(WorkerLost(W, 1, "killed"), 2.0) == [Start(W, 2)]
+    again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 3.0))
     assert again.outputs == {0: [7, 7]}, "the finished choice is not generated again"
     assert again.attempt != attempt
-    assert say(fleet, token(attempt, 2), incarnation=2) == [], (
-        "nothing of the first attempt is taken any more"
+    assert send_events(fleet, token(attempt, 2), incarnation=2) == [], (
+        "events of the first attempt are dropped"
     )
-    (delivered,) = say(fleet, token(again.attempt, 2, finish="length"), incarnation=2)
+    (delivered,) = send_events(fleet, token(again.attempt, 2, finish="length"), incarnation=2)
     assert delivered.last
 
 
-def test_prompt_logprobs_computed_again_are_given_once() -> None:
+def test_recomputed_prompt_logprobs_are_delivered_once() -> None:
     fleet = started()
     request = Open("r", list(range(9)), SamplingParams(seed=1, prompt_logprobs=0))
     attempt = submitted(fleet.handle(request, 0.0)).attempt
     entries = [PromptLogprob(number, 0.0, 1, []) for number in range(1, 9)]
-    say(fleet, PromptLogprobs("r", attempt, 1, entries[:3]))
-    fleet.handle(Lost(W, 1, "killed"), 2.0)
-    attempt = submitted(fleet.handle(Heard(W, 2, READY), 3.0)).attempt
-    (delivered,) = say(fleet, PromptLogprobs("r", attempt, 1, entries[:5]), incarnation=2)
+    send_events(fleet, PromptLogprobs("r", attempt, 1, entries[:3]))
+    fleet.handle(WorkerLost(W, 1, "killed"), 2.0)
+    attempt = submitted(fleet.handle(WorkerMessage(W, 2, READY), 3.0)).attempt
+    (delivered,) = send_events(fleet, PromptLogprobs("r", attempt, 1, entries[:5]), incarnation=2)
     assert delivered.events == [PromptLogprobs("r", attempt, 4, entries[3:5])]
-    (delivered,) = say(fleet, PromptLogprobs("r", attempt, 6, entries[5:]), incarnation=2)
+    (delivered,) = send_events(fleet, PromptLogprobs("r", attempt, 6, entries[5:]), incarnation=2)
     assert delivered.events[0].entries == entries[5:]
 
 
-def test_a_request_that_ends_its_worker_alone_again_and_again_is_given_up() -> None:
+def test_a_request_that_repeatedly_crashes_its_worker_alone_is_refused() -> None:
     fleet = started(max_attempts=2)
     fleet.handle(OPEN, 0.0)
-    fleet.handle(Lost(W, 1, "killed"), 1.0)
-    fleet.handle(Heard(W, 2, READY), 2.0)
-    assert fleet.handle(Lost(W, 2, "killed"), 3.0) == [Start(W, 3)], "its blame delays nothing"
-    fleet.handle(Heard(W, 3, READY), 4.0)
-    start, refuse = fleet.handle(Lost(W, 3, "killed", frozenset((2,)), "run", "1.json"), 5.0)
+    fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
+    fleet.handle(WorkerMessage(W, 2, READY), 2.0)
+    assert fleet.handle(WorkerLost(W, 2, "killed"), 3.0) == [Start(W, 3)], "its blame delays nothing"
+    fleet.handle(WorkerMessage(W, 3, READY), 4.0)
+    start, refuse = fleet.handle(WorkerLost(W, 3, "killed", frozenset((2,)), "run", "1.json"), 5.0)
     assert start == Start(W, 4)
     assert refuse.error.status == 500
     assert str(refuse.error) == (
@@ -178,8 +178,8 @@ def test_a_request_that_ends_its_worker_alone_again_and_again_is_given_up() -> N
 def test_a_suspect_runs_without_speculation_and_shares_no_kv() -> None:
     fleet = started()
     before = submitted(fleet.handle(OPEN, 0.0))
-    fleet.handle(Lost(W, 1, "killed"), 1.0)
-    again = submitted(fleet.handle(Heard(W, 2, READY), 2.0))
+    fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
+    again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 2.0))
     assert before.params.speculation.enabled
     assert not again.params.speculation.enabled
     assert again.cache_salt != before.cache_salt
@@ -188,39 +188,39 @@ def test_a_suspect_runs_without_speculation_and_shares_no_kv() -> None:
 def test_requests_outside_of_the_lost_step_are_no_suspects() -> None:
     fleet = started()
     first, second = (submitted(fleet.handle(opened(name, 3), 0.0)) for name in ("a", "b"))
-    fleet.handle(Lost(W, 1, "killed", frozenset((first.attempt,)), "run"), 1.0)
-    (trial,) = fleet.handle(Heard(W, 2, READY), 2.0)
+    fleet.handle(WorkerLost(W, 1, "killed", frozenset((first.attempt,)), "run"), 1.0)
+    (trial,) = fleet.handle(WorkerMessage(W, 2, READY), 2.0)
     assert (trial.message.request, trial.message.params.speculation.enabled) == ("a", False)
     assert fleet.requests["b"].worker is None, "it waits until the suspect is cleared"
-    say = [Token("a", trial.message.attempt, 0, index, 7) for index in range(2)]
-    *_, other = fleet.handle(Heard(W, 2, Events(say)), 3.0)
+    send_events = [Token("a", trial.message.attempt, 0, index, 7) for index in range(2)]
+    *_, other = fleet.handle(WorkerMessage(W, 2, Events(send_events)), 3.0)
     assert other.message.request == "b"
     assert other.message.params == second.params
     assert fleet.requests["b"].strikes == 0
 
 
-def test_with_other_workers_only_the_place_of_the_trial_is_closed() -> None:
+def test_a_trial_reserves_only_its_own_workers() -> None:
     fleet = started(topology=unified(2))
     sent = [send for n in range(4) for send in fleet.handle(opened(f"r{n}", 3), 0.0)]
     (victim,) = {send.worker for send in sent if send.message.request == "r0"}
     suspect = frozenset(s.message.attempt for s in sent if s.message.request == "r0")
-    commands = fleet.handle(Lost(victim, 1, "killed", suspect, "run"), 1.0)
+    commands = fleet.handle(WorkerLost(victim, 1, "killed", suspect, "run"), 1.0)
     moved = [c for c in commands if isinstance(c, Send) and isinstance(c.message, Submit)]
     assert len(moved) == 1, "what was there too goes on elsewhere"
     assert moved[0].worker != victim
     (later,) = fleet.handle(opened("later", 3), 1.5)
     assert later.worker != victim
-    (trial,) = fleet.handle(Heard(victim, 2, READY), 2.0)
+    (trial,) = fleet.handle(WorkerMessage(victim, 2, READY), 2.0)
     assert (trial.worker, trial.message.request) == (victim, "r0")
 
 
-def test_a_trial_that_lasts_gives_way_to_the_others() -> None:
+def test_a_long_trial_is_suspended_for_waiting_requests() -> None:
     fleet = started()
     fleet.handle(OPEN, 0.0)
-    fleet.handle(Lost(W, 1, "killed"), 1.0)
-    fleet.handle(Heard(W, 2, READY), 2.0)
+    fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
+    fleet.handle(WorkerMessage(W, 2, READY), 2.0)
     assert fleet.handle(opened("other", 3), 3.0) == []
-    assert fleet.handle(Tick({(W, 2): Beat(13.0)}), 11.0) == []
+    assert fleet.handle(Tick({(W, 2): Heartbeat(13.0)}), 11.0) == []
     cancel, submit = fleet.handle(Tick(), 13.0)
     assert cancel == Send(W, Cancel("r"))
     assert submit.message.request == "other"
@@ -229,21 +229,21 @@ def test_a_trial_that_lasts_gives_way_to_the_others() -> None:
     assert (cancel, submit.message.request) == (Send(W, Cancel("other")), "r")
 
 
-def test_losses_outside_of_any_step_make_suspects_in_the_end() -> None:
+def test_repeated_losses_outside_of_steps_make_suspects() -> None:
     fleet = started()
     fleet.handle(OPEN, 0.0)
     for incarnation in range(1, 4):
         assert not len(fleet.quarantine)
-        fleet.handle(Lost(W, incarnation, "killed", frozenset()), 1.0)
-        fleet.handle(Heard(W, incarnation + 1, READY), 1.0)
+        fleet.handle(WorkerLost(W, incarnation, "killed", frozenset()), 1.0)
+        fleet.handle(WorkerMessage(W, incarnation + 1, READY), 1.0)
     assert len(fleet.quarantine) == 1
 
 
-def test_requests_wait_for_a_worker_that_cannot_be_started_and_then_are_told_to_come_back() -> None:
+def test_requests_wait_for_a_worker_that_cannot_be_started_until_starts_keep_failing() -> None:
     fleet = started()
     fleet.handle(OPEN, 0.0)
-    failed = Lost(W, 2, "it could not be started: Too many open files", frozenset())
-    assert fleet.handle(Lost(W, 1, "killed", frozenset()), 10.0) == [Start(W, 2)]
+    failed = WorkerLost(W, 2, "it could not be started: Too many open files", frozenset())
+    assert fleet.handle(WorkerLost(W, 1, "killed", frozenset()), 10.0) == [Start(W, 2)]
     for incarnation in range(2, 5):
         (start,) = fleet.handle(dataclasses.replace(failed, incarnation=incarnation), 10.0)
         assert start.after > 0
@@ -254,7 +254,7 @@ def test_requests_wait_for_a_worker_that_cannot_be_started_and_then_are_told_to_
     assert "Too many open files" in str(refuse.error)
     (refuse,) = fleet.handle(OPEN, 12.0)
     assert (refuse.error.status, refuse.error.retry_after) == (503, 2.0)
-    fleet.handle(Heard(W, 6, READY), 14.0)
+    fleet.handle(WorkerMessage(W, 6, READY), 14.0)
     submitted(fleet.handle(OPEN, 15.0))
 
 
@@ -262,12 +262,12 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again() -> None:
     fleet = Fleet(FleetConfig())
     fleet.start(0.0)
     fleet.handle(OPEN, 0.0)
-    (refuse,) = fleet.handle(Heard(W, 1, Failed("config.json: no such thing", 2)), 1.0)
+    (refuse,) = fleet.handle(WorkerMessage(W, 1, Failed("config.json: no such thing", 2)), 1.0)
     assert "config.json" in str(refuse.error)
-    assert fleet.handle(Lost(W, 1, "exit status 2"), 1.1) == []
+    assert fleet.handle(WorkerLost(W, 1, "exit status 2"), 1.1) == []
 
 
-def test_requests_go_where_the_fewest_are() -> None:
+def test_requests_go_to_the_worker_with_the_fewest() -> None:
     fleet = started(topology=unified(2))
     workers = [
         command.worker
@@ -281,7 +281,7 @@ def test_the_other_worker_takes_over() -> None:
     fleet = started(topology=unified(2))
     (send,) = fleet.handle(OPEN, 0.0)
     other = {"unified-0": "unified-1", "unified-1": "unified-0"}[send.worker]
-    start, again = fleet.handle(Lost(send.worker, 1, "killed", frozenset()), 1.0)
+    start, again = fleet.handle(WorkerLost(send.worker, 1, "killed", frozenset()), 1.0)
     assert start == Start(send.worker, 2)
     assert again.worker == other
 
@@ -294,10 +294,10 @@ def test_closing_cancels_a_choice_or_all() -> None:
     assert fleet.handle(Close("r"), 1.0) == [Send(W, Cancel("r"))]
     assert not fleet.requests
     assert fleet.handle(Close("r"), 1.0) == []
-    assert say(fleet, Finished("r", 0, 0, "abort")) == []
+    assert send_events(fleet, Finished("r", 0, 0, "abort")) == []
 
 
-def test_a_name_is_not_taken_twice() -> None:
+def test_a_request_id_in_use_is_refused() -> None:
     fleet = started()
     fleet.handle(OPEN, 0.0)
     (refuse,) = fleet.handle(OPEN, 0.0)
@@ -305,13 +305,13 @@ def test_a_name_is_not_taken_twice() -> None:
     assert set(fleet.requests) == {"r"}
 
 
-def test_a_silent_worker_counts_as_stuck_until_it_speaks() -> None:
+def test_a_silent_worker_counts_as_stuck_until_its_next_message() -> None:
     fleet = started(stuck_after=10.0)
     fleet.handle(Tick(), 9.0)
     assert fleet.health()[0]
     assert fleet.handle(Tick(), 11.0) == []
-    assert fleet.health() == (False, f"worker {W} has said nothing for 10 seconds")
-    say(fleet)
+    assert fleet.health() == (False, f"worker {W} has not responded for 10 seconds")
+    send_events(fleet)
     assert fleet.health()[0]
 
 
@@ -319,7 +319,7 @@ def test_a_worker_that_stays_silent_is_killed() -> None:
     fleet = started(stuck_after=10.0)
     assert fleet.handle(Tick(), 39.0) == []
     assert fleet.handle(Tick(), 41.0) == [Kill(W)]
-    assert fleet.handle(Lost(W, 1, "killed"), 41.1) == [Start(W, 2)]
+    assert fleet.handle(WorkerLost(W, 1, "killed"), 41.1) == [Start(W, 2)]
 
 
 def opened(name: str, prompt: int) -> Open:
@@ -333,14 +333,14 @@ def refusal(commands) -> RequestError:
     return refused.error
 
 
-def test_beyond_its_requests_it_says_when_the_waiting_ones_will_be_done() -> None:
-    """Ten requests ended in five seconds, so the four that wait and the new one need two and a half."""
+def test_at_the_request_limit_retry_after_is_the_time_to_serve_the_queue() -> None:
+    """Ten requests ended in five seconds, so the four waiting ones and the new one need two and a half."""
     fleet = started(max_requests=4)
     for number in range(10):
         name, now = f"r{number}", 0.5 * (number + 1)
         attempt = submitted(fleet.handle(opened(name, 3), now)).attempt
         last = Token(name, attempt, 0, 0, 7, finish="stop")
-        fleet.handle(Heard(W, 1, Events([last])), now)
+        fleet.handle(WorkerMessage(W, 1, Events([last])), now)
     for number in range(4):
         submitted(fleet.handle(opened(f"w{number}", 3), 5.5))
     error = refusal(fleet.handle(opened("late", 3), 5.5))
@@ -348,23 +348,23 @@ def test_beyond_its_requests_it_says_when_the_waiting_ones_will_be_done() -> Non
     assert error.retry_after == pytest.approx(2.5)
 
 
-def test_beyond_its_waiting_tokens_it_refuses_whom_there_is_no_room_for() -> None:
+def test_prompts_beyond_the_limit_of_waiting_tokens_are_refused() -> None:
     fleet = started(max_waiting_tokens=100)
     first = submitted(fleet.handle(opened("first", 200), 0.0)).attempt  # one may always wait
     error = refusal(fleet.handle(opened("second", 1), 0.0))
     assert "200 tokens are waiting already; the limit is 100 (max_waiting_tokens)" in error.message
     assert error.retry_after == 1.0  # nothing is known of the rate yet
-    fleet.handle(Heard(W, 1, Events([Admitted("first", first, 0, 0)])), 4.0)
+    fleet.handle(WorkerMessage(W, 1, Events([Admitted("first", first, 0, 0)])), 4.0)
     for name, prompt in (("second", 60), ("third", 40)):
         submitted(fleet.handle(opened(name, prompt), 10.0))
     error = refusal(fleet.handle(opened("fourth", 1), 10.0))
     assert error.retry_after == pytest.approx(100 * 6 / 200)
 
 
-def test_it_is_never_said_to_come_back_at_once_or_much_later() -> None:
+def test_retry_after_is_bounded() -> None:
     fleet = started(max_waiting_tokens=10)
     attempt = submitted(fleet.handle(opened("small", 1), 0.0)).attempt
-    fleet.handle(Heard(W, 1, Events([Admitted("small", attempt, 0, 0)])), 0.0)
+    fleet.handle(WorkerMessage(W, 1, Events([Admitted("small", attempt, 0, 0)])), 0.0)
     submitted(fleet.handle(opened("big", 100_000), 20.0))
     assert refusal(fleet.handle(opened("late", 1), 20.0)).retry_after == 60.0
 
@@ -376,13 +376,13 @@ def edits(commands) -> list[messages.Edit]:
     return [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, messages.Edit)]
 
 
-def test_edits_of_an_open_prompt_go_to_its_worker() -> None:
+def test_edits_of_a_prompt_stream_go_to_its_worker() -> None:
     fleet = started()
     submit = submitted(fleet.handle(STREAM, 0.0))
     assert (submit.open, submit.tail, submit.version) == (True, 1, 0)
-    (edit,) = edits(fleet.handle(Edit("r", 1, keep=2, tokens=[7, 3], tail=1), 2.0))
+    (edit,) = edits(fleet.handle(Edit("r", 1, retained=2, tokens=[7, 3], tail=1), 2.0))
     assert edit == messages.Edit("r", submit.attempt, 1, 2, [7, 3], False, None, 1, arrival=2.0)
-    (last,) = edits(fleet.handle(Edit("r", 2, keep=4, tokens=[], finish=True), 3.0))
+    (last,) = edits(fleet.handle(Edit("r", 2, retained=4, tokens=[], finish=True), 3.0))
     assert last.finish
 
 
@@ -420,9 +420,9 @@ def test_the_next_attempt_has_the_latest_prompt() -> None:
     fleet = started()
     fleet.handle(STREAM, 0.0)
     fleet.handle(Edit("r", 1, 2, [7, 8, 3], tail=1), 1.0)
-    fleet.handle(Lost(W, 1, "killed"), 2.0)
+    fleet.handle(WorkerLost(W, 1, "killed"), 2.0)
     fleet.handle(Edit("r", 2, 3, [9], finish=True), 2.5)
-    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 3.0))
     assert (again.prompt, again.open, again.version) == ([1, 2, 7, 9], False, 2)
 
 
@@ -430,14 +430,14 @@ def test_an_early_answer_is_withdrawn_once_and_tokens_of_the_old_prompt_are_drop
     fleet = started()
     early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
     attempt = submitted(fleet.handle(early, 0.0)).attempt
-    say(fleet, token(attempt, 0))
+    send_events(fleet, token(attempt, 0))
     _, delivered = fleet.handle(Edit("r", 1, 2, [3]), 1.0)
     assert delivered == Deliver("r", [Withdrawn("r", attempt, 1)], last=False)
-    assert say(fleet, token(attempt, 1)) == [], "sampled before the worker took the edit"
+    assert send_events(fleet, token(attempt, 1)) == [], "sampled before the worker took the edit"
     fresh = token(attempt, 0)
-    assert say(fleet, Withdrawn("r", attempt, 1), fresh) == [Deliver("r", [fresh], last=False)]
+    assert send_events(fleet, Withdrawn("r", attempt, 1), fresh) == [Deliver("r", [fresh], last=False)]
     fleet.handle(Edit("r", 2, 3, [], finish=True), 2.0)
-    (delivered,) = say(fleet, token(attempt, 1, finish="stop"))
+    (delivered,) = send_events(fleet, token(attempt, 1, finish="stop"))
     assert delivered.last, "a finish that changes nothing lets the answer stand"
 
 
@@ -446,20 +446,20 @@ def test_after_a_loss_nothing_of_an_older_prompt_is_resumed(lost_first: bool) ->
     fleet = started()
     early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
     attempt = submitted(fleet.handle(early, 0.0)).attempt
-    say(fleet, token(attempt, 0))
-    changes = [Edit("r", 1, 1, [3]), Lost(W, 1, "killed")]
+    send_events(fleet, token(attempt, 0))
+    changes = [Edit("r", 1, 1, [3]), WorkerLost(W, 1, "killed")]
     for change in reversed(changes) if lost_first else changes:
         fleet.handle(change, 2.0)
-    again = submitted(fleet.handle(Heard(W, 2, READY), 3.0))
+    again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 3.0))
     assert (again.prompt, again.outputs) == ([1, 3], {0: []})
     first = token(again.attempt, 0)
-    assert say(fleet, first, incarnation=2) == [Deliver("r", [first], last=False)]
+    assert send_events(fleet, first, incarnation=2) == [Deliver("r", [first], last=False)]
 
 
 def test_progress_of_older_versions_is_dropped() -> None:
     fleet = started()
     attempt = submitted(fleet.handle(STREAM, 0.0)).attempt
     fleet.handle(Edit("r", 1, 2, [7, 3]), 1.0)
-    assert say(fleet, Progress("r", attempt, 0, 2, 3)) == []
+    assert send_events(fleet, Progress("r", attempt, 0, 2, 3)) == []
     news = Progress("r", attempt, 1, 2, 4)
-    assert say(fleet, news) == [Deliver("r", [news], last=False)]
+    assert send_events(fleet, news) == [Deliver("r", [news], last=False)]

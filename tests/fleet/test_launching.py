@@ -13,7 +13,7 @@ import pytest
 import zmq.asyncio
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Beat, Heard, Lost, Open, Tick
+from streamserve.fleet.events import Heartbeat, Open, Tick, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.fleet.tracing.recorder import Recorder
@@ -55,14 +55,14 @@ class FakeWorker:
                 ]
                 await self._socket.send(encode(Events(tokens)))
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         return None
 
-    async def lost(self, worker: str, incarnation: int) -> Lost:
+    async def lost(self, worker: str, incarnation: int) -> WorkerLost:
         await self.ended.wait()
         self._serving.cancel()
         self._socket.close()
-        return Lost(worker, incarnation, "it was killed", frozenset())
+        return WorkerLost(worker, incarnation, "it was killed", frozenset())
 
     def kill(self) -> None:
         self.ended.set()
@@ -73,15 +73,15 @@ class FakeWorker:
 
 
 class Launcher:
-    """Starts fake workers, unless `error` says why that is not possible."""
+    """Starts fake workers; raises `error` if it is set."""
 
     def __init__(self) -> None:
         self.error: OSError | None = None
         self.started: list[FakeWorker] = []
-        self.asked = 0
+        self.starts = 0
 
     async def __call__(self, config: WorkerConfig) -> FakeWorker:
-        self.asked += 1
+        self.starts += 1
         if self.error:
             raise self.error
         self.started.append(FakeWorker(config))
@@ -117,9 +117,9 @@ async def until(condition) -> None:
 
 
 @pytest.mark.parametrize(
-    "identity", [b"nobody/1", b"unified-0/99", b"unified-0/x", b"unified-0", b"\xff", b"/"]
+    "identity", [b"unknown/1", b"unified-0/99", b"unified-0/x", b"unified-0", b"\xff", b"/"]
 )
-async def test_a_stranger_on_the_endpoint_costs_no_worker(identity: bytes) -> None:
+async def test_an_unknown_sender_on_the_endpoint_kills_no_worker(identity: bytes) -> None:
     async with running(Launcher()) as runtime:
         stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         stranger.setsockopt(zmq.IDENTITY, identity)
@@ -142,7 +142,7 @@ async def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
         assert await ask(runtime, "a") == [0, 1, 2]
         launcher.error = OSError(24, "Too many open files")
         launcher.started[0].kill()
-        await until(lambda: launcher.asked >= 3)
+        await until(lambda: launcher.starts >= 3)
         ready, why = runtime.fleet.health()
         assert not ready
         assert "could not be started: [Errno 24] Too many open files" in why
@@ -153,7 +153,7 @@ async def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
         assert runtime.fleet.health() == (True, "ready")
 
 
-async def test_who_waits_for_a_worker_is_told_when_its_starts_keep_failing() -> None:
+async def test_waiting_requests_are_refused_when_starts_keep_failing() -> None:
     launcher = Launcher()
     async with running(launcher) as runtime:
         runtime.fleet.workers[W].failed_starts = 2
@@ -166,7 +166,7 @@ async def test_who_waits_for_a_worker_is_told_when_its_starts_keep_failing() -> 
         assert runtime.fleet.supervisor.retry_after(0.0) > 0
 
 
-async def test_a_worker_that_cannot_be_started_at_all_is_told_at_the_start() -> None:
+async def test_a_first_start_that_fails_is_an_error_at_startup() -> None:
     launcher = Launcher()
     launcher.error = OSError(12, "Cannot allocate memory")
     async with running(launcher, ready=False) as runtime:
@@ -174,7 +174,7 @@ async def test_a_worker_that_cannot_be_started_at_all_is_told_at_the_start() -> 
             await runtime.until_ready()
 
 
-async def test_a_disk_that_is_full_costs_the_timeline_and_no_request(
+async def test_a_full_disk_ends_the_timeline_but_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timeline = Timeline(tmp_path / "timeline.json")
@@ -188,7 +188,7 @@ async def test_a_disk_that_is_full_costs_the_timeline_and_no_request(
     assert len([record for record in caplog.records if "No space left" in record.message]) == 1
 
 
-async def test_a_recorder_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_recorder_that_fails_is_no_longer_used(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder([])
     monkeypatch.setattr(recorder, "observe", lambda *args: 1 / 0)
     async with running(Launcher(), recorder) as runtime:
@@ -197,12 +197,12 @@ async def test_a_recorder_that_fails_is_done_without(monkeypatch: pytest.MonkeyP
 
 
 class FaultyFleet(Fleet):
-    """Fails on what `fault` says, as often as it says."""
+    """Fails on the events that `fault` lists, as often as it says."""
 
     faults: ClassVar[list[type]] = []
 
     def handle(self, event, now):
-        kind = type(event.message) if isinstance(event, Heard) else type(event)
+        kind = type(event.message) if isinstance(event, WorkerMessage) else type(event)
         if kind in self.faults:
             self.faults.remove(kind)
             raise KeyError(kind.__name__)
@@ -217,7 +217,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     return FaultyFleet
 
 
-async def test_events_that_cannot_be_taken_cost_their_own_request(faulty: type[FaultyFleet]) -> None:
+async def test_events_that_fail_end_only_their_own_request(faulty: type[FaultyFleet]) -> None:
     async with running(Launcher()) as runtime:
         faulty.faults = [Events]
         with pytest.raises(RequestError, match="failed to handle") as refused:
@@ -226,7 +226,7 @@ async def test_events_that_cannot_be_taken_cost_their_own_request(faulty: type[F
         assert await ask(runtime, "b") == [0, 1, 2]
 
 
-async def test_a_tick_that_fails_is_not_the_last(faulty: type[FaultyFleet]) -> None:
+async def test_the_tick_loop_continues_after_a_failure(faulty: type[FaultyFleet]) -> None:
     async with running(Launcher()) as runtime:
         faulty.faults = [Tick]
         await until(lambda: not faulty.faults)
@@ -235,8 +235,8 @@ async def test_a_tick_that_fails_is_not_the_last(faulty: type[FaultyFleet]) -> N
         assert await ask(runtime, "b") == [0, 1, 2]
 
 
-async def test_a_loss_that_cannot_be_taken_ends_the_server(faulty: type[FaultyFleet]) -> None:
-    """Nobody knows what would become of the worker: whoever waits is told, and so is who runs this."""
+async def test_a_loss_that_cannot_be_processed_ends_the_server(faulty: type[FaultyFleet]) -> None:
+    """The state of the worker is unknown: all waiting clients and the operator get an error."""
     launcher = Launcher()
     async with running(launcher) as runtime:
         failing = asyncio.create_task(runtime.until_failed())
@@ -244,7 +244,7 @@ async def test_a_loss_that_cannot_be_taken_ends_the_server(faulty: type[FaultyFl
         runtime.fleet.workers[W].ready = None
         asking = asyncio.create_task(ask(runtime, "a"))
         await asyncio.sleep(0.05)
-        faulty.faults = [Lost]
+        faulty.faults = [WorkerLost]
         launcher.started[0].kill()
         for task in (failing, waiting):
             with pytest.raises(FleetError):

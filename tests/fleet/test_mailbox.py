@@ -1,9 +1,9 @@
-"""A client that reads slowly holds a bounded memory, and does not cost others theirs."""
+"""Event queues of slow clients use bounded memory, and do not affect other clients."""
 
 import asyncio
 
 from streamserve.fleet.events import Deliver, Refuse
-from streamserve.fleet.mailbox import FAIR_BYTES, Mailbox, Undelivered
+from streamserve.fleet.mailbox import FAIR_BYTES, Mailbox, MailboxBudget
 from streamserve.protocol.messages import Event, PromptLogprob, PromptLogprobs, Token, TopLogprob
 
 TOP = [TopLogprob(token, -1.0) for token in range(64)]
@@ -13,38 +13,38 @@ def token(index: int) -> Event:
     return Token("r", 0, 0, index, 7, -1.0, TOP)
 
 
-async def test_what_is_read_in_time_is_all_there() -> None:
-    budget = Undelivered(limit=100_000)
+async def test_events_that_are_read_in_time_all_arrive() -> None:
+    budget = MailboxBudget(limit=100_000)
     mailbox = Mailbox(budget)
     for index in range(1000):
         mailbox.put(Deliver("r", [token(index)], index == 999))
-        news = await mailbox.get()
-        assert isinstance(news, Deliver)
-        assert news.events == [token(index)]
-        assert budget.held == 0
+        message = await mailbox.get()
+        assert isinstance(message, Deliver)
+        assert message.events == [token(index)]
+        assert budget.used == 0
 
 
-async def test_who_leaves_too_much_unread_has_to_go_and_the_others_do_not() -> None:
-    budget = Undelivered(limit=1 << 20)
+async def test_only_a_client_beyond_the_budget_is_dropped() -> None:
+    budget = MailboxBudget(limit=1 << 20)
     slow, other = Mailbox(budget), Mailbox(budget)
     for index in range(1000):
         slow.put(Deliver("slow", [token(index)], False))
-        assert budget.held <= budget.limit + FAIR_BYTES
+        assert budget.used <= budget.limit + FAIR_BYTES
     assert slow.overflowed
-    assert budget.held == 0
-    news = await slow.get()
-    assert isinstance(news, Refuse)
-    assert (news.error.status, "unread" in news.error.message) == (503, True)
+    assert budget.used == 0
+    message = await slow.get()
+    assert isinstance(message, Refuse)
+    assert (message.error.status, "did not read" in message.error.message) == (503, True)
     assert slow.empty()
     other.put(Deliver("other", [token(0)], True))
     assert isinstance(await asyncio.wait_for(other.get(), 5), Deliver)
 
 
-def test_scores_of_a_prompt_are_counted() -> None:
-    budget = Undelivered()
+def test_prompt_logprobs_are_counted() -> None:
+    budget = MailboxBudget()
     mailbox = Mailbox(budget)
     entries = [PromptLogprob(5, -1.0, 1, TOP)] * 100
     mailbox.put(Deliver("r", [PromptLogprobs("r", 0, 1, entries)], False))
-    assert budget.held > 100 * 65 * 100
+    assert budget.used > 100 * 65 * 100
     mailbox.clear()
-    assert (budget.held, mailbox.empty()) == (0, True)
+    assert (budget.used, mailbox.empty()) == (0, True)

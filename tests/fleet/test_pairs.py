@@ -1,10 +1,10 @@
-"""Stream pairs in the fleet's books: tickets given, used, refused, and closed whoever dies."""
+"""Transfer reservations of stream pairs: opened, used, refused, and closed at any worker's death."""
 
 import pytest
 from msgspec.structs import replace
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Command, Heard, Lost, Open, Refuse, Send
+from streamserve.fleet.events import Close, Command, Open, Refuse, Send, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import pairs, total
 from streamserve.protocol.messages import (
@@ -21,13 +21,13 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.tickets import CacheAddress, Join, Push, Release, TransferReservation
+from streamserve.protocol.transfers import CacheAddress, Join, Push, Release, TransferReservation
 from tests.api.test_metrics import REPORT
 from tests.fleet.test_fleet import READY
 
 P, D = "prefill-0", "decode-0"
 OPEN = Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=9))
-CACHE = CacheAddress("here", 1, 9, "pretended/4/1")
+CACHE = CacheAddress("here", 1, 9, "fake/4/1")
 
 
 def started() -> tuple[Fleet, int]:
@@ -35,11 +35,11 @@ def started() -> tuple[Fleet, int]:
     fleet = Fleet(FleetConfig(topology=pairs(1)))
     fleet.start(0.0)
     for worker in (P, D):
-        assert fleet.handle(Heard(worker, 1, READY), 0.0) == []
+        assert fleet.handle(WorkerMessage(worker, 1, READY), 0.0) == []
     (submit,) = sent(fleet.handle(OPEN, 0.0), P)
     assert isinstance(submit, Submit)
     assert submit.phase == "prefill"
-    (reserve,) = sent(say(fleet, P, Admitted("r", submit.attempt, 0, 0)), D)
+    (reserve,) = sent(send_events(fleet, P, Admitted("r", submit.attempt, 0, 0)), D)
     assert isinstance(reserve, Submit)
     assert reserve.phase == "decode"
     return fleet, submit.attempt
@@ -49,56 +49,56 @@ def sent(commands: list[Command], worker: str) -> list[object]:
     return [c.message for c in commands if isinstance(c, Send) and c.worker == worker]
 
 
-def say(fleet: Fleet, worker: str, *events: Event, incarnation: int = 1) -> list[Command]:
-    return fleet.handle(Heard(worker, incarnation, Events(list(events))), 1.0)
+def send_events(fleet: Fleet, worker: str, *events: Event, incarnation: int = 1) -> list[Command]:
+    return fleet.handle(WorkerMessage(worker, incarnation, Events(list(events))), 1.0)
 
 
-def tell(fleet: Fleet, worker: str, *news: TransferUpdate, incarnation: int = 1) -> list[Command]:
-    return fleet.handle(Heard(worker, incarnation, Transfers(list(news))), 1.0)
+def send_updates(fleet: Fleet, worker: str, *news: TransferUpdate, incarnation: int = 1) -> list[Command]:
+    return fleet.handle(WorkerMessage(worker, incarnation, Transfers(list(news))), 1.0)
 
 
-def ticket(attempt: int, request: str = "r", id: str = "decode-0/1/0") -> TransferReservation:
+def reservation(attempt: int, request: str = "r", id: str = "decode-0/1/0") -> TransferReservation:
     return TransferReservation(id, request, attempt, (0,), 3, 0, [5], CACHE)
 
 
-def test_a_ticket_goes_to_the_writer_and_what_landed_joins() -> None:
+def test_a_reservation_goes_to_the_writer_and_arrived_kv_joins() -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    assert tell(fleet, D, Reserved("r", attempt, mine)) == [Send(P, Push(mine))]
-    say(fleet, P, Token("r", attempt, 0, 0, 7))
-    assert tell(fleet, P, Pushed("r", attempt, mine.id, sent=8)) == [
+    mine = reservation(attempt)
+    assert send_updates(fleet, D, Reserved("r", attempt, mine)) == [Send(P, Push(mine))]
+    send_events(fleet, P, Token("r", attempt, 0, 0, 7))
+    assert send_updates(fleet, P, Pushed("r", attempt, mine.id, sent=8)) == [
         Send(D, Join("r", attempt, mine.id, {0: [7]}, {0: 1.0}))
     ]
-    assert not len(fleet.tickets)
+    assert not len(fleet.reservations)
     assert not fleet.workers[P].prefilling
     assert fleet.workers[D].decoding == {"r"}
 
 
-def test_a_second_word_of_the_same_ticket_changes_nothing() -> None:
+def test_a_repeated_reservation_changes_nothing() -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
-    say(fleet, P, Token("r", attempt, 0, 0, 7))
-    tell(fleet, P, Pushed("r", attempt, mine.id))
-    assert tell(fleet, P, Pushed("r", attempt, mine.id)) == []
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    send_events(fleet, P, Token("r", attempt, 0, 0, 7))
+    send_updates(fleet, P, Pushed("r", attempt, mine.id))
+    assert send_updates(fleet, P, Pushed("r", attempt, mine.id)) == []
     assert fleet.requests["r"].attempt == attempt
 
 
-def test_a_ticket_that_nobody_wants_is_given_back() -> None:
+def test_a_reservation_that_is_not_needed_is_released() -> None:
     fleet, attempt = started()
-    stale, foreign = ticket(attempt + 5), ticket(attempt, request="other", id="x")
-    assert tell(fleet, D, Reserved("r", attempt + 5, stale)) == [Send(D, Release(stale.id))]
-    assert tell(fleet, D, Reserved("other", attempt, foreign)) == [Send(D, Release("x"))]
-    assert not len(fleet.tickets)
+    stale, foreign = reservation(attempt + 5), reservation(attempt, request="other", id="x")
+    assert send_updates(fleet, D, Reserved("r", attempt + 5, stale)) == [Send(D, Release(stale.id))]
+    assert send_updates(fleet, D, Reserved("other", attempt, foreign)) == [Send(D, Release("x"))]
+    assert not len(fleet.reservations)
 
 
-def test_only_the_writer_can_say_that_it_writes_no_more() -> None:
+def test_only_the_writer_can_close_a_reservation() -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
-    say(fleet, P, Token("r", attempt, 0, 0, 7))
-    assert tell(fleet, D, Pushed("r", attempt, mine.id)) == []
-    assert len(fleet.tickets) == 1
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    send_events(fleet, P, Token("r", attempt, 0, 0, 7))
+    assert send_updates(fleet, D, Pushed("r", attempt, mine.id)) == []
+    assert len(fleet.reservations) == 1
     assert fleet.workers[P].prefilling == {}
 
 
@@ -112,75 +112,75 @@ def test_only_the_writer_can_say_that_it_writes_no_more() -> None:
     ],
     ids=["forged", "stale", "foreign", "truncated"],
 )
-def test_news_that_do_not_fit_the_book_make_the_request_start_over(news) -> None:
+def test_updates_that_contradict_the_reservations_restart_the_request(news) -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
-    say(fleet, P, Token("r", attempt, 0, 0, 7))
-    commands = tell(fleet, P, news(attempt, mine.id))
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    send_events(fleet, P, Token("r", attempt, 0, 0, 7))
+    commands = send_updates(fleet, P, news(attempt, mine.id))
     assert not [m for m in sent(commands, D) if isinstance(m, Join)]
     again = next(m for m in sent(commands, P) if isinstance(m, Submit))
     assert again.attempt != attempt
     assert again.outputs == {0: [7]}
 
 
-def test_a_ticket_for_another_request_than_it_says_is_given_back() -> None:
+def test_a_reservation_for_another_request_is_released() -> None:
     fleet, attempt = started()
-    foreign = ticket(attempt, request="other")
-    assert tell(fleet, D, Reserved("r", attempt, foreign)) == [Send(D, Release(foreign.id))]
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
-    assert tell(fleet, D, Reserved("r", attempt, mine)) == [], "it is being written to"
+    foreign = reservation(attempt, request="other")
+    assert send_updates(fleet, D, Reserved("r", attempt, foreign)) == [Send(D, Release(foreign.id))]
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    assert send_updates(fleet, D, Reserved("r", attempt, mine)) == [], "it is being written to"
 
 
-def test_kv_that_did_not_arrive_is_computed_again() -> None:
+def test_kv_that_did_not_arrive_is_recomputed() -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
-    say(fleet, P, Token("r", attempt, 0, 0, 7))
-    commands = tell(fleet, P, Pushed("r", attempt, mine.id, "the wire was cut"))
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    send_events(fleet, P, Token("r", attempt, 0, 0, 7))
+    commands = send_updates(fleet, P, Pushed("r", attempt, mine.id, "the wire was cut"))
     assert Send(D, Release(mine.id)) in commands
     assert Send(D, Cancel("r")) in commands
     again = next(m for m in sent(commands, P) if isinstance(m, Submit))
     assert again.attempt != attempt
-    assert again.outputs == {0: [7]}, "behind what the client has"
+    assert again.outputs == {0: [7]}, "after the tokens that the client has"
 
 
-def test_blocks_stay_taken_until_the_writer_of_a_cancelled_request_is_done() -> None:
+def test_blocks_stay_reserved_until_the_writer_of_a_cancelled_request_is_done() -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
     commands = fleet.handle(Close("r"), 1.0)
     assert [c.message for c in commands if isinstance(c, Send)] == [Cancel("r"), Cancel("r")]
-    assert len(fleet.tickets) == 1
-    assert tell(fleet, P, Pushed("r", attempt, mine.id, "went away")) == [Send(D, Release(mine.id))]
-    assert not len(fleet.tickets)
+    assert len(fleet.reservations) == 1
+    assert send_updates(fleet, P, Pushed("r", attempt, mine.id, "went away")) == [Send(D, Release(mine.id))]
+    assert not len(fleet.reservations)
 
 
-def test_a_dead_writer_writes_no_more() -> None:
+def test_reservations_of_a_dead_writer_are_released() -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
-    commands = fleet.handle(Lost(P, 1, "killed"), 2.0)
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    commands = fleet.handle(WorkerLost(P, 1, "killed"), 2.0)
     assert Send(D, Release(mine.id)) in commands
     assert Send(D, Cancel("r")) in commands
     assert not any(isinstance(command, Refuse) for command in commands)
     assert fleet.requests["r"].worker is None, "it waits for the pair to come back"
 
 
-def test_after_the_handover_the_death_of_the_prefill_worker_is_not_felt() -> None:
+def test_after_the_transfer_the_death_of_the_prefill_worker_has_no_effect() -> None:
     fleet, attempt = started()
-    mine = ticket(attempt)
-    tell(fleet, D, Reserved("r", attempt, mine))
-    say(fleet, P, Token("r", attempt, 0, 0, 7))
-    tell(fleet, P, Pushed("r", attempt, mine.id))
-    fleet.handle(Lost(P, 1, "killed"), 2.0)
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    send_events(fleet, P, Token("r", attempt, 0, 0, 7))
+    send_updates(fleet, P, Pushed("r", attempt, mine.id))
+    fleet.handle(WorkerLost(P, 1, "killed"), 2.0)
     assert fleet.requests["r"].attempt == attempt
-    say(fleet, D, Token("r", attempt, 0, 1, 8, finish="stop"))
+    send_events(fleet, D, Token("r", attempt, 0, 1, 8, finish="stop"))
     assert not fleet.requests
 
 
-def test_an_answer_of_one_token_is_not_moved() -> None:
+def test_an_answer_of_one_token_is_not_transferred() -> None:
     fleet, _ = started()
     (submit,) = sent(fleet.handle(Open("s", [4], SamplingParams(seed=1, max_tokens=1)), 0.0), P)
     assert isinstance(submit, Submit)
@@ -190,12 +190,12 @@ def test_an_answer_of_one_token_is_not_moved() -> None:
 def test_a_worker_of_another_model_is_refused_with_both_values() -> None:
     fleet = Fleet(FleetConfig(topology=pairs(1)))
     fleet.start(0.0)
-    fleet.handle(Heard(P, 1, READY), 0.0)
-    fleet.handle(Heard(D, 1, replace(READY, block_size=8)), 0.0)
+    fleet.handle(WorkerMessage(P, 1, READY), 0.0)
+    fleet.handle(WorkerMessage(D, 1, replace(READY, block_size=8)), 0.0)
     ready, why = fleet.health()
     assert not ready
-    assert "pretended/8/1" in why
-    assert "pretended/4/1" in why
+    assert "fake/8/1" in why
+    assert "fake/4/1" in why
 
 
 def test_reports_of_several_workers_add_up() -> None:

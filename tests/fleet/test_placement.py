@@ -1,38 +1,37 @@
-"""What the fleet knows of its workers for routing: what they have cached, what waits there, what is done of
-it."""
+"""The fleet's knowledge of its workers for routing: cached prefixes, queued prompts, prefill progress."""
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Heard, Open
+from streamserve.fleet.events import Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.placement import PrefixView
 from streamserve.fleet.worker_state import Queued, WorkerState, pairs
 from streamserve.protocol.messages import Cached
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
-from tests.simulate.test_chat import ENGINE, FIRST, answered
+from tests.simulate.test_chat import ENGINE, FIRST, assert_both_answered
 
 NAMES = [bytes([number]) * 16 for number in range(4)]
 
 
-def test_what_workers_tell_corrects_what_was_expected() -> None:
+def test_cache_reports_correct_the_estimates() -> None:
     view = PrefixView()
     view.learn("w", NAMES[:2], 9)
     assert view.cached("w", NAMES) == 2
-    view.told("w", Cached(NAMES[2:3], NAMES[1:2]), 9)
+    view.update("w", Cached(NAMES[2:3], NAMES[1:2]), 9)
     assert view.cached("w", NAMES) == 1, "the second is no longer there"
-    view.told("w", Cached(NAMES[1:2], []), 9)
+    view.update("w", Cached(NAMES[1:2], []), 9)
     assert view.cached("w", NAMES) == 3
     view.forget("w")
     assert view.cached("w", NAMES) == 0
 
 
-def test_the_fleet_knows_what_each_half_holds() -> None:
-    """After two turns its view of both is just what their prefix indexes know."""
+def test_the_prefix_view_of_a_pair_matches_its_prefix_indexes() -> None:
+    """After two turns its view of both workers equals their prefix indexes."""
     simulation = Simulation(
         FleetConfig(topology=pairs(1)), ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001
     )
     other = Open("other", [8] * 300, FIRST.params)  # takes the place of the first's blocks
-    answered(simulation, other)
+    assert_both_answered(simulation, other)
     view = simulation.fleet.placement.view
     for name, worker in simulation.workers.items():
         known = set(worker.engine.scheduler.tables.pool._cached)
@@ -40,10 +39,10 @@ def test_the_fleet_knows_what_each_half_holds() -> None:
         assert known
 
 
-def test_news_of_a_worker_that_is_gone_are_not_heard() -> None:
+def test_updates_of_an_ended_worker_process_are_ignored() -> None:
     fleet = Fleet(FleetConfig(topology=pairs(1)))
     fleet.start(0.0)
-    fleet.handle(Heard("prefill-0", 7, Cached(NAMES, [])), 0.0)
+    fleet.handle(WorkerMessage("prefill-0", 7, Cached(NAMES, [])), 0.0)
     assert fleet.placement.view.cached("prefill-0", NAMES) == 0
 
 
@@ -53,7 +52,7 @@ def test_a_worker_has_been_computing_since_the_queue_began_or_the_last_first_tok
     worker.queue("b", Queued(200, deadline=5.0), 2.0)
     load = worker.load("w", 3.0)
     assert (load.queued, load.queued_tokens, load.timely_tokens, load.busy) == (2, 300, 300, 2.0)
-    worker.begun("a", 4.0)
+    worker.started("a", 4.0)
     assert worker.load("w", 4.5).busy == 0.5
     load = worker.load("w", 6.0)
     assert (load.queued_tokens, load.timely_tokens, load.busy) == (200, 0, 0.0), "too late for the second"

@@ -1,4 +1,4 @@
-"""Real worker processes: they die and come back, leave with their parent, and leave nothing behind."""
+"""Real worker processes: they die and are restarted, exit with their parent, and leak nothing."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ async def test_a_close_that_is_cancelled_leaves_neither_socket_nor_folder(checkp
         await process.end()
 
 
-def test_who_forgets_to_close_is_not_held_up(checkpoint: Path) -> None:
+def test_a_runtime_that_is_not_closed_does_not_block_exit(checkpoint: Path) -> None:
     script = textwrap.dedent(f"""
         import asyncio, gc
         from streamserve.llm.async_llm import AsyncLLM
@@ -83,7 +83,7 @@ def test_who_forgets_to_close_is_not_held_up(checkpoint: Path) -> None:
 
 
 async def assert_idle(llm: AsyncLLM) -> Report:
-    """The worker soon reports that it holds nothing."""
+    """Assert that the worker soon reports no allocated blocks."""
     async with asyncio.timeout(30):
         while True:
             report = llm.report()
@@ -108,8 +108,8 @@ async def collect(
 
 
 async def test_a_killed_worker_costs_time_never_text(llm: AsyncLLM) -> None:
-    whole = await collect(llm, [5, 6, 7], LONG)
-    assert len(whole[0]) == 400
+    is_healthy = await collect(llm, [5, 6, 7], LONG)
+    assert len(is_healthy[0]) == 400
     killed = 0
 
     def kill_at_20(count: int) -> None:
@@ -118,11 +118,11 @@ async def test_a_killed_worker_costs_time_never_text(llm: AsyncLLM) -> None:
             killed = llm.process_id()
             os.kill(killed, signal.SIGKILL)
 
-    while not killed or killed == llm.process_id():  # it may have said all before the signal came
-        beside = [asyncio.create_task(collect(llm, [5, 6, 7], LONG)) for _ in range(3)]
-        assert await collect(llm, [5, 6, 7], LONG, kill_at_20) == whole
-        for task in beside:
-            assert await task == whole
+    while not killed or killed == llm.process_id():  # it may have sent everything before the signal came
+        concurrent = [asyncio.create_task(collect(llm, [5, 6, 7], LONG)) for _ in range(3)]
+        assert await collect(llm, [5, 6, 7], LONG, kill_at_20) == is_healthy
+        for task in concurrent:
+            assert await task == is_healthy
 
 
 async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
@@ -135,10 +135,10 @@ async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
     assert report.generation_tokens < 400
 
 
-async def test_many_requests_with_random_cancels_leave_nothing(
+async def test_many_requests_with_random_cancels_leak_nothing(
     llm: AsyncLLM, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """A quarter leaves after some tokens, an eighth is cancelled from outside, some before they began."""
+    """A quarter is closed after some tokens, an eighth is cancelled, some of these before they began."""
     total = scale.pick(80, 1000)
     rng = random.Random(scale.seed)
 
@@ -186,8 +186,8 @@ async def test_many_requests_with_random_cancels_leave_nothing(
 
 
 async def test_a_stop_string_ends_its_choice_in_the_worker_too(llm: AsyncLLM) -> None:
-    whole = await collect(llm, [5, 6, 7], PARAMS)
-    text = llm.tokenizer.decode(whole[0])
+    is_healthy = await collect(llm, [5, 6, 7], PARAMS)
+    text = llm.tokenizer.decode(is_healthy[0])
     stop = text[len(text) // 2 :][:4]
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True, stop=(stop,))
     pieces, last = "", None
@@ -219,7 +219,7 @@ async def test_bad_requests_are_refused_by_name(llm: AsyncLLM, prompt, params, f
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
-async def test_a_bad_checkpoint_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_bad_checkpoint_is_an_error_at_startup(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()
     llm = AsyncLLM(resolve(str(folder), {"profile": False}, environ={}))
@@ -228,7 +228,7 @@ async def test_a_bad_checkpoint_is_told_at_the_start(tmp_path: Path) -> None:
     assert not llm._runtime._folder.exists()
 
 
-def test_a_worker_leaves_with_its_parent(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_worker_exits_with_its_parent(checkpoint: Path, tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import sys
         from streamserve import LLM

@@ -1,4 +1,4 @@
-"""Workers that die, misfit or rest, and when they are started anew."""
+"""Workers that die, have another KV format or drain, and when they are restarted."""
 
 import dataclasses
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamserve.fleet.events import Beat, Kill, Start
+from streamserve.fleet.events import Heartbeat, Kill, Start
 from streamserve.fleet.supervisor import GIVE_UP_STARTS, WorkerSupervisor
 from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, pairs, unified
 from streamserve.protocol.messages import CostCurve
@@ -15,34 +15,36 @@ from tests.api.test_metrics import REPORT
 from tests.fleet.test_fleet import READY
 
 
-def started(topology: Topology, **given) -> WorkerSupervisor:
-    supervisor = WorkerSupervisor(topology, **({"stuck_after": 30.0} | given))
+def started(topology: Topology, **options) -> WorkerSupervisor:
+    supervisor = WorkerSupervisor(topology, **({"stuck_after": 30.0} | options))
     supervisor.start(0.0)
     for worker in topology.names:
         assert supervisor.join(worker, READY, 5.0)
     return supervisor
 
 
-def waits(supervisor: WorkerSupervisor, count: int, blamed: bool = False, ready: bool = False) -> list[float]:
-    """How long the worker waits before each of so many starts; with `ready` it comes up each time."""
-    found = []
+def backoffs(
+    supervisor: WorkerSupervisor, count: int, blamed: bool = False, ready: bool = False
+) -> list[float]:
+    """Return the seconds before each of `count` restarts of a worker, which becomes ready if `ready`."""
+    seconds = []
     for _ in range(count):
         worker = supervisor.workers["unified-0"]
         (start,) = supervisor.lose("unified-0", worker.incarnation, "killed", 10.0, blamed)
         assert start == Start("unified-0", worker.incarnation, start.after)
-        found.append(start.after)
+        seconds.append(start.after)
         if ready:
             assert supervisor.join("unified-0", READY, 10.0)
-    return found
+    return seconds
 
 
 def test_each_further_loss_is_followed_by_a_longer_wait_up_to_a_limit() -> None:
-    assert waits(started(unified(1)), 9) == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
+    assert backoffs(started(unified(1)), 9) == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
 
 
-def test_no_worker_stays_down() -> None:
+def test_every_worker_is_restarted() -> None:
     supervisor = started(unified(1))
-    waits(supervisor, 100)
+    backoffs(supervisor, 100)
     assert not supervisor.serving(), "requests do not wait for it"
     assert "killed" in supervisor.health()[1]
     assert supervisor.join("unified-0", READY, 2000.0)
@@ -52,15 +54,15 @@ def test_no_worker_stays_down() -> None:
 
 def test_deaths_that_a_request_is_blamed_for_delay_nothing() -> None:
     supervisor = started(unified(1))
-    assert waits(supervisor, 20, blamed=True, ready=True) == [0.0] * 20
-    assert waits(supervisor, 2) == [0.0, 0.5]
+    assert backoffs(supervisor, 20, blamed=True, ready=True) == [0.0] * 20
+    assert backoffs(supervisor, 2) == [0.0, 0.5]
 
 
-def test_a_worker_that_has_worked_or_lived_for_a_while_is_started_at_once() -> None:
+def test_a_worker_that_was_stable_or_finished_a_request_is_restarted_at_once() -> None:
     supervisor = started(unified(1))
-    waits(supervisor, 4, ready=True)
-    supervisor.worked("unified-0")
-    assert waits(supervisor, 2, ready=True) == [0.0, 0.5]
+    backoffs(supervisor, 4, ready=True)
+    supervisor.reset_backoff("unified-0")
+    assert backoffs(supervisor, 2, ready=True) == [0.0, 0.5]
     (start,) = supervisor.lose("unified-0", supervisor.workers["unified-0"].incarnation, "killed", 70.0)
     assert start.after == 0.0
 
@@ -72,7 +74,7 @@ def test_before_the_first_request_could_be_served_a_death_is_final() -> None:
     assert supervisor.workers["unified-0"].failure
 
 
-def test_recovery_is_the_wait_and_the_time_it_took_to_load() -> None:
+def test_recovery_is_the_backoff_and_the_load_time() -> None:
     supervisor = started(pairs(2))
     assert supervisor.recovery(6.0) == 0.0
     for half in ("decode-0", "decode-1"):
@@ -85,14 +87,14 @@ def test_recovery_is_the_wait_and_the_time_it_took_to_load() -> None:
     assert supervisor.recovery(8.0) == 5.5
 
 
-def test_a_loss_is_told_once() -> None:
+def test_a_loss_is_processed_once() -> None:
     supervisor = started(unified(1))
-    assert supervisor.lives("unified-0", 1)
+    assert supervisor.is_current("unified-0", 1)
     assert supervisor.lose("unified-0", 1, "killed", 1.0)
-    assert not supervisor.lives("unified-0", 1)
+    assert not supervisor.is_current("unified-0", 1)
 
 
-IN_A_STEP = Beat(at=0.0, phase="run", moved_at=0.0, predicted=50.0)
+IN_A_STEP = Heartbeat(at=0.0, phase="run", moved_at=0.0, predicted=50.0)
 
 
 def ticked(supervisor: WorkerSupervisor, now: float, **changes: float) -> list[Kill]:
@@ -107,14 +109,14 @@ def test_a_step_that_is_predicted_to_be_long_may_be_long() -> None:
         assert supervisor.health()[0]
 
 
-def test_a_step_that_moves_on_may_be_long_whatever_was_predicted() -> None:
+def test_a_step_that_makes_progress_may_be_longer_than_predicted() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     for now in (60.0, 200.0, 450.0):
         assert ticked(supervisor, now, at=now, moved_at=now - 5, predicted=0.0) == []
         assert supervisor.health()[0]
 
 
-def test_a_step_that_hangs_is_killed_though_beats_come() -> None:
+def test_a_step_that_hangs_is_killed_despite_heartbeats() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     assert ticked(supervisor, 20.0, at=20.0, predicted=0.1) == []
     assert not supervisor.health()[0]
@@ -122,17 +124,17 @@ def test_a_step_that_hangs_is_killed_though_beats_come() -> None:
     assert ticked(started(unified(1), stuck_after=10.0), 2006.0, at=2006.0) == [Kill("unified-0")]
 
 
-def test_a_stopped_worker_is_killed_however_long_its_step_was_to_be() -> None:
+def test_a_stopped_worker_is_killed_however_long_its_predicted_step() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     assert ticked(supervisor, 46.0, at=5.0, predicted=1e6) == [Kill("unified-0")]
 
 
-def test_beats_between_steps_do_not_stand_for_reports() -> None:
+def test_heartbeats_between_steps_do_not_replace_reports() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     assert ticked(supervisor, 46.0, at=46.0, phase="") == [Kill("unified-0")]
 
 
-def test_beats_of_an_earlier_process_do_not_count() -> None:
+def test_heartbeats_of_an_earlier_process_do_not_count() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     assert list(supervisor.tick(46.0, {("unified-0", 0): dataclasses.replace(IN_A_STEP, at=46.0)}))
 
@@ -141,47 +143,47 @@ def test_a_worker_that_hangs_while_it_loads_is_killed() -> None:
     supervisor = WorkerSupervisor(unified(1), 30.0)
     supervisor.start(0.0)
     assert list(supervisor.tick(100.0, {})) == []
-    assert list(supervisor.tick(300.0, {("unified-0", 1): Beat(at=299.0)})) == []
-    assert list(supervisor.tick(500.0, {("unified-0", 1): Beat(at=299.0)})) == [Kill("unified-0")]
+    assert list(supervisor.tick(300.0, {("unified-0", 1): Heartbeat(at=299.0)})) == []
+    assert list(supervisor.tick(500.0, {("unified-0", 1): Heartbeat(at=299.0)})) == [Kill("unified-0")]
 
 
-def test_one_half_that_drains_closes_its_pair() -> None:
+def test_a_draining_worker_drains_its_pair() -> None:
     supervisor = started(pairs(2))
     supervisor.workers["decode-0"].draining = True
     assert supervisor.open() == {"prefill-0", "prefill-1", "decode-1"}
     assert supervisor.health() == (True, "ready")
-    assert supervisor.closed() == ""
+    assert supervisor.unavailable_reason() == ""
 
 
-def test_who_drains_serves_what_is_open_when_nobody_else_is_left() -> None:
+def test_a_draining_worker_serves_open_requests_if_it_is_the_last() -> None:
     supervisor = started(pairs(2))
     supervisor.workers["prefill-0"].draining = True
     for incarnation in range(1, 1 + GIVE_UP_STARTS + 1):
         supervisor.lose("decode-1", incarnation, "killed", 1.0)
     assert "prefill-0" in supervisor.open()
-    assert supervisor.closed() == "draining: prefill-0", "but nothing new"
+    assert supervisor.unavailable_reason() == "draining: prefill-0", "no new requests"
     assert not supervisor.health()[0]
 
 
 @pytest.mark.parametrize(
     ("other", "both"),
     [
-        ({"block_size": 8}, ("pretended/8/1", "pretended/4/1")),
-        ({"model": replace(READY.model, fingerprint="another")}, ("another/4/1", "pretended/4/1")),
-        ({"draft": "drafty"}, ("pretended/drafty/4/1", "pretended/4/1")),
+        ({"block_size": 8}, ("fake/8/1", "fake/4/1")),
+        ({"model": replace(READY.model, fingerprint="another")}, ("another/4/1", "fake/4/1")),
+        ({"draft": "drafty"}, ("fake/drafty/4/1", "fake/4/1")),
     ],
 )
-def test_a_worker_that_does_not_fit_is_not_taken(other: dict[str, Any], both: tuple[str, str]) -> None:
+def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both: tuple[str, str]) -> None:
     supervisor = started(pairs(1))
     supervisor.lose("decode-0", 1, "killed", 1.0)
     assert not supervisor.join("decode-0", replace(READY, **other), 2.0)
     worker = supervisor.workers["decode-0"]
     assert worker.ready is None
     assert not worker.failure, "its model may be put right again"
-    assert worker.error == f"its KV is of {both[0]}, that of worker prefill-0 of {both[1]}"
+    assert worker.error == f"its KV format is {both[0]}, that of worker prefill-0 is {both[1]}"
 
 
-def test_a_worker_is_priced_by_the_curve_it_tells() -> None:
+def test_worker_costs_follow_its_reported_curve() -> None:
     curve = CostCurve(
         kv_token_bytes=10, tokens=(1, 100), kv_bytes=(0, 1000), seconds=((1.0, 2.0), (3.0, 4.0)),
         pair_seconds=0.5, token_seconds=0.0, byte_seconds=0.0,
@@ -195,8 +197,8 @@ def test_a_worker_is_priced_by_the_curve_it_tells() -> None:
     assert costs.block_size == READY.block_size
 
 
-def test_what_speculation_brings_is_told_by_reports() -> None:
-    def told(generated: int, accepted: int, target: float, draft: float):
+def test_the_speculation_speedup_follows_the_reports() -> None:
+    def reported(generated: int, accepted: int, target: float, draft: float):
         return replace(
             REPORT,
             generation_tokens=generated,
@@ -205,9 +207,10 @@ def test_what_speculation_brings_is_told_by_reports() -> None:
         )
 
     worker = WorkerState()
-    worker.reported(told(100, 50, 1.0, 0.5))
-    assert worker.speedup == 1.0, "one report alone tells nothing of now"
-    worker.reported(told(160, 90, 2.0, 1.0))  # 60 tokens in 20 sequence steps, a third of the time drafting
+    worker.reported(reported(100, 50, 1.0, 0.5))
+    assert worker.speedup == 1.0, "a single report has no difference"
+    # 60 tokens in 20 sequence steps, a third of the time drafting
+    worker.reported(reported(160, 90, 2.0, 1.0))
     assert worker.speedup == pytest.approx(1.0 + RECENT * (3.0 * 2 / 3 - 1.0))
-    worker.reported(told(160, 90, 2.0, 1.0))
+    worker.reported(reported(160, 90, 2.0, 1.0))
     assert worker.speedup == pytest.approx(1.0 + RECENT * (3.0 * 2 / 3 - 1.0)), "nothing happened"

@@ -1,4 +1,4 @@
-"""What is written down of requests: spans in virtual time, a timeline file, and OpenTelemetry's traces."""
+"""Request tracing: spans in virtual time, a timeline file, and OpenTelemetry traces."""
 
 import json
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Edit, Heard, Lost, Open, Rest
+from streamserve.fleet.events import Close, Drain, Edit, Open, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.tracing.recorder import Recorder, Span
 from streamserve.fleet.tracing.telemetry import Telemetry
@@ -16,12 +16,12 @@ from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.messages import Admitted, Events, Finished, Pushed, Reserved, Token, Transfers, Work
 from streamserve.protocol.sampling import SamplingParams
 from tests.fleet.test_fleet import READY
-from tests.fleet.test_pairs import OPEN, D, P, ticket
+from tests.fleet.test_pairs import OPEN, D, P, reservation
 
 
 @dataclass
-class Kept:
-    """A sink that keeps what it gets."""
+class StoringSink:
+    """A sink that stores its spans."""
 
     spans: list[Span] = field(default_factory=list)
     closed: bool = False
@@ -41,31 +41,31 @@ def record(*sinks) -> tuple[Fleet, Recorder]:
     fleet = Fleet(FleetConfig(topology=pairs(1)))
     fleet.start(0.0)
     for worker in (P, D):
-        fleet.handle(Heard(worker, 1, READY), 0.0)
+        fleet.handle(WorkerMessage(worker, 1, READY), 0.0)
     return fleet, Recorder(sinks)
 
 
-def tell(fleet: Fleet, recorder: Recorder, event, now: float) -> None:
+def send_updates(fleet: Fleet, recorder: Recorder, event, now: float) -> None:
     recorder.observe(event, fleet.handle(event, now), now)
 
 
 def live(fleet: Fleet, recorder: Recorder) -> None:
     """A request from 1.0 to 6.0 on a pair."""
-    tell(fleet, recorder, OPEN, 1.0)
-    mine = ticket(fleet.requests["r"].attempt)
+    send_updates(fleet, recorder, OPEN, 1.0)
+    mine = reservation(fleet.requests["r"].attempt)
     a = mine.attempt
-    recorder.worked(P, [Work("submitted", "r", 1.1), Work("step", "", 1.2, 0.3, 40)])
-    tell(fleet, recorder, Heard(P, 1, Events([Admitted("r", a, 0, 0)])), 2.0)
-    tell(fleet, recorder, Heard(D, 1, Transfers([Reserved("r", a, mine)])), 3.0)
-    tell(fleet, recorder, Heard(P, 1, Events([Token("r", a, 0, 0, 7)])), 4.0)
-    tell(fleet, recorder, Heard(P, 1, Transfers([Pushed("r", a, mine.id)])), 4.5)
-    recorder.worked(P, [Work("output 0", "r", 3.9)])
-    recorder.worked(D, [Work("finishing", "r", 5.9)])
-    tell(fleet, recorder, Heard(D, 1, Events([Token("r", a, 0, 1, 8, finish="stop")])), 6.0)
+    recorder.record_work(P, [Work("submitted", "r", 1.1), Work("step", "", 1.2, 0.3, 40)])
+    send_updates(fleet, recorder, WorkerMessage(P, 1, Events([Admitted("r", a, 0, 0)])), 2.0)
+    send_updates(fleet, recorder, WorkerMessage(D, 1, Transfers([Reserved("r", a, mine)])), 3.0)
+    send_updates(fleet, recorder, WorkerMessage(P, 1, Events([Token("r", a, 0, 0, 7)])), 4.0)
+    send_updates(fleet, recorder, WorkerMessage(P, 1, Transfers([Pushed("r", a, mine.id)])), 4.5)
+    recorder.record_work(P, [Work("output 0", "r", 3.9)])
+    recorder.record_work(D, [Work("finishing", "r", 5.9)])
+    send_updates(fleet, recorder, WorkerMessage(D, 1, Events([Token("r", a, 0, 1, 8, finish="stop")])), 6.0)
 
 
-def test_the_phases_of_a_request_follow_one_another() -> None:
-    kept = Kept()
+def test_the_phases_of_a_request_are_consecutive() -> None:
+    kept = StoringSink()
     live(*record(kept))
     times = {span.name: (span.start, span.end) for span in kept.spans}
     assert times["queued"] == (1.0, 2.0)
@@ -74,33 +74,33 @@ def test_the_phases_of_a_request_follow_one_another() -> None:
     assert times["decode"] == (4.0, 6.0)
     assert times["request"] == (1.0, 6.0)
     assert times["step"] == pytest.approx((1.2, 1.5))
-    assert kept.named(f"at {P}").moments == (("submitted", 1.1), ("output 0", 3.9))
+    assert kept.named(f"at {P}").events == (("submitted", 1.1), ("output 0", 3.9))
     assert kept.named(f"at {D}").process == D
-    assert kept.spans[-1].name == "request", "which says that there is no more"
+    assert kept.spans[-1].name == "request", "the last span of a request"
 
 
-def test_whoever_leaves_early_ends_too() -> None:
-    kept = Kept()
+def test_a_cancelled_request_ends_its_spans() -> None:
+    kept = StoringSink()
     fleet, recorder = record(kept)
-    tell(fleet, recorder, OPEN, 1.0)
-    tell(fleet, recorder, Close("r"), 2.0)
+    send_updates(fleet, recorder, OPEN, 1.0)
+    send_updates(fleet, recorder, Close("r"), 2.0)
     assert [(span.name, span.end) for span in kept.spans] == [("request", 2.0)]
-    tell(fleet, recorder, Close("r"), 3.0)
+    send_updates(fleet, recorder, Close("r"), 3.0)
     assert len(kept.spans) == 1
 
 
-def test_a_refused_request_edits_and_resting_workers_are_seen() -> None:
-    kept = Kept()
+def test_refusals_edits_and_draining_are_recorded() -> None:
+    kept = StoringSink()
     fleet, recorder = record(kept)
-    tell(fleet, recorder, Rest(P, True), 1.0)
-    tell(fleet, recorder, OPEN, 2.0)
+    send_updates(fleet, recorder, Drain(P, True), 1.0)
+    send_updates(fleet, recorder, OPEN, 2.0)
     assert kept.named("draining").process == P
     assert kept.named("request").start == kept.named("request").end == 2.0
-    tell(fleet, recorder, Rest(P, False), 3.0)
-    tell(fleet, recorder, Open("s", [1], SamplingParams(seed=1, max_tokens=1), open=True), 4.0)
-    tell(fleet, recorder, Edit("s", 1, 1, [2]), 5.0)
-    tell(fleet, recorder, Close("s"), 6.0)
-    assert kept.named("at front").moments == (("edit", 5.0),)
+    send_updates(fleet, recorder, Drain(P, False), 3.0)
+    send_updates(fleet, recorder, Open("s", [1], SamplingParams(seed=1, max_tokens=1), open=True), 4.0)
+    send_updates(fleet, recorder, Edit("s", 1, 1, [2]), 5.0)
+    send_updates(fleet, recorder, Close("s"), 6.0)
+    assert kept.named("at front").events == (("edit", 5.0),)
     recorder.close()
     assert kept.closed
 
@@ -117,10 +117,10 @@ def test_a_timeline_is_what_chrome_reads(tmp_path: Path) -> None:
     assert set(names.values()) == {"front", P, D}
     (step,) = (event for event in events if event.get("ph") == "X")
     assert (names[step["pid"]], step["ts"], step["dur"]) == (P, 1.2e6, 0.3e6)
-    begun = [event["name"] for event in events if event.get("ph") == "b"]
+    started = [event["name"] for event in events if event.get("ph") == "b"]
     ended = [event["name"] for event in events if event.get("ph") == "e"]
-    assert sorted(begun) == sorted(ended)
-    assert {"queued", "prompt", "transfer", "decode", "request"} <= set(begun)
+    assert sorted(started) == sorted(ended)
+    assert {"queued", "prompt", "transfer", "decode", "request"} <= set(started)
     assert {event["id"] for event in events if event.get("ph") == "b"} == {"r"}
     assert {"submitted", "output 0", "finishing"} <= {e["name"] for e in events if e.get("ph") == "n"}
 
@@ -145,8 +145,8 @@ def test_a_request_is_one_trace_of_opentelemetry() -> None:
     assert [event.name for event in spans[f"at {P}"].events] == ["submitted", "output 0"]
 
 
-def test_nothing_is_kept_of_requests_that_ended() -> None:
-    """Whatever their end was, and whatever workers say of them afterwards."""
+def test_nothing_is_stored_of_requests_that_ended() -> None:
+    """For every kind of end, and with late messages of workers."""
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = memory.InMemorySpanExporter()
@@ -155,28 +155,30 @@ def test_nothing_is_kept_of_requests_that_ended() -> None:
     count = 40
     for number in range(count):
         name, now = f"r{number}", 10.0 * number
-        tell(fleet, recorder, Open(name, [1, 2], SamplingParams(n=2, seed=1, max_tokens=4)), now)
-        recorder.worked(P, [Work("submitted", name, now)])
+        send_updates(fleet, recorder, Open(name, [1, 2], SamplingParams(n=2, seed=1, max_tokens=4)), now)
+        recorder.record_work(P, [Work("submitted", name, now)])
         attempt = fleet.requests[name].attempt
         how = 3 if number == 3 else number % 3
         if how == 0:
-            tell(fleet, recorder, Close(name, 0), now + 1)
+            send_updates(fleet, recorder, Close(name, 0), now + 1)
         if how in (0, 1):
-            tell(fleet, recorder, Close(name), now + 2)
+            send_updates(fleet, recorder, Close(name), now + 2)
         elif how == 2:
             error = [Finished(name, attempt, choice, "error", "broken", 500) for choice in (0, 1)]
-            tell(fleet, recorder, Heard(P, fleet.workers[P].incarnation, Events(error)), now + 2)
+            send_updates(
+                fleet, recorder, WorkerMessage(P, fleet.workers[P].incarnation, Events(error)), now + 2
+            )
         else:
             for loss in range(3):
-                tell(fleet, recorder, Lost(P, 1 + loss, "killed"), now + 2 + loss)
-                tell(fleet, recorder, Heard(P, 2 + loss, READY), now + 2 + loss)
-            tell(fleet, recorder, Close(name), now + 6)
-        recorder.worked(P, [Work("finishing", name, now + 7)])
-        recorder.worked(D, [Work("reserved", name, now + 7)])
-        tell(fleet, recorder, Edit(name, 1, 1, [2]), now + 8)
-    tell(fleet, recorder, Rest(P, True), 1e4)
-    tell(fleet, recorder, Open("refused", [1], SamplingParams(seed=1, max_tokens=1)), 1e4)
-    recorder.worked(P, [Work("submitted", "refused", 1e4)])
+                send_updates(fleet, recorder, WorkerLost(P, 1 + loss, "killed"), now + 2 + loss)
+                send_updates(fleet, recorder, WorkerMessage(P, 2 + loss, READY), now + 2 + loss)
+            send_updates(fleet, recorder, Close(name), now + 6)
+        recorder.record_work(P, [Work("finishing", name, now + 7)])
+        recorder.record_work(D, [Work("reserved", name, now + 7)])
+        send_updates(fleet, recorder, Edit(name, 1, 1, [2]), now + 8)
+    send_updates(fleet, recorder, Drain(P, True), 1e4)
+    send_updates(fleet, recorder, Open("refused", [1], SamplingParams(seed=1, max_tokens=1)), 1e4)
+    recorder.record_work(P, [Work("submitted", "refused", 1e4)])
     traces = {span.attributes["request"] for span in exporter.get_finished_spans()}
     assert len(traces) == count + 1
     assert (recorder.open, telemetry.pending) == (0, 0)

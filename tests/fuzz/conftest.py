@@ -41,7 +41,7 @@ def nothing_left(server: Served) -> Iterator[None]:
     before = _tasks(), _sockets()
     yield
     answers(server)
-    until(lambda: server.working() == 0 and server.llm.report().blocks_live == 0)
+    until(lambda: server.active_sequences() == 0 and server.llm.report().blocks_live == 0)
     until(lambda: _tasks() <= before[0] and _sockets() <= before[1], seconds=30)
 
 
@@ -54,7 +54,7 @@ def answers(server: Served) -> None:
 
 def _tasks() -> int:
     gc.collect()
-    return sum(type(found) is asyncio.Task and not found.done() for found in gc.get_objects())
+    return sum(type(item) is asyncio.Task and not item.done() for item in gc.get_objects())
 
 
 def _sockets() -> int:

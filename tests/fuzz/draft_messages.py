@@ -1,4 +1,4 @@
-"""Messages of the draft protocol that no honest side sends: valid ones changed field by field, out of order,
+"""Messages of the draft protocol that no honest peer sends: valid ones changed field by field, out of order,
 replayed, of other sessions, and not even messages."""
 
 import math
@@ -11,11 +11,11 @@ import msgspec
 
 from streamserve.protocol.drafting import (
     DRAFT_VERSION,
-    Ask,
     Busy,
     Bye,
     Delta,
     Draft,
+    DraftRequests,
     Drafts,
     Hello,
     Lost,
@@ -36,12 +36,12 @@ NUMBERS = (-1, 0, 1, 2, 319, 320, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1
 FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 1.5, 1e308)
 
 
-def spoiled(rng: random.Random, value: Any) -> Any:
-    """Something else in place of a field's value: of its type, or of another."""
+def corrupted_value(rng: random.Random, value: Any) -> Any:
+    """An invalid value for a field, of the same type or another."""
     match rng.randrange(8):
         case 0 | 1 if isinstance(value, (list, tuple)) and value:
-            place = rng.randrange(len(value))
-            return [*value[:place], spoiled(rng, value[place]), *value[place + 1 :]]
+            index = rng.randrange(len(value))
+            return [*value[:index], corrupted_value(rng, value[index]), *value[index + 1 :]]
         case 2 if isinstance(value, (list, tuple)):
             return [*value, *value, *value][: rng.choice((0, 1, 5000))]
         case 3:
@@ -57,7 +57,7 @@ def spoiled(rng: random.Random, value: Any) -> Any:
 
 
 def mutated(rng: random.Random, message: ToService | ToTarget) -> bytes:
-    """A message with some of its fields changed, left out or added; or its bytes cut or disturbed."""
+    """A message with some of its fields changed, left out or added; or its bytes truncated or corrupted."""
     data = encode(message)
     chance = rng.random()
     if chance < 0.1:
@@ -73,44 +73,44 @@ def mutated(rng: random.Random, message: ToService | ToTarget) -> bytes:
         if rng.random() < 0.1:
             del fields[name]
             break
-        fields[name] = _deeper(rng, fields[name])
+        fields[name] = _corrupt_nested(rng, fields[name])
     if rng.random() < 0.05:
         fields["more"] = [1, 2, 3]
     return msgspec.msgpack.encode(fields)
 
 
-def _deeper(rng: random.Random, value: Any) -> Any:
-    """Spoil a value, or something in it."""
+def _corrupt_nested(rng: random.Random, value: Any) -> Any:
+    """Corrupt a value, or an element of it."""
     if isinstance(value, list) and value and rng.random() < 0.8:
-        place = rng.randrange(len(value))
-        return [*value[:place], _deeper(rng, value[place]), *value[place + 1 :]]
-    return spoiled(rng, value)
+        index = rng.randrange(len(value))
+        return [*value[:index], _corrupt_nested(rng, value[index]), *value[index + 1 :]]
+    return corrupted_value(rng, value)
 
 
 @dataclass
 class HostileClient:
-    """What a client says that keeps to nothing. `sessions` are Welcomes that it got, or heard of;
+    """A client that ignores the protocol. `sessions` are Welcomes that it, or another client, received;
     `fingerprints` those of tokenizer and vocabulary."""
 
     rng: random.Random
     fingerprints: tuple[str, str]
     sessions: list[Welcome] = field(default_factory=list)
-    _said: deque[bytes] = field(default_factory=lambda: deque(maxlen=200))
+    _sent: deque[bytes] = field(default_factory=lambda: deque(maxlen=200))
     _number: int = 0
 
     def next(self) -> bytes:
         """The next message."""
         rng = self.rng
         chance = rng.random()
-        if chance < 0.1 and self._said:
-            return rng.choice(list(self._said))  # replayed
+        if chance < 0.1 and self._sent:
+            return rng.choice(list(self._sent))  # replayed
         if chance < 0.13:
             return rng.randbytes(rng.randrange(300))
         if chance < 0.135:
             return msgspec.msgpack.encode([[]] * 100_000)
         message = self._message()
         data = encode(message) if chance < 0.6 else mutated(rng, message)
-        self._said.append(data)
+        self._sent.append(data)
         return data
 
     def _message(self) -> ToService:
@@ -122,8 +122,8 @@ class HostileClient:
                 vocabulary=vocabulary,
                 name=rng.choice(("x", "\n\x1b[2J" * 20, "é" * 200)), nonce=rng.getrandbits(20),
             )  # fmt: skip
-        one, other = rng.choice(self.sessions), rng.choice(self.sessions)
-        tag, channel = one.tag, one.channel if rng.random() < 0.9 else other.channel
+        session, other = rng.choice(self.sessions), rng.choice(self.sessions)
+        tag, channel = session.tag, session.channel if rng.random() < 0.9 else other.channel
         chance = rng.random()
         if chance < 0.1:
             return Ping(tag, channel, rng.choice((0.0, math.nan, -1e300)))
@@ -132,24 +132,24 @@ class HostileClient:
         deltas = [self._delta() for _ in range(rng.choice((0, 1, 1, 2, 5, 40)))]
         released = [rng.randrange(20) for _ in range(rng.choice((0, 0, 1, 5)))]
         need = rng.choice((None, 0.0, 0.1, math.nan, -1.0))
-        return Ask(
+        return DraftRequests(
             tag=tag, channel=channel, deltas=deltas, released=released, need=need, verify=rng.choice(FLOATS)
         )
 
     def _delta(self) -> Delta:
         rng = self.rng
         self._number += 1
-        keep = rng.choice((0, 0, 0, 1, 5, 60))
+        retained = rng.choice((0, 0, 0, 1, 5, 60))
         params = GREEDY if rng.random() < 0.5 else _params(rng)
         depth = rng.choice((0, 1, 4, 4, 16, 64))
         return Delta(
             sequence=rng.randrange(20), epoch=rng.choice((0, 0, 0, 1, self._number)), number=self._number,
-            base=rng.choice((0, 0, self._number - 1, 1)), keep=keep,
+            base=rng.choice((0, 0, self._number - 1, 1)), retained=retained,
             tokens=[rng.randrange(320) for _ in range(rng.choice((1, 2, 30, 300)))],
             output=rng.choice((0, 0, 1)), choice=rng.choice((0, 1)), depth=depth,
             width=rng.choice((1, 2, 8)), nodes=rng.choice((1, 4, 8, 64)),
             expansion=rng.choice(((), (2,) * depth)),
-            params=params if keep == 0 or rng.random() < 0.5 else None,
+            params=params if retained == 0 or rng.random() < 0.5 else None,
         )  # fmt: skip
 
 
@@ -164,34 +164,34 @@ def _params(rng: random.Random) -> SamplingParams:
 
 
 class HostileService:
-    """What a service answers that keeps to nothing, or now and then to everything. `wrong` is the share of
-    answers that are."""
+    """A service that follows the protocol only sometimes. `wrong` is the share of
+    wrong replies."""
 
     def __init__(self, rng: random.Random, wrong: float) -> None:
         self.rng = rng
         self.wrong = wrong
         self.tag = 0
-        self._said: deque[bytes] = deque(maxlen=100)
+        self._sent: deque[bytes] = deque(maxlen=100)
 
-    def answers(self, message: ToService) -> list[bytes]:
-        """To one message of a target: none, one or more."""
+    def replies(self, message: ToService) -> list[bytes]:
+        """The replies to one message of a target."""
         honest = self._honest(message)
         if honest is None:
             return []
         rng = self.rng
         data = encode(honest)
         if rng.random() >= self.wrong:
-            self._said.append(data)
+            self._sent.append(data)
             return [data]
         match rng.randrange(6):
             case 0:
                 return [encode(self._another())]
             case 1:
                 return [rng.randbytes(rng.randrange(200)), data]
-            case 2 if self._said:
-                return [rng.choice(list(self._said)), data, data]
+            case 2 if self._sent:
+                return [rng.choice(list(self._sent)), data, data]
             case 3 if isinstance(honest, Drafts) and honest.drafts:
-                drafts = [self._bent(draft) for draft in honest.drafts]
+                drafts = [self._invalid_draft(draft) for draft in honest.drafts]
                 return [encode(msgspec.structs.replace(honest, drafts=drafts))]
             case _:
                 return [mutated(rng, honest) for _ in range(rng.randint(1, 3))]
@@ -206,22 +206,22 @@ class HostileService:
                 )  # fmt: skip
             case Ping(tag, _, sent):
                 return Pong(tag, sent, 0.0, 0.001, 1)
-            case Ask(tag=tag, deltas=deltas) if deltas:
+            case DraftRequests(tag=tag, deltas=deltas) if deltas:
                 drafts = [self._draft(delta) for delta in deltas]
                 return Drafts(tag=tag, drafts=drafts, waited=0.0, seconds=0.001, queue=0.0)
             case _:
                 return None
 
     def _draft(self, delta: Delta) -> Draft:
-        """A chain of tokens that are of the vocabulary, at least."""
+        """A chain of random tokens of the vocabulary."""
         size = 1 + min(delta.depth, delta.nodes)
         tokens = (delta.tokens[-1], *(self.rng.randrange(320) for _ in range(size - 1)))
         accept = tuple(0.9**level for level in range(size))
         tree = Tree(tokens, tuple(range(-1, size - 1)), (1.0, *(0.9,) * (size - 1)), accept)
         return Draft(delta.sequence, delta.epoch, delta.number, tree)
 
-    def _bent(self, draft: Draft) -> Draft:
-        """A draft that can be decoded, and is wrong in one thing."""
+    def _invalid_draft(self, draft: Draft) -> Draft:
+        """A draft that can be decoded, but has one invalid field."""
         rng, tree = self.rng, draft.tree
         assert tree is not None
         last = len(tree.tokens) - 1

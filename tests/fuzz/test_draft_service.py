@@ -1,4 +1,4 @@
-"""A draft service among clients that mean no good: they are refused and logged, and others do not notice."""
+"""A draft service with hostile clients: they are refused and logged, and others are not affected."""
 
 import contextlib
 import random
@@ -20,9 +20,9 @@ from streamserve.protocol.curve import KeyPair, parse_endpoints, write_key_pair
 from streamserve.protocol.drafting import (
     DRAFT_VERSION,
     MAX_MESSAGE_BYTES,
-    Ask,
     Bye,
     Delta,
+    DraftRequests,
     Hello,
     Ping,
     Refused,
@@ -37,7 +37,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.draft_service.network import Drafting, drafting
 from tests.fuzz.draft_messages import HostileClient
-from tests.fuzz.zmtp import BODIES, SCRAPS, handshakes, shake_hands
+from tests.fuzz.zmtp import BODIES, INVALID_OPENINGS, handshakes, shake_hands
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -47,12 +47,12 @@ def key_pair() -> KeyPair:
     return KeyPair(public, secret)
 
 
-class Guarded:
-    """A service with keys, and who knows them."""
+class KeyedService:
+    """A service with keys, and the keys of its clients."""
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint = make_checkpoint(folder / "draft")
-        self.service_key, self.good, self.other, self.stranger = (key_pair() for _ in range(4))
+        self.service_key, self.good, self.other, self.unknown_client = (key_pair() for _ in range(4))
         write_key_pair(folder / "service.key", self.service_key)
         lines = [f"{self.good.public.hex()} good", f"{self.other.public.hex()} other"]
         (folder / "clients").write_text("\n".join(lines))
@@ -64,43 +64,43 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
-    return Guarded(tmp_path_factory.mktemp("guarded"))
+def keyed_service(tmp_path_factory: pytest.TempPathFactory) -> KeyedService:
+    return KeyedService(tmp_path_factory.mktemp("guarded"))
 
 
 @pytest.fixture(scope="module")
-def service(guarded: Guarded) -> Iterator[Drafting]:
-    with drafting(str(guarded.checkpoint), *guarded.flags) as running:
+def service(keyed_service: KeyedService) -> Iterator[Drafting]:
+    with drafting(str(keyed_service.checkpoint), *keyed_service.flags) as running:
         yield running
 
 
 class Peer:
-    """Somebody who says what he likes."""
+    """A client that sends arbitrary messages."""
 
-    def __init__(self, service: Drafting, guarded: Guarded, own: KeyPair | None) -> None:
+    def __init__(self, service: Drafting, keyed_service: KeyedService, keys: KeyPair | None) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        if own:
-            self.socket.setsockopt(zmq.CURVE_SERVERKEY, guarded.service_key.public)
-            self.socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-            self.socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        if keys:
+            self.socket.setsockopt(zmq.CURVE_SERVERKEY, keyed_service.service_key.public)
+            self.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         self.socket.connect(service.address)
-        self.guarded = guarded
+        self.keyed_service = keyed_service
 
-    def say(self, message: object, wait: float = 5.0) -> object:
+    def send(self, message: object, wait: float = 5.0) -> object:
         self.socket.send(message if isinstance(message, bytes) else encode(message))
         return decode_to_target(self.socket.recv()) if self.socket.poll(int(wait * 1000)) else None
 
     def hello(self, wait: float = 5.0, **fields: object) -> object:
-        own = {
-            "version": DRAFT_VERSION, "tokenizer": self.guarded.tokenizer,
-            "vocabulary": self.guarded.vocabulary, "name": "x", "nonce": 1,
+        keys = {
+            "version": DRAFT_VERSION, "tokenizer": self.keyed_service.tokenizer,
+            "vocabulary": self.keyed_service.vocabulary, "name": "x", "nonce": 1,
         }  # fmt: skip
-        return self.say(Hello(**{**own, **fields}), wait)
+        return self.send(Hello(**{**keys, **fields}), wait)
 
-    def heard(self, sessions: list[Welcome]) -> Counter[str]:
-        """What has come, by kind; new `sessions` are added."""
+    def received_kinds(self, sessions: list[Welcome]) -> Counter[str]:
+        """Count the received messages by type, and add new `sessions`."""
         kinds: Counter[str] = Counter()
         while self.socket.poll(0):
             message = decode_to_target(self.socket.recv())
@@ -116,26 +116,26 @@ class Peer:
 
 
 @pytest.fixture
-def peer(service: Drafting, guarded: Guarded) -> Iterator[Callable[[KeyPair | None], Peer]]:
-    made: list[Peer] = []
+def peer(service: Drafting, keyed_service: KeyedService) -> Iterator[Callable[[KeyPair | None], Peer]]:
+    peers: list[Peer] = []
 
-    def make(own: KeyPair | None) -> Peer:
-        made.append(Peer(service, guarded, own))
-        return made[-1]
+    def make(keys: KeyPair | None) -> Peer:
+        peers.append(Peer(service, keyed_service, keys))
+        return peers[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for each in peers:
+        each.close()
 
 
-def honest(service: Drafting, guarded: Guarded, own: KeyPair) -> RemoteDrafter:
-    address = service.address.replace("tcp://", f"tcp://{guarded.service_key.public.hex()}@")
-    identity = Identity(guarded.tokenizer, guarded.vocabulary, "honest", 320)
-    return RemoteDrafter(identity, parse_endpoints(address), own, 1)
+def honest_drafter(service: Drafting, keyed_service: KeyedService, keys: KeyPair) -> RemoteDrafter:
+    address = service.address.replace("tcp://", f"tcp://{keyed_service.service_key.public.hex()}@")
+    identity = Identity(keyed_service.tokenizer, keyed_service.vocabulary, "honest", 320)
+    return RemoteDrafter(identity, parse_endpoints(address), keys, 1)
 
 
 def tree_for(drafter: RemoteDrafter, sequence: int, prompt: list[int]) -> TokenTree:
-    """What the service guesses behind a prompt, asked for until it comes."""
+    """The draft tree for a prompt, requested until it arrives."""
     request = DraftRequest(sequence, 0, 0, prompt, 0, 0, GREEDY, 4, 1, 4, 0, [])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -145,13 +145,15 @@ def tree_for(drafter: RemoteDrafter, sequence: int, prompt: list[int]) -> TokenT
             drafter.release([sequence])
             return tree
         time.sleep(0.01)
-    raise AssertionError("no tree came")
+    raise AssertionError("no tree arrived")
 
 
-def test_without_an_allowed_key_nobody_comes_in(service: Drafting, guarded: Guarded, peer) -> None:
-    assert peer(guarded.stranger).hello(wait=0.5) is None
+def test_a_client_without_an_allowed_key_is_refused(
+    service: Drafting, keyed_service: KeyedService, peer
+) -> None:
+    assert peer(keyed_service.unknown_client).hello(wait=0.5) is None
     assert peer(None).hello(wait=0.5) is None
-    assert isinstance(peer(guarded.good).hello(), Welcome)
+    assert isinstance(peer(keyed_service.good).hello(), Welcome)
     assert until(lambda: service.printed("refused (key)"))
 
 
@@ -162,9 +164,9 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return condition()
 
 
-def test_a_target_that_dies_leaves_no_session(service: Drafting, guarded: Guarded) -> None:
-    """Long before its lease ends: its connection has."""
-    dead = Peer(service, guarded, guarded.other)
+def test_a_crashed_target_leaves_no_session(service: Drafting, keyed_service: KeyedService) -> None:
+    """The session ends with its connection, long before its lease."""
+    dead = Peer(service, keyed_service, keyed_service.other)
     welcome = dead.hello(name="dead")
     assert isinstance(welcome, Welcome)
     dead.close()
@@ -173,89 +175,91 @@ def test_a_target_that_dies_leaves_no_session(service: Drafting, guarded: Guarde
 
 
 @pytest.mark.parametrize("what", ["version", "tokenizer", "vocabulary"])
-def test_who_speaks_otherwise_is_refused_and_logged(service, guarded, peer, what) -> None:
-    refused = peer(guarded.good).hello(**{what: 99 if what == "version" else "other"})
+def test_an_incompatible_client_is_refused_and_logged(service, keyed_service, peer, what) -> None:
+    refused = peer(keyed_service.good).hello(**{what: 99 if what == "version" else "other"})
     assert isinstance(refused, Refused)
     assert refused.reason == what
     assert until(lambda: service.printed(f"refused ({what})"))
 
 
-def test_another_clients_session_cannot_be_used(service, guarded, peer) -> None:
-    theirs = peer(guarded.good).hello()
-    for own in (guarded.other, guarded.good):
-        thief = peer(own)
+def test_another_clients_session_cannot_be_used(service, keyed_service, peer) -> None:
+    victim = peer(keyed_service.good).hello()
+    for keys in (keyed_service.other, keyed_service.good):
+        thief = peer(keys)
         for message in (
-            Ping(theirs.tag, b"0" * 16, 0.0),
-            Bye(theirs.tag, b""),
-            Ask(tag=theirs.tag, channel=b"1" * 16, deltas=[]),
+            Ping(victim.tag, b"0" * 16, 0.0),
+            Bye(victim.tag, b""),
+            DraftRequests(tag=victim.tag, channel=b"1" * 16, deltas=[]),
         ):
-            assert isinstance(thief.say(message), Refused)
-    assert isinstance(peer(guarded.other).say(Bye(theirs.tag, theirs.channel)), Refused), "a leaked channel"
+            assert isinstance(thief.send(message), Refused)
+    assert isinstance(peer(keyed_service.other).send(Bye(victim.tag, victim.channel)), Refused), (
+        "a leaked channel"
+    )
     assert until(lambda: service.printed("refused (channel)"))
 
 
-def test_what_is_too_large_is_refused_and_logged(service, guarded, peer) -> None:
-    refused = peer(guarded.good).say(b"\0" * (MAX_MESSAGE_BYTES + 1))
+def test_a_message_that_is_too_large_is_refused_and_logged(service, keyed_service, peer) -> None:
+    refused = peer(keyed_service.good).send(b"\0" * (MAX_MESSAGE_BYTES + 1))
     assert isinstance(refused, Refused)
     assert refused.reason == "size"
     assert until(lambda: service.printed("refused (size)"))
 
 
 SECONDS, FULL_SECONDS = 2, 600
-"""Of a campaign of hostile clients, in a small run and in a full one."""
+"""Duration of the hostile clients, in a small run and in a full one."""
 
 
-def test_hostile_messages_are_refused_and_others_do_not_notice(
-    service: Drafting, guarded: Guarded, peer, scale: Scale, record: Callable[..., None]
+def test_hostile_messages_do_not_affect_other_clients(
+    service: Drafting, keyed_service: KeyedService, peer, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """With keys: one client means no good, another gets the trees that it got before."""
+    """With keys: one client is hostile, another still gets the same trees as before."""
     print(f"seed {scale.seed}")
     rng = random.Random(scale.seed)
     prompts = [[rng.randrange(4, 300) for _ in range(rng.randint(1, 60))] for _ in range(5)]
-    drafter = honest(service, guarded, guarded.other)
+    drafter = honest_drafter(service, keyed_service, keyed_service.other)
     trees = [tree_for(drafter, number, prompt) for number, prompt in enumerate(prompts)]
-    hostile = [peer(guarded.good) for _ in range(3)]
-    client = HostileClient(rng, (guarded.tokenizer, guarded.vocabulary))
-    client.sessions += [one for other in hostile if isinstance(one := other.hello(), Welcome)]
-    end, sent, asked = time.monotonic() + scale.pick(SECONDS, FULL_SECONDS), 0, 0
+    hostile = [peer(keyed_service.good) for _ in range(3)]
+    client = HostileClient(rng, (keyed_service.tokenizer, keyed_service.vocabulary))
+    client.sessions += [each for other in hostile if isinstance(each := other.hello(), Welcome)]
+    end, sent, tree_count = time.monotonic() + scale.pick(SECONDS, FULL_SECONDS), 0, 0
     answers: Counter[str] = Counter()
     while time.monotonic() < end:
         for _ in range(40):
-            one = rng.choice(hostile)
+            each = rng.choice(hostile)
             whole = client.next() if rng.random() < 0.7 else nonsense(rng, rng.choice(client.sessions))
             with contextlib.suppress(zmq.Again):
-                one.socket.send(whole, zmq.NOBLOCK)
+                each.socket.send(whole, zmq.NOBLOCK)
                 sent += 1
         if sent % 5 == 0:
             raw_bytes(service, rng)
-        for one in hostile:
-            answers += one.heard(client.sessions)
+        for each in hostile:
+            answers += each.received_kinds(client.sessions)
         number = rng.randrange(len(prompts))
-        asked += 1
-        assert tree_for(drafter, 100 + asked, prompts[number]) == trees[number]
+        tree_count += 1
+        assert tree_for(drafter, 100 + tree_count, prompts[number]) == trees[number]
     drafter.close()
     assert until(lambda: service.printed("refused (unreadable)"))
     assert service.process.poll() is None
     assert not service.printed("Traceback")
     assert answers["Refused"] > 5
     assert sent > 50
-    assert asked > 2
-    print(f"{sent} messages, answers {dict(answers)}, {asked} trees")
-    record(sent=sent, trees=asked, answers=dict(answers))
+    assert tree_count > 2
+    print(f"{sent} messages, answers {dict(answers)}, {tree_count} trees")
+    record(sent=sent, trees=tree_count, answers=dict(answers))
 
 
-def test_an_unkeyed_service_takes_any_bytes(
-    guarded: Guarded, scale: Scale, record: Callable[..., None]
+def test_an_unkeyed_service_survives_any_bytes(
+    keyed_service: KeyedService, scale: Scale, record: Callable[..., None]
 ) -> None:
     """First a ZMTP 1.0 greeting with a message of one letter, which has no metadata. Then handshakes of all
-    versions cut anywhere, scraps, half-open connections by the hundred and hostile messages. An honest target
-    gets the trees that it got before."""
+    versions truncated anywhere, invalid openings, half-open connections by the hundred and hostile messages.
+    An honest target still gets the same trees as before."""
     print(f"seed {scale.seed}")
     rng = random.Random(scale.seed)
     flags = "--threads", "1", "--num-blocks", "300", "--lease", "2"
-    with drafting(str(guarded.checkpoint), *flags) as service, contextlib.ExitStack() as stack:
+    with drafting(str(keyed_service.checkpoint), *flags) as service, contextlib.ExitStack() as stack:
         drafter = RemoteDrafter(
-            Identity(guarded.tokenizer, guarded.vocabulary, "honest", 320),
+            Identity(keyed_service.tokenizer, keyed_service.vocabulary, "honest", 320),
             parse_endpoints(service.address), None, 1,
         )  # fmt: skip
         stack.callback(drafter.close)
@@ -264,7 +268,7 @@ def test_an_unkeyed_service_takes_any_bytes(
         with socket.create_connection(("127.0.0.1", service.port)) as connection:
             connection.sendall(bytes.fromhex("0100020041"))
             assert until(lambda: service.printed("refused (unreadable)"))
-        end, asked, opened = time.monotonic() + scale.pick(SECONDS, FULL_SECONDS), 1, 0
+        end, tree_count, opened = time.monotonic() + scale.pick(SECONDS, FULL_SECONDS), 1, 0
         while time.monotonic() < end:
             with contextlib.ExitStack() as connections:
                 for _ in range(rng.choice((1, 50, 300))):
@@ -272,38 +276,38 @@ def test_an_unkeyed_service_takes_any_bytes(
                         socket.create_connection(("127.0.0.1", service.port))
                     )
                     with contextlib.suppress(OSError):
-                        connection.sendall(scrap(rng))
+                        connection.sendall(random_opening(rng))
                     opened += 1
                 with contextlib.suppress(OSError):
-                    shake_hands(connection := inside(connections, service.port))
+                    shake_hands(connection := open_connection(connections, service.port))
                     connection.sendall(rng.choice(BODIES) + rng.randbytes(rng.randrange(40)))
-                strangers = [Peer(service, guarded, None) for _ in range(2)]
-                for stranger in strangers:
-                    connections.callback(stranger.close)
-                    client = HostileClient(rng, (guarded.tokenizer, guarded.vocabulary))
-                    if isinstance(welcome := stranger.hello(), Welcome):
+                strangers = [Peer(service, keyed_service, None) for _ in range(2)]
+                for unknown_client in strangers:
+                    connections.callback(unknown_client.close)
+                    client = HostileClient(rng, (keyed_service.tokenizer, keyed_service.vocabulary))
+                    if isinstance(welcome := unknown_client.hello(), Welcome):
                         client.sessions.append(welcome)
                     for _ in range(50):
                         with contextlib.suppress(zmq.Again):
-                            stranger.socket.send(client.next(), zmq.NOBLOCK)
-                asked += 1
-                assert tree_for(drafter, asked, prompt) == expected
-        asked += 1
-        assert tree_for(drafter, asked, prompt) == expected
+                            unknown_client.socket.send(client.next(), zmq.NOBLOCK)
+                tree_count += 1
+                assert tree_for(drafter, tree_count, prompt) == expected
+        tree_count += 1
+        assert tree_for(drafter, tree_count, prompt) == expected
         assert service.process.poll() is None
         assert not service.printed("Traceback")
         assert until(lambda: service.printed("refused (unreadable)"))
-        print(f"{opened} connections, {asked} trees")
-        record(connections=opened, trees=asked)
+        print(f"{opened} connections, {tree_count} trees")
+        record(connections=opened, trees=tree_count)
 
 
-def inside(connections: contextlib.ExitStack, port: int) -> socket.socket:
+def open_connection(connections: contextlib.ExitStack, port: int) -> socket.socket:
     return connections.enter_context(socket.create_connection(("127.0.0.1", port)))
 
 
-def scrap(rng: random.Random) -> bytes:
-    """A handshake that is cut or disturbed, or something else altogether."""
-    whole = bytearray(rng.choice([*SCRAPS, *handshakes().values()]))
+def random_opening(rng: random.Random) -> bytes:
+    """A truncated or corrupted handshake, or something else."""
+    whole = bytearray(rng.choice([*INVALID_OPENINGS, *handshakes().values()]))
     for _ in range(rng.randrange(3)):
         if whole:
             whole[rng.randrange(len(whole))] = rng.randrange(256)
@@ -313,7 +317,7 @@ def scrap(rng: random.Random) -> bytes:
 
 
 def nonsense(rng: random.Random, welcome: Welcome) -> bytes:
-    """Random bytes, random msgpack, truncated and disturbed messages, and well-formed ones out of bounds."""
+    """Random bytes, random msgpack, truncated and corrupted messages, and well-formed ones out of bounds."""
     delta = Delta(
         rng.choice([1, 2, -5, 1 << 40]), rng.randrange(3), rng.randrange(1, 9), rng.choice([0, 1, 99]),
         rng.choice([0, 0, 3, 1 << 50]), [rng.randrange(-5, 400) for _ in range(rng.randrange(6))],
@@ -324,8 +328,8 @@ def nonsense(rng: random.Random, welcome: Welcome) -> bytes:
     whole = encode(
         rng.choice(
             [
-                Ask(tag=welcome.tag, channel=welcome.channel, deltas=[delta] * rng.randrange(3)),
-                Ask(tag=rng.getrandbits(40), channel=b"", deltas=[delta], need=-1.0),
+                DraftRequests(tag=welcome.tag, channel=welcome.channel, deltas=[delta] * rng.randrange(3)),
+                DraftRequests(tag=rng.getrandbits(40), channel=b"", deltas=[delta], need=-1.0),
                 Ping(welcome.tag, welcome.channel, float("nan")),
             ]
         )
@@ -334,7 +338,9 @@ def nonsense(rng: random.Random, welcome: Welcome) -> bytes:
         case 0:
             return rng.randbytes(rng.randrange(200))
         case 1:
-            return msgspec.msgpack.encode({"type": rng.choice(["Ask", "Hello", "Nothing"]), "tag": [[]] * 50})
+            return msgspec.msgpack.encode(
+                {"type": rng.choice(["DraftRequests", "Hello", "Nothing"]), "tag": [[]] * 50}
+            )
         case 2:
             return whole[: rng.randrange(len(whole))]
         case _:
@@ -342,6 +348,6 @@ def nonsense(rng: random.Random, welcome: Welcome) -> bytes:
 
 
 def raw_bytes(service: Drafting, rng: random.Random) -> None:
-    """Something that does not even speak ZeroMQ."""
+    """Bytes that are not ZeroMQ."""
     with socket.create_connection(("127.0.0.1", service.port)) as connection:
         connection.sendall(rng.randbytes(500))

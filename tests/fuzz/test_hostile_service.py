@@ -1,4 +1,4 @@
-"""A real target among draft services that mean no good: its text is the same, and it does not die."""
+"""A real target with hostile draft services: its text is the same, and it does not crash."""
 
 import random
 import socket
@@ -12,25 +12,25 @@ import psutil
 import pytest
 import zmq
 
-from streamserve.protocol.drafting import MAX_ANSWER_BYTES, Drafts, Hello, Unknown, decode_to_service, encode
+from streamserve.protocol.drafting import MAX_REPLY_BYTES, Drafts, Hello, Unknown, decode_to_service, encode
 from tests.conftest import Scale
 from tests.fuzz.draft_messages import HostileService
-from tests.fuzz.zmtp import SCRAPS, handshakes
-from tests.test_draft_service import all_answers, here, pair, requests, targets
+from tests.fuzz.zmtp import INVALID_OPENINGS, handshakes
+from tests.test_draft_service import all_answers, local_texts, make_requests, pair, targets
 
 __all__ = ["pair"]
 SERVICES = 12
-"""Hostile ones that a target knows: while some are on probation it is with the others."""
+"""Hostile services that a target knows: while some are on probation it uses the others."""
 SECONDS, FULL_SECONDS = 3, 600
-"""Of asking, in a small run and in a full one."""
+"""Duration of the requests, in a small run and in a full one."""
 
 
 class Services(threading.Thread):
-    """Hostile services, one a port; `kinds` says how each is. Everything random comes from `seed`."""
+    """Hostile services, one a port; `kinds` is the behaviour of each. Everything random comes from `seed`."""
 
     def __init__(self, seed: int, kinds: list[str]) -> None:
         super().__init__(daemon=True)
-        self.heard = self.said = 0
+        self.received = self.sent = 0
         self.connections = 0
         self._over = threading.Event()
         self._context = zmq.Context()
@@ -56,7 +56,7 @@ class Services(threading.Thread):
         return f"tcp://127.0.0.1:{port}"
 
     def run(self) -> None:
-        open_ones: list[socket.socket] = []
+        connections_open: list[socket.socket] = []
         while not self._over.is_set():
             for ready, _ in self._poller.poll(10):
                 router, kind, service = self._services[ready]
@@ -68,36 +68,36 @@ class Services(threading.Thread):
                 except BlockingIOError:
                     continue
                 self.connections += 1
-                scraps = [*SCRAPS, *handshakes().values(), self._rng.randbytes(200)]
-                with_garbage = self._rng.choice(scraps) + self._rng.randbytes(self._rng.randrange(50))
+                openings = [*INVALID_OPENINGS, *handshakes().values(), self._rng.randbytes(200)]
+                with_garbage = self._rng.choice(openings) + self._rng.randbytes(self._rng.randrange(50))
                 try:
                     connection.sendall(with_garbage)
                 except OSError:
                     connection.close()
-                open_ones.append(connection)
-        for one in [*open_ones, *self._raw]:
-            one.close()
+                connections_open.append(connection)
+        for opened in [*connections_open, *self._raw]:
+            opened.close()
 
     def _answer(
         self, router: zmq.Socket[bytes], peer: bytes, data: bytes, kind: str, service: HostileService
     ) -> None:
-        self.heard += 1
+        self.received += 1
         try:
             message = decode_to_service(data)
         except msgspec.DecodeError as error:
-            raise AssertionError("the target said what cannot be read") from error
-        answers = service.answers(message)
+            raise AssertionError("the target sent an invalid message") from error
+        replies = service.replies(message)
         if kind == "flood" and not isinstance(message, Hello):
             nothing = Drafts(tag=service.tag, drafts=[], waited=0.0, seconds=0.0, queue=0.0)
-            answers += [encode(nothing)] * 30_000
+            replies += [encode(nothing)] * 30_000
         elif kind == "huge" and not isinstance(message, Hello):
-            answers.append(bytes(self._rng.choice((MAX_ANSWER_BYTES - 1, MAX_ANSWER_BYTES + 1))))
+            replies.append(bytes(self._rng.choice((MAX_REPLY_BYTES - 1, MAX_REPLY_BYTES + 1))))
         elif kind == "forgetful" and not isinstance(message, Hello):
-            answers = [encode(Unknown(service.tag))]
-        for answer in answers:
+            replies = [encode(Unknown(service.tag))]
+        for reply in replies:
             try:
-                router.send_multipart([peer, answer], zmq.NOBLOCK)
-                self.said += 1
+                router.send_multipart([peer, reply], zmq.NOBLOCK)
+                self.sent += 1
             except zmq.ZMQError:
                 return
 
@@ -126,25 +126,25 @@ KINDS = ["wrong"] * SERVICES + ["flood", "huge", "forgetful", "raw"]
 async def test_text_is_the_same_among_hostile_services(
     pair: tuple[str, str], scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Rounds of requests until the time is over; a fresh target, which trusts all again, each minute."""
+    """Rounds of requests until the time is over; a fresh target, without probations, each minute."""
     target, _ = pair
-    asked = requests(scale.pick(3, 8), scale.seed)
-    texts, _ = here(target, "none", asked)
-    left = float(scale.pick(SECONDS, FULL_SECONDS))
+    workload = make_requests(scale.pick(3, 8), scale.seed)
+    texts, _ = local_texts(target, "none", workload)
+    remaining = float(scale.pick(SECONDS, FULL_SECONDS))
     sums = {"rounds": 0, "rejected": 0, "probations": 0, "trees": 0, "said": 0, "starts": 0}
     faults: dict[str, int] = {}
-    while left > 0:
+    while remaining > 0:
         seed = scale.seed + sums["starts"]
         print(f"seed {seed}: requests of seed {scale.seed}")
         with hostile(seed, KINDS) as services:
             async with targets(target, 1, services.address) as llms:
                 workers = children()
                 started = time.monotonic()
-                while time.monotonic() < started + min(left, 60.0):
-                    again, _ = await all_answers(llms, asked, f"round-{sums['rounds']}")
-                    assert again == [texts], f"seed {seed}"
+                while time.monotonic() < started + min(remaining, 60.0):
+                    repeated, _ = await all_answers(llms, workload, f"round-{sums['rounds']}")
+                    assert repeated == [texts], f"seed {seed}"
                     sums["rounds"] += 1
-                left -= time.monotonic() - started
+                remaining -= time.monotonic() - started
                 report = llms[0].report()
                 assert report is not None
                 remote = report.remote
@@ -153,21 +153,21 @@ async def test_text_is_the_same_among_hostile_services(
             sums["rejected"] += sum(remote.rejected.values())
             sums["probations"] += remote.probations
             sums["trees"] += remote.trees
-            sums["said"] += services.said
+            sums["said"] += services.sent
             sums["starts"] += 1
             for fault, count in remote.rejected.items():
                 faults[fault] = faults.get(fault, 0) + count
     print(f"{sums}, by fault {faults}")
     assert sums["rejected"] > 5
-    assert sums["trees"] > 0, "now and then they are right"
+    assert sums["trees"] > 0, "some replies are valid"
     assert faults.get("tree", 0) > 0
     record(**sums, faults=faults)
 
 
 def children() -> set[int]:
     """Process ids of workers."""
-    found = set()
+    pids = set()
     for child in psutil.Process().children(recursive=True):
         if "streamserve.workers" in " ".join(child.cmdline()):
-            found.add(child.pid)
-    return found
+            pids.add(child.pid)
+    return pids

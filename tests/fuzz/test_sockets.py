@@ -15,8 +15,8 @@ from tests.conftest import Scale
 from tests.fuzz.conftest import READ_SECONDS, answers, nothing_left
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
-PATIENCE = 20.0
-"""Seconds after which a server that says nothing counts as hanging."""
+TIMEOUT = 20.0
+"""Seconds after which a server that sends nothing counts as hanging."""
 
 VALUES = {
     "deep lists": b"[" * 100_000,
@@ -38,7 +38,7 @@ VALUES = {
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
-NO_HTTP = [
+INVALID_HTTP = [
     b"\r\n\r\n",
     b"GET\r\n\r\n",
     b"GET / HTTP/9.9\r\n\r\n",
@@ -54,7 +54,7 @@ NO_HTTP = [
 
 def connect(server: Served) -> socket.socket:
     client = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0))
-    client.settimeout(PATIENCE)
+    client.settimeout(TIMEOUT)
     return client
 
 
@@ -85,7 +85,7 @@ def exchange(server: Served, data: bytes, *, half_close: bool = False) -> bytes:
     return reply
 
 
-def test_json_that_is_none_or_too_much(server: Served) -> None:
+def test_invalid_or_excessive_json(server: Served) -> None:
     """As the whole body, as a field's value, and as the name of one; on every route that takes a body."""
     with nothing_left(server):
         for (name, bad), route in product(VALUES.items(), ROUTES):
@@ -96,7 +96,7 @@ def test_json_that_is_none_or_too_much(server: Served) -> None:
 
 
 def test_random_bytes(server: Served, scale: Scale, record: Callable[..., None]) -> None:
-    """As requests of their own, as bodies, and as good requests with some bytes changed."""
+    """As whole requests, as bodies, and as good requests with some bytes changed."""
     source = random.Random(scale.seed)
     good = request("/v1/completions", json.dumps({"prompt": "hi", "max_tokens": 2}).encode())
     seen: dict[int, int] = {}
@@ -120,9 +120,9 @@ def test_random_bytes(server: Served, scale: Scale, record: Callable[..., None])
     record(requests=count, **{f"status_{status or 'closed'}": times for status, times in seen.items()})
 
 
-def test_http_that_is_none(server: Served) -> None:
+def test_invalid_http(server: Served) -> None:
     with nothing_left(server):
-        for data in NO_HTTP:
+        for data in INVALID_HTTP:
             for status in statuses(exchange(server, data, half_close=True)):
                 assert 400 <= status < 500, (data[:80], status)
 
@@ -136,34 +136,34 @@ def test_a_client_that_has_sent_all_and_closed_its_half(server: Served) -> None:
             assert set(statuses(reply)) <= {200}
 
 
-def test_a_request_cut_off(server: Served) -> None:
+def test_a_truncated_request(server: Served) -> None:
     """Half-closed at any byte of the request line, the headers and the body: no answer can be a good one."""
     body = json.dumps({"prompt": "hi" * 20, "max_tokens": 3}).encode()
     whole = request("/v1/completions", body)
     with nothing_left(server):
-        for kept in range(1, len(whole)):
-            reply = exchange(server, whole[:kept], half_close=True)
-            assert all(400 <= status < 500 for status in statuses(reply)), kept
+        for length in range(1, len(whole)):
+            reply = exchange(server, whole[:length], half_close=True)
+            assert all(400 <= status < 500 for status in statuses(reply)), length
 
 
-def test_slow_senders_are_put_out_and_keep_no_one_waiting(server: Served, scale: Scale) -> None:
+def test_slow_senders_are_dropped_and_delay_no_others(server: Served, scale: Scale) -> None:
     """Many that stop in the middle of a header, and a good client that is served meanwhile."""
     with nothing_left(server):
         slow = [connect(server) for _ in range(scale.pick(50, 400))]
         for number, client in enumerate(slow):
             client.sendall(POST[: 1 + number % (len(POST) - 1)])
-        asked = time.monotonic()
+        sent = time.monotonic()
         answers(server)
         answered = time.monotonic()
         for client in slow:
             assert statuses(client.recv(65536)) == [408]
             client.close()
         assert answered < time.monotonic() - READ_SECONDS / 4  # it did not wait for their end
-        assert answered - asked < PATIENCE
+        assert answered - sent < TIMEOUT
 
 
-def test_clients_that_leave_at_any_moment(server: Served, scale: Scale) -> None:
-    """Reset after some of the request or some of the reply; nothing of theirs goes on."""
+def test_clients_that_disconnect_at_any_time(server: Served, scale: Scale) -> None:
+    """Reset after some of the request or some of the reply; none of their requests continues."""
     source = random.Random(scale.seed)
     body = json.dumps({"prompt": "hi", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
     data = request("/v1/completions", body)

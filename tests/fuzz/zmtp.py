@@ -1,4 +1,4 @@
-"""Bytes that a hostile client may send to a ZeroMQ socket: handshakes of every version, and scraps."""
+"""Bytes that a hostile client may send to a ZeroMQ socket: handshakes of all versions, invalid openings."""
 
 import socket
 
@@ -25,7 +25,7 @@ def handshakes() -> dict[str, bytes]:
     }
 
 
-SCRAPS = (
+INVALID_OPENINGS = (
     b"",
     b"\0",
     b"\x01",

@@ -1,9 +1,9 @@
 """Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of test_containment.py.
 
-TEST_FAULT is "KIND PHASE [company]": requests whose names begin with "poison", or that have the seed 1313,
-end every worker that comes to this phase of a step with them; where `company` is given, only in one batch
-with others. The kinds: kill (SIGKILL), exit, raise; slow (a long step, as was predicted) and hang, each once,
-if the file TEST_FAULT_DONE is not there."""
+TEST_FAULT is "KIND PHASE [co-batched]": poison requests, whose ids begin with "poison" or which have the seed
+1313, end every worker that reaches this phase of a step with them; with `co-batched` only in a batch with
+other requests. The kinds: kill (SIGKILL), exit, raise; slow (a long step, as predicted) and hang, each once,
+unless the file TEST_FAULT_DONE exists."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ if fault:
     from streamserve.engine.sequence import Sequence as Running
     from streamserve.workers.journal import StepJournal
 
-    kind, at, *company = fault.split()
+    kind, target_phase, *co_batched = fault.split()
     enter, leave = StepJournal.enter, StepJournal.leave
 
-    def marked(sequence: Running) -> bool:
-        """Whether the fault is this request's."""
+    def is_poison(sequence: Running) -> bool:
+        """Return whether this is a poison request."""
         return sequence.request.startswith("poison") or sequence.params.seed == 1313
 
-    def strike() -> None:
-        """Do what was asked for."""
+    def inject() -> None:
+        """Execute the fault."""
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "exit":
@@ -34,31 +34,31 @@ if fault:
         elif kind == "raise":
             raise IndexError("a fault that was injected")
 
-    def late(seconds: float) -> None:
-        """Take so long, once."""
+    def sleep_once(seconds: float) -> None:
+        """Sleep once."""
         done = Path(os.environ["TEST_FAULT_DONE"])
         if not done.exists():
             done.touch()
             time.sleep(seconds)
 
     def phases(members: Sequence[Running], phase: StepPhase, plan: StepPlan | None) -> set[str]:
-        """What the marked sequences among the members are at."""
-        if company and all(marked(sequence) for sequence in members):
+        """Return the phases of the poison requests among the members."""
+        if co_batched and all(is_poison(sequence) for sequence in members):
             return set()
         spans = {span.sequence: span for span in plan.spans} if plan and phase != "commit" else {}
-        found = set()
+        result = set()
         for sequence in members:
-            if not marked(sequence):
+            if not is_poison(sequence):
                 continue
-            found |= {phase} & {"draft", "commit"}
+            result |= {phase} & {"draft", "commit"}
             span = spans.get(sequence.id)
             if span is not None:
-                found.add("decode" if sequence.decoding else "prefill")
+                result.add("decode" if sequence.decoding else "prefill")
                 if span.tree is not None and len(span.tree) > 1:
-                    found.add("verify")
+                    result.add("verify")
             elif phase == "swap":
-                found.add("swap")
-        return found
+                result.add("swap")
+        return result
 
     def faulty_enter(
         self: StepJournal,
@@ -67,18 +67,18 @@ if fault:
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        struck = at in phases(members or (), phase, plan)
-        enter(self, phase, members, 100.0 if struck and kind == "slow" else predicted, plan)
-        if struck and kind in ("slow", "hang"):
-            late(5.0 if kind == "slow" else 600.0)
-        elif struck:
-            strike()
+        matches = target_phase in phases(members or (), phase, plan)
+        enter(self, phase, members, 100.0 if matches and kind == "slow" else predicted, plan)
+        if matches and kind in ("slow", "hang"):
+            sleep_once(5.0 if kind == "slow" else 600.0)
+        elif matches:
+            inject()
 
     def faulty_leave(self: StepJournal, moving: Sequence[Running]) -> None:
         leave(self, moving)
-        alone = bool(company) and all(marked(one) for one in moving)
-        if at == "transfer" and not alone and any(marked(one) for one in moving):
-            strike()
+        poison_only = bool(co_batched) and all(is_poison(sequence) for sequence in moving)
+        if target_phase == "transfer" and not poison_only and any(is_poison(sequence) for sequence in moving):
+            inject()
 
     StepJournal.enter = faulty_enter  # type: ignore[method-assign]
     StepJournal.leave = faulty_leave  # type: ignore[method-assign]

@@ -56,7 +56,7 @@ def test_a_key_file_is_for_its_owner_alone_and_never_overwritten(tmp_path: Path)
 def test_a_bad_key_file_is_refused_without_quoting_it(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("public = 12\nsecret = verysecret\n")
-    with pytest.raises(ValueError, match="no key file") as caught:
+    with pytest.raises(ValueError, match="not a key file") as caught:
         read_key_pair(path)
     assert "verysecret" not in str(caught.value)
     with pytest.raises(ValueError, match="cannot be read"):
@@ -65,11 +65,11 @@ def test_a_bad_key_file_is_refused_without_quoting_it(tmp_path: Path) -> None:
 
 def test_clients_have_names(tmp_path: Path) -> None:
     path = tmp_path / "clients"
-    path.write_text(f"# who may come\n{KEY} web-1\n{'cd' * 32}\n")
+    path.write_text(f"# allowed clients\n{KEY} web-1\n{'cd' * 32}\n")
     assert read_clients(path) == {bytes.fromhex(KEY): "web-1", bytes.fromhex("cd" * 32): "cdcdcdcd"}
     path.write_text("web-1\n")
     with pytest.raises(ValueError, match="entry 1"):
         read_clients(path)
     path.write_text("\n")
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="no public key"):
         read_clients(path)

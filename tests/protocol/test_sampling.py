@@ -56,5 +56,5 @@ def test_allowed_tokens_must_leave_a_way_to_min_tokens() -> None:
     check_sampling(params, 100)
     check_sampling(msgspec.structs.replace(params, ignore_eos=True), 100, eos_token_ids=(2,))
     check_sampling(msgspec.structs.replace(params, min_tokens=0), 100, eos_token_ids=(2,))
-    with pytest.raises(ValueError, match="allowed_token_ids holds only tokens that end the text"):
+    with pytest.raises(ValueError, match="allowed_token_ids contains only tokens that end the text"):
         check_sampling(params, 100, eos_token_ids=(2,))

@@ -1,4 +1,4 @@
-"""A step's budget: everyone first, then whole trees, then longer chunks, never too much."""
+"""A step's budget: each request's first token, then whole trees, then longer chunks, never too much."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from streamserve.scheduling.budget import divide
 from streamserve.speculation.tree import chain
 
 
-def test_one_token_for_everyone_comes_before_trees_and_chunks() -> None:
+def test_one_token_for_each_request_comes_before_trees_and_chunks() -> None:
     tree = chain([1, 2, 3])
     assert divide(10, [1, 8], [1, 1], [tree, None]) == [(1, tree), (7, None)]
     assert divide(4, [1, 8], [1, 1], [tree, None]) == [(1, tree), (1, None)]
@@ -28,21 +28,21 @@ counts = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(0, 6))
 
 
 @given(st.integers(1, 40), st.lists(counts, max_size=8))
-def test_the_budget_holds_and_is_used(budget: int, wanted: list[tuple[int, int, int]]) -> None:
-    rooms, left = [], budget
-    for room, _, _ in wanted:  # the scheduler never proposes more than the budget
-        rooms.append(min(room, left))
-        left -= rooms[-1]
-    due = [least for _, least, _ in wanted]
+def test_the_budget_holds_and_is_used(budget: int, requested: list[tuple[int, int, int]]) -> None:
+    limits, left = [], budget
+    for limit, _, _ in requested:  # the scheduler never proposes more than the budget
+        limits.append(min(limit, left))
+        left -= limits[-1]
+    due = [minimum for _, minimum, _ in requested]
     trees = [
-        chain(range(nodes + 1)) if nodes and room else None
-        for room, (_, _, nodes) in zip(rooms, wanted, strict=True)
+        chain(range(nodes + 1)) if nodes and limit else None
+        for limit, (_, _, nodes) in zip(limits, requested, strict=True)
     ]
-    divided = divide(budget, rooms, due, trees)
-    rows = [chunk + (len(tree) - 1 if tree else 0) for chunk, tree in divided]
-    assert sum(rows) <= budget
-    for room, least, (chunk, tree) in zip(rooms, due, divided, strict=True):
-        assert min(room, max(least, 1)) <= chunk <= room
-        assert tree is None or chunk == room
+    divided = divide(budget, limits, due, trees)
+    query_tokens = [chunk + (len(tree) - 1 if tree else 0) for chunk, tree in divided]
+    assert sum(query_tokens) <= budget
+    for limit, minimum, (chunk, tree) in zip(limits, due, divided, strict=True):
+        assert min(limit, max(minimum, 1)) <= chunk <= limit
+        assert tree is None or chunk == limit
     if all(tree is None for tree in trees):
-        assert [chunk for chunk, _ in divided] == rooms
+        assert [chunk for chunk, _ in divided] == limits

@@ -1,4 +1,4 @@
-"""Cost curves: exact where measured, never falling, and sane beyond what was measured."""
+"""Cost curves: exact where measured, never falling, and plausible beyond the measurements."""
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -18,7 +18,7 @@ axes = st.lists(st.integers(1, 2000), min_size=1, max_size=6).map(lambda gaps: t
 
 @st.composite
 def curves(draw: st.DrawFn) -> StepCost:
-    """Fitted to measurements that may fall: noise does that."""
+    """Return a curve fitted to measurements that may fall, as noisy ones do."""
     tokens, kv_bytes = draw(axes), (0, *draw(axes))
     row = st.lists(st.floats(1e-5, 10), min_size=len(kv_bytes), max_size=len(kv_bytes))
     grid = draw(st.lists(row, min_size=len(tokens), max_size=len(tokens)))
@@ -26,7 +26,7 @@ def curves(draw: st.DrawFn) -> StepCost:
     return replace(fit(tokens, kv_bytes, grid, draw(slope), draw(slope)), pair_seconds=draw(slope))
 
 
-rows, bytes_held = st.integers(0, 20_000), st.integers(0, 50_000)
+token_counts, bytes_held = st.integers(0, 20_000), st.integers(0, 50_000)
 
 
 @given(curves())
@@ -36,27 +36,27 @@ def test_a_curve_is_exact_at_its_grid_points(curve: StepCost) -> None:
             assert curve(tokens, kv_bytes) == curve.seconds[i][j]
 
 
-@given(curves(), rows, rows, bytes_held, bytes_held)
+@given(curves(), token_counts, token_counts, bytes_held, bytes_held)
 def test_more_tokens_or_more_kv_never_cost_less(curve: StepCost, a: int, b: int, c: int, d: int) -> None:
     less, more = curve(min(a, b), min(c, d)), curve(max(a, b), max(c, d))
     assert 0 <= less <= more * (1 + ROUNDING)
 
 
-@given(curves(), rows, bytes_held)
-def test_a_token_or_a_byte_more_is_no_leap(curve: StepCost, tokens: int, kv_bytes: int) -> None:
-    """Between points and at the border of the grid the curve goes on where it is."""
+@given(curves(), token_counts, bytes_held)
+def test_curves_are_continuous(curve: StepCost, tokens: int, kv_bytes: int) -> None:
+    """The curve is continuous between points and at the border of the grid."""
     here, steepest = curve(tokens + 1, kv_bytes), 1e-8 * max(map(max, curve.seconds))
     assert isclose(curve(tokens + 1 + 1e-9, kv_bytes), here, rel_tol=1e-3, abs_tol=steepest)
     assert isclose(curve(tokens + 1, kv_bytes + 1e-9), here, rel_tol=1e-3, abs_tol=steepest)
 
 
 @given(curves(), st.integers(1, 10_000), st.integers(1, 10_000))
-def test_beyond_the_grid_it_goes_on_straight_and_never_for_free(curve: StepCost, a: int, b: int) -> None:
+def test_beyond_the_grid_it_is_linear_and_never_free(curve: StepCost, a: int, b: int) -> None:
     tokens, kv_bytes, corner = curve.tokens[-1], curve.kv_bytes[-1], curve.seconds[-1][-1]
-    gained = curve(tokens + a, kv_bytes + b) - corner
-    assert gained >= (a * curve.token_seconds + b * curve.byte_seconds) * (1 - ROUNDING) - ROUNDING
+    increase = curve(tokens + a, kv_bytes + b) - corner
+    assert increase >= (a * curve.token_seconds + b * curve.byte_seconds) * (1 - ROUNDING) - ROUNDING
     twice = curve(tokens + 2 * a, kv_bytes + 2 * b) - corner
-    assert isclose(twice, 2 * gained, rel_tol=1e-6, abs_tol=1e-9)
+    assert isclose(twice, 2 * increase, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def test_between_points_it_is_linear_in_both_directions() -> None:
@@ -66,7 +66,7 @@ def test_between_points_it_is_linear_in_both_directions() -> None:
     assert curve(3, 50) == 3.0
 
 
-def test_beyond_the_grid_it_goes_on_as_steeply_as_it_ended() -> None:
+def test_beyond_the_grid_it_continues_with_its_last_slope() -> None:
     curve = StepCost((1, 2, 4), (0, 10), ((1.0, 1.0), (1.0, 2.0), (5.0, 8.0)))
     assert curve(6) == 9.0
     assert curve(4, 20) == 11.0
@@ -92,8 +92,8 @@ def test_a_disturbed_measurement_costs_no_more_than_a_larger_step() -> None:
 @given(curves(), st.integers(1, 600), st.integers(0, 8000))
 def test_long_spans_cost_more_by_their_pairs(curve: StepCost, count: int, start: int) -> None:
     pairs = further_pairs(count, start)
-    seen = sum(start + number + 1 for number in range(count))
-    assert pairs == seen - start - count
+    attended = sum(start + number + 1 for number in range(count))
+    assert pairs == attended - start - count
     plain = curve(count, start)
     assert isclose(curve(count, start, pairs), plain + pairs * curve.pair_seconds)
 
@@ -107,7 +107,7 @@ def test_a_curve_counts_in_kv_tokens_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "kv_bytes", "seconds", "words"),
+    ("tokens", "kv_bytes", "seconds", "message"),
     [
         ((), (0,), (), "tokens must ascend"),
         ((0, 1), (0,), ((1.0,), (1.0,)), "tokens must ascend from 1"),
@@ -122,6 +122,6 @@ def test_a_curve_counts_in_kv_tokens_too() -> None:
         ((1,), (0, 1), ((2.0, 1.0),), "must not fall"),
     ],
 )
-def test_what_is_no_cost_curve_is_refused(tokens, kv_bytes, seconds, words) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_invalid_cost_curves_are_refused(tokens, kv_bytes, seconds, message) -> None:
+    with pytest.raises(ValueError, match=message):
         StepCost(tokens, kv_bytes, seconds)

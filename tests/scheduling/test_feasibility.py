@@ -1,4 +1,4 @@
-"""Forecasts of the best that could happen, and refusals of what is hopeless."""
+"""Forecasts of the best case, and refusals of infeasible targets."""
 
 from dataclasses import replace
 
@@ -9,47 +9,51 @@ from hypothesis import strategies as st
 from streamserve.scheduling.feasibility import Load, best_tpot, best_ttft, infeasible
 
 
-def seconds(rows: int) -> float:
-    return 0.01 * max(1.0, rows / 16)
+def step_seconds(query_tokens: int) -> float:
+    return 0.01 * max(1.0, query_tokens / 16)
 
 
-IDLE = Load(decoding=0, ahead=0, seconds=seconds, most=160, mean_output=100.0)
+IDLE = Load(decoding=0, queued_tokens=0, step_seconds=step_seconds, max_prompt_tokens=160, mean_output=100.0)
 
 
-def test_a_prompt_waits_for_those_ahead_of_it() -> None:
+def test_a_prompt_waits_for_the_queued_tokens_before_it() -> None:
     assert best_ttft(320, IDLE) == pytest.approx(0.2)
-    assert best_ttft(320, replace(IDLE, ahead=160)) == pytest.approx(0.3)
+    assert best_ttft(320, replace(IDLE, queued_tokens=160)) == pytest.approx(0.3)
     assert best_ttft(8, IDLE) == pytest.approx(0.01)
 
 
-def test_guesses_make_tokens_faster_than_a_step() -> None:
+def test_draft_tokens_make_tokens_faster_than_a_step() -> None:
     assert best_tpot(IDLE) == pytest.approx(0.01)
-    assert best_tpot(replace(IDLE, draft=0.001, cover=0.9, depth=8)) < 0.005
-    assert best_tpot(replace(IDLE, draft=0.05, cover=0.1, depth=8)) == pytest.approx(0.01)
+    assert best_tpot(replace(IDLE, draft_seconds=0.001, acceptance=0.9, max_depth=8)) < 0.005
+    assert best_tpot(replace(IDLE, draft_seconds=0.05, acceptance=0.1, max_depth=8)) == pytest.approx(0.01)
 
 
-def test_what_can_be_met_is_not_refused() -> None:
+def test_feasible_targets_are_not_refused() -> None:
     assert infeasible(None, None, 10_000, IDLE) is None
     assert infeasible(200.0, 10.0, 320, IDLE) is None
 
 
-def test_a_refusal_says_what_could_be_met_and_when_to_come_again() -> None:
-    busy = replace(IDLE, decoding=32, ahead=1600)
-    found = infeasible(500.0, 15.0, 160, busy)
-    assert found is not None
-    missed, again = found
+def test_a_refusal_says_what_could_be_met_and_when_to_retry() -> None:
+    busy = replace(IDLE, decoding=32, queued_tokens=1600)
+    refusal = infeasible(500.0, 15.0, 160, busy)
+    assert refusal is not None
+    missed, retry_after = refusal
     assert missed == ["ttft_ms is 500, and 1320.0 could be met", "tpot_ms is 15, and 20.6 could be met"]
-    assert again == pytest.approx(1.2 + 100 * 0.02)
+    assert retry_after == pytest.approx(1.2 + 100 * 0.02)
 
 
-def test_what_an_idle_machine_could_not_meet_is_put_off_longest() -> None:
-    found = infeasible(None, 5.0, 160, IDLE)
-    assert found is not None
-    assert found[1] == 60.0
+def test_targets_infeasible_on_an_idle_machine_get_the_longest_retry_time() -> None:
+    refusal = infeasible(None, 5.0, 160, IDLE)
+    assert refusal is not None
+    assert refusal[1] == 60.0
 
 
 @given(st.integers(0, 64), st.integers(0, 5000), st.integers(1, 5000), st.floats(0.1, 1e5))
-def test_more_load_never_gives_hope(decoding: int, ahead: int, prompt: int, target: float) -> None:
-    load = replace(IDLE, decoding=decoding, ahead=ahead)
+def test_infeasible_targets_stay_infeasible_under_more_load(
+    decoding: int, queued_tokens: int, prompt: int, target: float
+) -> None:
+    load = replace(IDLE, decoding=decoding, queued_tokens=queued_tokens)
     if infeasible(target, target, prompt, load):
-        assert infeasible(target, target, prompt, replace(load, decoding=decoding + 1, ahead=ahead + 1))
+        assert infeasible(
+            target, target, prompt, replace(load, decoding=decoding + 1, queued_tokens=queued_tokens + 1)
+        )

@@ -3,18 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.scheduling.ordering import PATIENCE
-from streamserve.scheduling.prefill import MARGIN, Company, Prompt, chunks, due_tokens
-from streamserve.speculation.slo import NO_NEED, Need
+from streamserve.scheduling.ordering import MAX_WAIT
+from streamserve.scheduling.prefill import MARGIN, DecodeBatch, Prompt, chunks, due_tokens
+from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 
 
-def seconds(rows: int) -> float:
-    """A machine that computes 16 rows in the time it takes to read the weights."""
-    return 0.01 * max(1.0, rows / 16)
+def seconds(query_tokens: int) -> float:
+    """Return the cost on a machine that computes 16 query tokens in the time it takes to read the weights."""
+    return 0.01 * max(1.0, query_tokens / 16)
 
 
-def company(*needs: Need, budget: int = 512, most: int = 512, pace: float = 1.0) -> Company:
-    return Company(needs, seconds, budget, most, pace)
+def decode_batch(
+    *requirements: LatencyRequirement, budget: int = 512, max_chunk: int = 512, tokens_per_step: float = 1.0
+) -> DecodeBatch:
+    return DecodeBatch(requirements, seconds, budget, max_chunk, tokens_per_step)
 
 
 prompts = st.lists(
@@ -26,30 +28,32 @@ prompts = st.lists(
     ),
     max_size=8,
 )  # fmt: skip
-needs = st.lists(st.builds(Need, st.none() | st.floats(0.001, 1), st.floats(0, 10), st.integers(0, 500)))
+requirements = st.lists(
+    st.builds(LatencyRequirement, st.none() | st.floats(0.001, 1), st.floats(0, 10), st.integers(0, 500))
+)
 
 
 @given(
-    prompts=prompts, needs=needs, budget=st.integers(1, 600), most=st.integers(1, 600),
+    prompts=prompts, requirements=requirements, budget=st.integers(1, 600), max_chunk=st.integers(1, 600),
     mean_output=st.floats(1, 1000), share=st.none() | st.floats(0, 1),
 )  # fmt: skip
-def test_chunks_fit_the_budget_hold_what_is_due_and_let_somebody_move(
-    prompts, needs, budget, most, mean_output, share
+def test_chunks_fit_the_budget_include_what_is_due_and_make_progress(
+    prompts, requirements, budget, max_chunk, mean_output, share
 ) -> None:
-    there = Company(needs, seconds, budget, most)
-    found = chunks(prompts, there, mean_output, share)
-    assert sum(chunk.tokens for chunk in found) <= max(budget - len(needs), 0)
-    for prompt, chunk in zip(prompts, found, strict=True):
-        assert 0 <= chunk.due <= chunk.tokens <= min(prompt.remaining, most)
-    if prompts and budget > len(needs):
-        assert sum(chunk.tokens for chunk in found) > 0
+    batch = DecodeBatch(requirements, seconds, budget, max_chunk)
+    result = chunks(prompts, batch, mean_output, share)
+    assert sum(chunk.tokens for chunk in result) <= max(budget - len(requirements), 0)
+    for prompt, chunk in zip(prompts, result, strict=True):
+        assert 0 <= chunk.due <= chunk.tokens <= min(prompt.remaining, max_chunk)
+    if prompts and budget > len(requirements):
+        assert sum(chunk.tokens for chunk in result) > 0
 
 
-def test_a_prompt_is_in_time_by_what_is_due_alone() -> None:
-    """Step by step, with nothing but the due tokens, and without hurry."""
+def test_due_tokens_alone_meet_the_deadline() -> None:
+    """Step by step, with nothing but the due tokens, and in more than the fewest steps."""
     remaining, time, steps = 400, 0.0, 0
     while remaining:
-        (due,) = due_tokens([Prompt(remaining, 400, time, 2.0 - time)], company(NO_NEED))
+        (due,) = due_tokens([Prompt(remaining, 400, time, 2.0 - time)], decode_batch(NO_REQUIREMENT))
         remaining -= due
         time += seconds(1 + due)
         steps += 1
@@ -57,74 +61,85 @@ def test_a_prompt_is_in_time_by_what_is_due_alone() -> None:
     assert steps > 50
 
 
-def test_a_sooner_deadline_takes_more() -> None:
-    taken = [due_tokens([Prompt(200, 200, 0, due_in)], company())[0] for due_in in (0.3, 1.0, 4.0)]
-    assert taken == sorted(taken, reverse=True)
-    assert taken[0] > taken[2] > 0
+def test_an_earlier_deadline_gets_more_tokens() -> None:
+    due = [due_tokens([Prompt(200, 200, 0, due_in)], decode_batch())[0] for due_in in (0.3, 1.0, 4.0)]
+    assert due == sorted(due, reverse=True)
+    assert due[0] > due[2] > 0
 
 
-def test_what_cannot_be_in_time_is_not_chased() -> None:
-    """2000 tokens take 1.25 s at least; 100 tokens in 0.08 s are eight steps of 13, behind those to spare."""
+def test_infeasible_deadlines_are_not_pursued() -> None:
+    """2000 tokens take 1.25 s at least; 100 tokens in 0.08 s are eight steps of 13, after the margin."""
     infeasible, urgent = Prompt(2000, 2000, 0.0, 0.5), Prompt(100, 100, 0.0, 0.08 + MARGIN * 0.01)
-    due = due_tokens([infeasible, urgent], company())
+    due = due_tokens([infeasible, urgent], decode_batch())
     assert due[1] == 13
-    assert due[0] == due_tokens([Prompt(2000, 2000), urgent], company())[0] < 20
+    assert due[0] == due_tokens([Prompt(2000, 2000), urgent], decode_batch())[0] < 20
 
 
-def test_who_waited_long_without_a_target_moves_faster() -> None:
-    fresh, old = (due_tokens([Prompt(1000, 1000, waited)], company())[0] for waited in (0.0, 2 * PATIENCE))
+def test_a_prompt_that_waited_long_without_a_target_is_computed_faster() -> None:
+    fresh, old = (
+        due_tokens([Prompt(1000, 1000, waited)], decode_batch())[0] for waited in (0.0, 2 * MAX_WAIT)
+    )
     assert 0 < fresh < old
 
 
-def test_prompts_wait_for_a_target_that_they_would_break_and_use_the_slack_of_one_ahead() -> None:
-    tight, ahead = Need(0.02, 1.0, 50), Need(0.02, 1.0, 60)
+def test_prompts_wait_for_a_target_they_would_break_and_use_slack() -> None:
+    tight, ahead = LatencyRequirement(0.02, 1.0, 50), LatencyRequirement(0.02, 1.0, 60)
     prompt = Prompt(1000, 1000, due_in=None)
-    beside = [chunks([prompt], company(need), 10_000.0)[0].tokens for need in (tight, ahead, NO_NEED)]
-    assert seconds(1 + beside[0]) <= 0.02
-    assert 0.02 < seconds(1 + beside[1]) <= ahead.slack(1.0)
-    assert beside[2] == 511
+    tokens = [
+        chunks([prompt], decode_batch(requirement), 10_000.0)[0].tokens
+        for requirement in (tight, ahead, NO_REQUIREMENT)
+    ]
+    assert seconds(1 + tokens[0]) <= 0.02
+    assert 0.02 < seconds(1 + tokens[1]) <= ahead.slack(1.0)
+    assert tokens[2] == 511
 
 
-def test_a_target_that_is_missed_anyway_holds_nobody_up() -> None:
-    assert chunks([Prompt(1000, 1000)], company(Need(0.005, 1.0, 0)), 10_000.0)[0].tokens == 511
+def test_a_target_that_is_missed_anyway_delays_no_prompt() -> None:
+    assert (
+        chunks([Prompt(1000, 1000)], decode_batch(LatencyRequirement(0.005, 1.0, 0)), 10_000.0)[0].tokens
+        == 511
+    )
 
 
-def test_guesses_that_are_right_leave_more_time() -> None:
-    need, prompt = Need(0.02, 1.0, 50), Prompt(1000, 1000)
-    slow, fast = (chunks([prompt], company(need, pace=pace), 1e4)[0].tokens for pace in (1.0, 3.0))
+def test_accepted_draft_tokens_leave_more_time() -> None:
+    requirement, prompt = LatencyRequirement(0.02, 1.0, 50), Prompt(1000, 1000)
+    slow, fast = (
+        chunks([prompt], decode_batch(requirement, tokens_per_step=tokens_per_step), 1e4)[0].tokens
+        for tokens_per_step in (1.0, 3.0)
+    )
     assert slow < fast
 
 
 def test_short_prompts_are_worth_more_than_what_decodes_and_long_ones_less() -> None:
-    decoding = [NO_NEED] * 16
+    decoding = [NO_REQUIREMENT] * 16
     short, long = Prompt(16, 16), Prompt(500, 500)
-    found = chunks([long, short], company(*decoding), 64.0)
-    assert found[1].tokens == 16
-    assert found[0].tokens == found[0].due
-    assert chunks([long], company(), 64.0)[0].tokens == 500
+    result = chunks([long, short], decode_batch(*decoding), 64.0)
+    assert result[1].tokens == 16
+    assert result[0].tokens == result[0].due
+    assert chunks([long], decode_batch(), 64.0)[0].tokens == 500
 
 
 def test_a_fixed_share_is_taken_in_order_whatever_it_is_worth() -> None:
-    found = chunks([Prompt(500, 500), Prompt(16, 16)], company(*[NO_NEED] * 16), 1.0, share=0.5)
-    assert [chunk.tokens for chunk in found] == [256, 0]
+    result = chunks([Prompt(500, 500), Prompt(16, 16)], decode_batch(*[NO_REQUIREMENT] * 16), 1.0, share=0.5)
+    assert [chunk.tokens for chunk in result] == [256, 0]
 
 
-def test_with_one_that_was_streamed_prompts_come_in_turn_as_fast_as_targets_allow() -> None:
-    """Beside eight that decode, a long prompt alone would be held back, and a short one overtake it."""
+def test_with_a_streamed_prompt_all_are_computed_in_order_as_fast_as_targets_allow() -> None:
+    """With eight decoding sequences a long prompt would be delayed, and a short one would overtake it."""
     long, short = Prompt(900, 900, running=True), Prompt(100, 100, running=True)
-    decoding = company(*[NO_NEED] * 8, budget=256)
-    held = chunks([long, short], decoding, 16.0)
-    assert held[0].tokens < held[1].tokens
+    decoding = decode_batch(*[NO_REQUIREMENT] * 8, budget=256)
+    untargeted = chunks([long, short], decoding, 16.0)
+    assert untargeted[0].tokens < untargeted[1].tokens
     streamed = chunks([long._replace(streamed=True), short], decoding, 16.0)
     assert streamed[0].tokens + streamed[1].tokens == 248
     assert streamed[0].tokens > streamed[1].tokens
-    strict = company(*[Need(0.02, 1.0, 50)] * 8, budget=256)
+    strict = decode_batch(*[LatencyRequirement(0.02, 1.0, 50)] * 8, budget=256)
     given = chunks([long._replace(streamed=True)], strict, 16.0)
     assert seconds(8 + given[0].tokens) <= 0.02
 
 
-def test_a_prompt_moves_where_a_step_without_query_tokens_takes_no_time() -> None:
-    """As measured curves say: nothing costs nothing. Nor does a share of 0 keep the first prompt waiting."""
-    there = Company((), lambda rows: 0.01 if rows else 0.0, 512, 512)
-    (only,) = chunks([Prompt(100, 100, 0.0, None)], there, 64.0, share=0.0)
+def test_a_prompt_is_computed_where_a_step_without_query_tokens_takes_no_time() -> None:
+    """Measured curves have cost 0 without tokens. A share of 0 does not delay the first prompt either."""
+    batch = DecodeBatch((), lambda query_tokens: 0.01 if query_tokens else 0.0, 512, 512)
+    (only,) = chunks([Prompt(100, 100, 0.0, None)], batch, 64.0, share=0.0)
     assert only.tokens > 0

@@ -1,8 +1,8 @@
-"""The next turn of a chat on stream pairs: whoever decoded the last one has its KV."""
+"""The next turn of a chat on stream pairs: the decode worker of the last turn has its KV."""
 
 import pytest
 
-from streamserve.fleet import kv_writeback as returns
+from streamserve.fleet import kv_writeback as writebacks
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.worker_state import Topology, pairs, pools
@@ -18,22 +18,24 @@ FIRST = Open("first", [number % 90 for number in range(100)], SamplingParams(see
 ANSWER = expected(FIRST.prompt, FIRST.params, 0, 400)
 
 
-def play(topology: Topology, more: list[int], continue_tokens: int = 64, **params: object) -> Simulation:
-    """A turn, and then the next one, which says `more`."""
+def run_simulation(
+    topology: Topology, more: list[int], continue_tokens: int = 64, **params: object
+) -> Simulation:
+    """Run a turn, and then the next one, which adds the tokens `more`."""
     fleet = FleetConfig(topology=topology, continue_tokens=continue_tokens)
-    simulation = Simulation(fleet, ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001)
+    simulation = Simulation(fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001)
     again = Open("again", FIRST.prompt + ANSWER + more, SamplingParams(seed=2, max_tokens=9, **params))
-    answered(simulation, again)
+    assert_both_answered(simulation, again)
     return simulation
 
 
-def answered(simulation: Simulation, second: Open) -> None:
-    """Both requests, one after the other, get their text, and nothing is left."""
+def assert_both_answered(simulation: Simulation, second: Open) -> None:
+    """Run both requests one after the other and check their texts, and that nothing is leaked."""
     simulation.at(1.5, FIRST)
     simulation.at(5.0, second)
-    given = texts(simulation.run())
+    received = texts(simulation.run())
     for request in (FIRST, second):
-        assert given[request.request, 0] == expected(request.prompt, request.params, 0, 400)
+        assert received[request.request, 0] == expected(request.prompt, request.params, 0, 400)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
 
@@ -42,7 +44,7 @@ def hits(simulation: Simulation, worker: str) -> int:
     return simulation.workers[worker].engine.report().prefix_hits
 
 
-def received(simulation: Simulation, worker: str) -> TransferReport:
+def transfer_report(simulation: Simulation, worker: str) -> TransferReport:
     report = simulation.workers[worker].engine.report().transfer
     assert report
     return report
@@ -50,77 +52,79 @@ def received(simulation: Simulation, worker: str) -> TransferReport:
 
 @pytest.mark.parametrize("topology", [pairs(1), pools(2, 1)])
 def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: Topology) -> None:
-    simulation = play(topology, [5] * 10)
-    front = max(topology.prefill, key=lambda name: hits(simulation, name))
-    assert hits(simulation, front) == 128, "prompt and answer but for the last block"
-    back = received(simulation, front)
-    assert (back.received, back.received_tokens) == (2, 128 + 148), "and so does the second one"
-    assert back.hit_tokens == 100 + 140, "what is there is not sent"
-    moved = received(simulation, "decode-0")
-    assert moved.received == 2
-    assert moved.hit_tokens == 128, "nor when the next turn is handed over"
-    assert not simulation.fleet.returns.open
+    simulation = run_simulation(topology, [5] * 10)
+    prefill = max(topology.prefill, key=lambda name: hits(simulation, name))
+    assert hits(simulation, prefill) == 128, "prompt and answer but for the last block"
+    prefill_report = transfer_report(simulation, prefill)
+    assert (prefill_report.received, prefill_report.received_tokens) == (2, 128 + 148)
+    assert prefill_report.hit_tokens == 100 + 140, "cached blocks are not sent"
+    decode_report = transfer_report(simulation, "decode-0")
+    assert decode_report.received == 2
+    assert decode_report.hit_tokens == 128, "nor in the next turn's handoff"
+    assert not simulation.fleet.writebacks.open
 
 
 @pytest.mark.parametrize("topology", [pairs(1), pools(2, 1)])
-def test_before_that_it_is_computed_where_its_kv_lies(
+def test_before_the_writeback_the_next_turn_is_computed_where_its_kv_is(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(returns, "MOST", 0)
-    simulation = play(topology, [5] * 10)
+    monkeypatch.setattr(writebacks, "MAX_WRITEBACKS", 0)
+    simulation = run_simulation(topology, [5] * 10)
     assert hits(simulation, "decode-0") == 128
-    assert received(simulation, "decode-0").received == 1, "the second turn was not moved"
+    assert transfer_report(simulation, "decode-0").received == 1, "the second turn was not moved"
 
 
 @pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
 @pytest.mark.parametrize("after", [0.001, 0.02, 0.05, 0.2])
-def test_a_worker_that_dies_meanwhile_leaves_nothing(worker: str, after: float) -> None:
+def test_a_worker_that_dies_meanwhile_leaks_nothing(worker: str, after: float) -> None:
     fleet = FleetConfig(topology=pairs(1))
     simulation = Simulation(
-        fleet, ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=0.01
+        fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.01
     )
-    ended = answer_ends()
+    ended = first_answer_time()
     simulation.kill(ended + after, worker)
-    answered(simulation, Open("again", FIRST.prompt + ANSWER + [5], SamplingParams(seed=2, max_tokens=9)))
-    assert not simulation.fleet.returns.open
-    assert not len(simulation.fleet.tickets)
+    assert_both_answered(
+        simulation, Open("again", FIRST.prompt + ANSWER + [5], SamplingParams(seed=2, max_tokens=9))
+    )
+    assert not simulation.fleet.writebacks.open
+    assert not len(simulation.fleet.reservations)
 
 
-def answer_ends() -> float:
-    """When the first turn's last token comes in the fleet of the test above."""
+def first_answer_time() -> float:
+    """Return when the first turn's last token arrives in the fleet of the test above."""
     fleet = FleetConfig(topology=pairs(1))
     simulation = Simulation(
-        fleet, ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=0.01
+        fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.01
     )
     simulation.at(1.5, FIRST)
     return simulation.run()[-1].time
 
 
-def test_an_answer_whose_kv_is_gone_stays_where_it_is() -> None:
-    """Between the answer's end and the ticket another prompt took the decode worker's blocks."""
+def test_an_answer_whose_kv_was_evicted_is_not_written_back() -> None:
+    """Another prompt took the decode worker's blocks before the transfer reservation came."""
     fleet = FleetConfig(topology=pairs(1))
-    simulation = Simulation(fleet, ENGINE, model_info(400), lambda rows, context: 0.01)
+    simulation = Simulation(fleet, ENGINE, model_info(400), lambda tokens, context: 0.01)
     engine = simulation.workers["decode-0"].engine
     events = engine.handle(submit("r", list(range(80)), SamplingParams(seed=1), phase="return"))
-    assert [event.error for event in events] == ["its KV is here no more"]
+    assert [event.error for event in events] == ["its KV is no longer in this worker's cache"]
     assert_engine_empty(engine)
 
 
 @pytest.mark.parametrize(
-    ("more", "given"),
+    ("more", "options"),
     [([5] * 65, {}), ([5] * 10, {"continue_tokens": 0}), ([5] * 10, {"prompt_logprobs": 0})],
 )
-def test_what_is_long_goes_to_a_prefill_worker(more: list[int], given: dict[str, int]) -> None:
-    simulation = play(pairs(1), more, **given)
+def test_long_continuations_go_to_a_prefill_worker(more: list[int], options: dict[str, int]) -> None:
+    simulation = run_simulation(pairs(1), more, **options)
     report = simulation.workers["decode-0"].engine.report()
     assert report.transfer
     assert report.transfer.received == 2
-    assert report.transfer.hit_tokens >= 128 or "prompt_logprobs" in given, "and what is there is not sent"
+    assert report.transfer.hit_tokens >= 128 or "prompt_logprobs" in options, "cached blocks are not sent"
 
 
-def test_what_only_begins_alike_goes_to_a_prefill_worker_which_has_that_as_well() -> None:
+def test_a_prompt_with_a_common_beginning_goes_to_a_prefill_worker_that_caches_it() -> None:
     fleet = FleetConfig(topology=pairs(1))
-    simulation = Simulation(fleet, ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001)
+    simulation = Simulation(fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001)
     other = Open("other", [*FIRST.prompt, 5, 6, 7], SamplingParams(seed=2, max_tokens=9))
-    answered(simulation, other)
+    assert_both_answered(simulation, other)
     assert hits(simulation, "prefill-0") == 100

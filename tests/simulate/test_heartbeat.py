@@ -1,4 +1,4 @@
-"""Steps that take longer than a worker may be silent, in virtual time."""
+"""Steps that take longer than the heartbeat timeout, in virtual time."""
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
@@ -13,30 +13,30 @@ STUCK_AFTER = 1.0
 STEP_SECONDS = 8 * STUCK_AFTER
 
 
-class Silent(Simulation):
-    """Workers leave no signs of life."""
+class WithoutHeartbeats(Simulation):
+    """A fleet without heartbeats."""
 
-    def _beats(self):
+    def _heartbeats(self):
         return {}
 
 
-def serve(simulation: type[Simulation]) -> Simulation:
-    made = simulation(
-        FleetConfig(stuck_after=STUCK_AFTER), ENGINE, model_info(96), lambda rows, context: STEP_SECONDS
+def serve(simulation_class: type[Simulation]) -> Simulation:
+    simulation = simulation_class(
+        FleetConfig(stuck_after=STUCK_AFTER), ENGINE, model_info(96), lambda tokens, context: STEP_SECONDS
     )
     prompt, params = list(range(30)), SamplingParams(seed=1, max_tokens=5)
-    made.at(1.1, Open("r", prompt, params))
-    made.ticks()
-    given = made.run(until=100.0)
-    if simulation is Simulation:
-        assert texts(given)["r", 0] == expected(prompt, params, 0, 96)
-        assert given[-1].time >= 5 * STEP_SECONDS
-    return made
+    simulation.at(1.1, Open("r", prompt, params))
+    simulation.schedule_ticks()
+    received = simulation.run(until=100.0)
+    if simulation_class is Simulation:
+        assert texts(received)["r", 0] == expected(prompt, params, 0, 96)
+        assert received[-1].time >= 5 * STEP_SECONDS
+    return simulation
 
 
-def test_a_long_step_ends_no_worker_that_shows_that_it_lives() -> None:
+def test_a_worker_with_heartbeats_survives_a_long_step() -> None:
     assert serve(Simulation).deaths == 0
 
 
-def test_without_signs_of_life_it_would() -> None:
-    assert serve(Silent).deaths > 0
+def test_without_heartbeats_it_is_killed() -> None:
+    assert serve(WithoutHeartbeats).deaths > 0

@@ -1,4 +1,4 @@
-"""Tickets that were tampered with on their way: refused, and what they were for is computed again."""
+"""Transfer reservations that were tampered with on their way: refused, and their prompts computed again."""
 
 from collections.abc import Callable
 
@@ -8,29 +8,32 @@ from msgspec.structs import replace
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Send
 from streamserve.fleet.worker_state import pairs
-from streamserve.protocol.tickets import Push, TransferReservation
+from streamserve.protocol.transfers import Push, TransferReservation
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
-from tests.simulate.test_moments import ENGINE, ask, check
+from tests.simulate.test_lifecycle_events import ENGINE, check, submit_requests
 
 Tamper = Callable[[TransferReservation], list[TransferReservation]]
-"""What arrives instead of a ticket."""
+"""What arrives instead of a reservation."""
 
 TAMPERED: dict[str, Tamper] = {
-    "forged": lambda ticket: [replace(ticket, id="forged")],
-    "forged beside": lambda ticket: [ticket, replace(ticket, id="forged", blocks=ticket.blocks[::-1])],
-    "of another": lambda ticket: [replace(ticket, request="nobody")],
-    "stale": lambda ticket: [replace(ticket, attempt=ticket.attempt - 1)],
-    "duplicated": lambda ticket: [ticket, ticket],
-    "truncated": lambda ticket: [replace(ticket, blocks=ticket.blocks[:-1])],
-    "shortened": lambda ticket: [replace(ticket, tokens=ticket.tokens - 1)],
-    "outside": lambda ticket: [replace(ticket, blocks=[10**6, *ticket.blocks[1:]])],
-    "elsewhere": lambda ticket: [replace(ticket, to=replace(ticket.to, path="decode-0/9"))],
+    "forged": lambda reservation: [replace(reservation, id="forged")],
+    "forged and genuine": lambda reservation: [
+        reservation,
+        replace(reservation, id="forged", blocks=reservation.blocks[::-1]),
+    ],
+    "of another": lambda reservation: [replace(reservation, request="nobody")],
+    "stale": lambda reservation: [replace(reservation, attempt=reservation.attempt - 1)],
+    "duplicated": lambda reservation: [reservation, reservation],
+    "truncated": lambda reservation: [replace(reservation, blocks=reservation.blocks[:-1])],
+    "shortened": lambda reservation: [replace(reservation, tokens=reservation.tokens - 1)],
+    "outside": lambda reservation: [replace(reservation, blocks=[10**6, *reservation.blocks[1:]])],
+    "elsewhere": lambda reservation: [replace(reservation, to=replace(reservation.to, path="decode-0/9"))],
 }
 
 
 class Tampered(Simulation):
-    """The first five tickets are tampered with on their way to the prefill worker."""
+    """A fleet where the first five reservations are tampered with on their way to the prefill worker."""
 
     tamper: Tamper
     left = 5
@@ -40,22 +43,22 @@ class Tampered(Simulation):
             super()._receive(command)
             return
         self.left -= 1
-        for ticket in self.tamper(command.message.ticket):
-            super()._receive(Send(command.worker, Push(ticket)))
+        for reservation in self.tamper(command.message.reservation):
+            super()._receive(Send(command.worker, Push(reservation)))
 
 
 @pytest.mark.parametrize("kind", TAMPERED)
-def test_every_answer_is_what_it_would_have_been(kind: str) -> None:
+def test_every_text_is_unchanged(kind: str) -> None:
     fleet = FleetConfig(topology=pairs(1), max_attempts=9)
     simulation = Tampered(
-        fleet, ENGINE, model_info(96), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=0.004
+        fleet, ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.004
     )
     simulation.tamper = TAMPERED[kind]
-    answers = ask(simulation, 1)
-    check(simulation, answers)
+    expected_texts = submit_requests(simulation, 1)
+    check(simulation, expected_texts)
     assert simulation.left == 0
     attempts = next(simulation.fleet._attempts)
-    assert attempts == 16 if kind == "duplicated" else attempts > 16, "what was refused was tried again"
+    assert attempts == 16 if kind == "duplicated" else attempts > 16, "refused prompts were computed again"
     report = simulation.workers["decode-0"].engine.report().transfer
     assert report
     assert report.received

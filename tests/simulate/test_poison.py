@@ -1,4 +1,4 @@
-"""Requests that end every worker they come to, in virtual time: one error each, the text of all others."""
+"""Requests that crash every worker, in virtual time: one error each, and all others get their text."""
 
 import math
 import random
@@ -16,12 +16,12 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.journal import Poison, PoisonPhase
-from streamserve.simulate.simulation import Given, Simulation
+from streamserve.simulate.simulation import ClientEvent, Simulation
 from tests.conftest import Scale
 from tests.engine.drive import assert_engine_empty, expected, model_info
-from tests.simulate.test_moments import Guesser
+from tests.simulate.test_lifecycle_events import RandomDrafter
 
-TRIES = 3
+MAX_ATTEMPTS = 3
 ENGINE = EngineConfig(
     num_blocks=90, block_size=4, max_model_len=96, max_num_seqs=64, max_num_batched_tokens=48, max_chunk=12,
     eviction="swap", swap_blocks=200,
@@ -38,12 +38,13 @@ TOPOLOGIES = {
 
 def serve(
     topology: Topology, requests: int, poisons: tuple[Poison, ...], seed: int = 0, kills: int = 0
-) -> tuple[Simulation, list[Open], list[Given]]:
-    """Requests in a burst on a fleet that speculates and swaps; the poisons are among them."""
+) -> tuple[Simulation, list[Open], list[ClientEvent]]:
+    """Run requests in a burst on a fleet that speculates and swaps; the poisons are among them."""
     rng = random.Random(seed)
     simulation = Simulation(
-        FleetConfig(topology=topology, max_attempts=TRIES), ENGINE, model_info(96),
-        lambda rows, context: 0.01 + rows * 0.001, wire_seconds=0.004, policy="fixed:2", drafter=Guesser,
+        FleetConfig(topology=topology, max_attempts=MAX_ATTEMPTS), ENGINE, model_info(96),
+        lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.004, policy="fixed:2",
+        drafter=RandomDrafter,
     )  # fmt: skip
     opened = []
     for number in range(requests):
@@ -55,73 +56,76 @@ def serve(
         simulation.poison(poison)
     for _ in range(kills):
         simulation.kill(rng.uniform(1.2, 6), rng.choice(topology.names))
-    simulation.ticks()
+    simulation.schedule_ticks()
     return simulation, opened, simulation.run()
 
 
-def check(simulation: Simulation, opened: list[Open], given: list[Given]) -> set[str]:
-    """Each request has its own text or exactly one error with its id, nothing is left, all workers serve;
-    returns those with an error."""
+def check(simulation: Simulation, opened: list[Open], received: list[ClientEvent]) -> set[str]:
+    """Check that each request has its own text or exactly one error with its id, that nothing is leaked, and
+    that all workers serve; returns the requests with an error."""
     tokens: dict[tuple[str, int], list[int]] = {}
     refused: dict[str, Refuse] = {}
-    for item in given:
-        if isinstance(item.what, Deliver):
-            assert item.what.request not in refused
-            for event in item.what.events:
+    for item in received:
+        if isinstance(item.message, Deliver):
+            assert item.message.request not in refused
+            for event in item.message.events:
                 if isinstance(event, Token):
                     tokens.setdefault((event.request, event.choice), []).append(event.token)
         else:
-            assert item.what.request not in refused, "one error"
-            refused[item.what.request] = item.what
-            assert item.what.error.status == 500
-            assert item.what.request in item.what.error.message
-    for one in opened:
-        for choice in range(one.params.n):
-            right, found = expected(one.prompt, one.params, choice, 96), tokens.get((one.request, choice), [])
-            assert found == (right[: len(found)] if one.request in refused else right)
+            assert item.message.request not in refused, "one error"
+            refused[item.message.request] = item.message
+            assert item.message.error.status == 500
+            assert item.message.request in item.message.error.message
+    for request in opened:
+        for choice in range(request.params.n):
+            expected_text, text = (
+                expected(request.prompt, request.params, choice, 96),
+                tokens.get((request.request, choice), []),
+            )
+            assert text == (expected_text[: len(text)] if request.request in refused else expected_text)
     fleet = simulation.fleet
     assert not fleet.requests
-    assert not len(fleet.tickets)
+    assert not len(fleet.reservations)
     assert not len(fleet.quarantine)
     assert not fleet.quarantine.reserved(simulation.clock.now)
     assert fleet.health() == (True, "ready")
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     for state in fleet.workers.values():
-        assert not any((state.prefilling, state.coming, state.decoding))
+        assert not any((state.prefilling, state.incoming, state.decoding))
     return set(refused)
 
 
-def bound(requests: int, poisons: int) -> int:
-    """Deaths that are enough to find so many poisons among the requests and to try each alone."""
-    return poisons * (2 * math.ceil(math.log2(requests)) + TRIES + 2)
+def max_deaths(requests: int, poisons: int) -> int:
+    """Return the deaths that suffice to find so many poisons among the requests and to try each alone."""
+    return poisons * (2 * math.ceil(math.log2(requests)) + MAX_ATTEMPTS + 2)
 
 
-@pytest.mark.parametrize("company", [False, True], ids=["alone too", "not alone"])
+@pytest.mark.parametrize("co_batched", [False, True], ids=["always", "co-batched"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_poison_gets_one_error_and_the_others_their_text(
-    topology: str, phase: PoisonPhase, company: bool, scale: Scale, record: Callable[..., None]
+    topology: str, phase: PoisonPhase, co_batched: bool, scale: Scale, record: Callable[..., None]
 ) -> None:
     if not scale.full and topology not in ("one", "pairs"):
         pytest.skip("with --full; the property below draws from all topologies")
     requests = scale.pick(16, 64)
-    simulation, opened, given = serve(TOPOLOGIES[topology], requests, (Poison("r12", phase, company),))
-    refused = check(simulation, opened, given)
+    simulation, opened, received = serve(TOPOLOGIES[topology], requests, (Poison("r12", phase, co_batched),))
+    refused = check(simulation, opened, received)
     assert refused <= {"r12"}
-    if company:
-        assert not refused, "without company its fault disappears"
-    if phase in ("prefill", "decode") and not company:
+    if co_batched:
+        assert not refused, "tried alone it does no harm"
+    if phase in ("prefill", "decode") and not co_batched:
         assert refused == {"r12"}
-    assert simulation.deaths <= bound(requests, 1)
+    assert simulation.deaths <= max_deaths(requests, 1)
     if simulation.deaths:
         assert simulation.fleet.incidents().suspects
-    record(deaths=simulation.deaths, refused=len(refused), virtual_seconds=round(given[-1].time, 2))
+    record(deaths=simulation.deaths, refused=len(refused), virtual_seconds=round(received[-1].time, 2))
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_phase_is_met(phase: PoisonPhase) -> None:
-    """What the test above is about happens."""
+def test_every_phase_is_reached(phase: PoisonPhase) -> None:
+    """Check that the phases of the test above occur."""
     topology = pairs(1) if phase == "transfer" else unified(1)
     assert serve(topology, 16, tuple(Poison(f"r{n}", phase) for n in range(4, 16)))[0].deaths
 
@@ -138,23 +142,23 @@ poisons = st.lists(
     seed=st.integers(0, 2**32), topology=st.sampled_from(list(TOPOLOGIES.values())), poisons=poisons,
     requests=st.integers(1, 16),
 )  # fmt: skip
-def test_whatever_is_poisonous_the_innocent_have_their_text(
+def test_requests_that_are_not_poisonous_get_their_text(
     seed: int, topology: Topology, poisons: tuple[Poison, ...], requests: int
 ) -> None:
-    simulation, opened, given = serve(topology, requests, poisons, seed)
-    assert check(simulation, opened, given) <= {poison.request for poison in poisons}
-    assert simulation.deaths <= bound(max(requests, 2), max(len(poisons), 1))
+    simulation, opened, received = serve(topology, requests, poisons, seed)
+    assert check(simulation, opened, received) <= {poison.request for poison in poisons}
+    assert simulation.deaths <= max_deaths(max(requests, 2), max(len(poisons), 1))
 
 
 @settings(max_examples=settings.default.max_examples // 3)
 @given(seed=st.integers(0, 2**32), topology=st.sampled_from(list(TOPOLOGIES.values())))
 def test_workers_killed_from_outside_in_the_middle_of_trials(seed: int, topology: Topology) -> None:
-    """An innocent request may be on trial when its worker is killed, but hardly three times alone."""
-    simulation, opened, given = serve(topology, 12, (Poison("r3", "prefill"),), seed, kills=2)
-    assert check(simulation, opened, given) == {"r3"}
+    """A harmless request may be tried when its worker is killed, but hardly three times alone."""
+    simulation, opened, received = serve(topology, 12, (Poison("r3", "prefill"),), seed, kills=2)
+    assert check(simulation, opened, received) == {"r3"}
 
 
-def test_a_single_lost_step_costs_no_request_a_try(scale: Scale) -> None:
-    simulation, opened, given = serve(unified(1), 16, (), scale.seed, kills=1)
-    assert check(simulation, opened, given) == set()
+def test_a_single_lost_step_costs_no_request_an_attempt(scale: Scale) -> None:
+    simulation, opened, received = serve(unified(1), 16, (), scale.seed, kills=1)
+    assert check(simulation, opened, received) == set()
     assert simulation.deaths == 1

@@ -1,5 +1,5 @@
-"""Stream pairs whose memory holds hardly more than one request: each half waits for blocks of the other,
-and still everybody gets their answer."""
+"""Stream pairs whose memory holds hardly more than one request: each worker waits for blocks of the other,
+and still every request is answered."""
 
 import random
 from typing import Literal
@@ -17,14 +17,14 @@ from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
 from tests.simulate.test_simulation import assert_all_answered
 
-LONGEST, BLOCK = 96, 4
-TIGHT = LONGEST // BLOCK + 2
+MAX_MODEL_LEN, BLOCK = 96, 4
+MIN_BLOCKS = MAX_MODEL_LEN // BLOCK + 2
 """Blocks that the longest request needs, and two."""
-ENOUGH = 120.0
-"""Seconds: such a play takes some seven, and the longest that was seen took 21."""
+MAX_VIRTUAL_SECONDS = 120.0
+"""Virtual seconds: a run takes about 7, and the longest observed took 21."""
 
 
-def play(
+def run_simulation(
     seed: int,
     topology: Topology,
     wire: float,
@@ -34,14 +34,14 @@ def play(
     order: Order = "slo",
     priorities: tuple[int, ...] = (0,),
 ) -> Simulation:
-    """Sixteen requests within half a second, all of which must be answered in time."""
+    """Run sixteen requests within half a second, all of which must be answered in time."""
     engine = EngineConfig(
-        num_blocks=blocks, block_size=BLOCK, max_model_len=LONGEST, max_num_seqs=16, max_chunk=12,
+        num_blocks=blocks, block_size=BLOCK, max_model_len=MAX_MODEL_LEN, max_num_seqs=16, max_chunk=12,
         max_num_batched_tokens=24, eviction=eviction, swap_blocks=80, order=order, check=True,
     )  # fmt: skip
     simulation = Simulation(
         FleetConfig(topology=topology, max_attempts=kills + 1), engine,
-        model_info(LONGEST), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire,
+        model_info(MAX_MODEL_LEN), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=wire,
     )  # fmt: skip
     rng, ranks = random.Random(seed), random.Random(seed)
     opened = []
@@ -52,7 +52,7 @@ def play(
         simulation.at(rng.uniform(1, 1.5), opened[-1])
     for _ in range(kills):
         simulation.kill(rng.uniform(1.2, 6), rng.choice(topology.names))
-    assert_all_answered(simulation, opened, simulation.run(until=ENOUGH))
+    assert_all_answered(simulation, opened, simulation.run(until=MAX_VIRTUAL_SECONDS))
     return simulation
 
 
@@ -61,12 +61,12 @@ def play(
     topology=st.sampled_from((pairs(1), pairs(2), pools(2, 1), pools(1, 2))),
     wire=st.sampled_from((0.0, 0.003, 0.1)),
     eviction=st.sampled_from(("swap", "recompute")),
-    blocks=st.integers(TIGHT, 2 * TIGHT),
+    blocks=st.integers(MIN_BLOCKS, 2 * MIN_BLOCKS),
     kills=st.sampled_from((0, 0, 1, 3)),
     order=st.sampled_from(ORDERS),
     priorities=st.sampled_from(((0,), (0, 1))),
 )
-def test_halves_that_are_short_of_memory_do_not_wait_for_each_other_for_ever(
+def test_workers_short_of_memory_do_not_deadlock(
     seed: int,
     topology: Topology,
     wire: float,
@@ -76,25 +76,25 @@ def test_halves_that_are_short_of_memory_do_not_wait_for_each_other_for_ever(
     order: Order,
     priorities: tuple[int, ...],
 ) -> None:
-    simulation = play(seed, topology, wire, eviction, blocks, kills, order, priorities)
+    simulation = run_simulation(seed, topology, wire, eviction, blocks, kills, order, priorities)
     assert sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()) == kills
 
 
-def test_an_answer_on_its_way_back_is_left_where_its_blocks_are_wanted() -> None:
-    """A play that once came to nothing: an answer waited for room beside those that decode, which waited for
-    prompts, which waited for the blocks that were held for the answer."""
-    simulation = play(122, pairs(2), 0.1, "recompute", 28, kills=1)
-    assert not simulation.fleet.returns.open
+def test_a_kv_writeback_is_cancelled_where_its_blocks_are_needed() -> None:
+    """Regression of a deadlock: a KV write-back waited for blocks of decoding sequences, which waited for
+    prompts, which waited for the blocks reserved for the write-back."""
+    simulation = run_simulation(122, pairs(2), 0.1, "recompute", 28, kills=1)
+    assert not simulation.fleet.writebacks.open
 
 
-def test_who_waits_for_a_ticket_gives_its_blocks_to_who_has_one() -> None:
-    """A play that once came to nothing: prompts that were done, but had no place to go to, held the blocks of
-    one that another worker held blocks for."""
-    prefill = play(0, pairs(1), 0.003, "recompute", 27).workers["prefill-0"].engine
+def test_sequences_without_a_reservation_free_blocks_for_those_with_one() -> None:
+    """Regression of a deadlock: computed prompts without a transfer reservation held the blocks of one with
+    a reservation."""
+    prefill = run_simulation(0, pairs(1), 0.003, "recompute", 27).workers["prefill-0"].engine
     assert prefill.report().preemptions > 0
 
 
-def test_who_has_a_ticket_begins_though_others_have_the_rows() -> None:
-    """A play that once came to nothing: all rows went to a prompt that had no block to go on with."""
-    prefill = play(340482, pools(2, 1), 0.0, "swap", 26, kills=1).workers["prefill-0"].engine
+def test_sequences_with_a_reservation_are_admitted_first() -> None:
+    """Regression of a deadlock: all query tokens went to a prompt that had no block to continue with."""
+    prefill = run_simulation(340482, pools(2, 1), 0.0, "swap", 26, kills=1).workers["prefill-0"].engine
     assert prefill.report().preemptions > 0

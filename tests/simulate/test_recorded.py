@@ -1,4 +1,4 @@
-"""A recorded draft played in virtual time: right where it was right, at the cost of its passes."""
+"""A recorded draft replayed in virtual time: it matches where it matched, at the cost of its passes."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from tests.engine.drive import assert_engine_empty, expected, model_info
 
 ENGINE = EngineConfig(num_blocks=200, block_size=4, max_model_len=96, max_num_seqs=8)
 HALF = (((0, 0.75, True), (1, 0.5, False)), ((0, 0.25, False), (0, 0.25, True)))
-"""Two positions: the first guess of a chain right, its second wrong; a second sibling right."""
-RECORDING = Recording({kind: list(HALF) for kind in KINDS}, (0, 2), ("made up",))
-RECORDED = Path(__file__).parents[2] / "benchmarks" / "data" / "acceptance.npz"
+"""Two positions: the first draft token of a chain matches, its second does not; a second sibling matches."""
+RECORDING = Recording({kind: list(HALF) for kind in KINDS}, (0, 2), ("synthetic",))
+RECORDING_FILE = Path(__file__).parents[2] / "benchmarks" / "data" / "acceptance.npz"
 
 
 def serve(policy: str, recording: Recording = RECORDING, slo: Slo | None = None):
     simulation = Simulation(
-        FleetConfig(), ENGINE, model_info(96), lambda rows, kv: 1.0 + rows / 64, start_seconds=0.0,
-        policy=policy, drafter=lambda executor: RecordedDrafter(recording, executor, lambda rows: 0.01),
+        FleetConfig(), ENGINE, model_info(96), lambda tokens, kv: 1.0 + tokens / 64, start_seconds=0.0,
+        policy=policy, drafter=lambda executor: RecordedDrafter(recording, executor, lambda tokens: 0.01),
     )  # fmt: skip
     requests = [
         Open(str(n), [n + 1, 5, 7], SamplingParams(
@@ -35,17 +35,17 @@ def serve(policy: str, recording: Recording = RECORDING, slo: Slo | None = None)
     for request in requests:
         simulation.at(0.0, request)
     texts: dict[str, list[int]] = {}
-    given = simulation.run()
-    for item in given:
-        assert isinstance(item.what, Deliver)
-        for event in item.what.events:
+    received = simulation.run()
+    for item in received:
+        assert isinstance(item.message, Deliver)
+        for event in item.message.events:
             if isinstance(event, Token):
                 texts.setdefault(event.request, []).append(event.token)
     for request in requests:
         assert texts[request.request] == expected(request.prompt, request.params, 0, 96)
     engine = simulation.workers["unified-0"].engine
     assert_engine_empty(engine)
-    return engine.speculation.counters, given[-1].time
+    return engine.speculation.counters, received[-1].time
 
 
 @pytest.mark.parametrize("policy", [*NAMES, "fixed:2"])
@@ -55,7 +55,7 @@ def test_every_policy_gives_the_text_of_plain_decoding(policy: str, slo: Slo) ->
     assert policy == "off" or counters.accepted > 0
 
 
-def test_what_was_right_is_accepted_and_saves_time() -> None:
+def test_matching_nodes_are_accepted_and_save_time() -> None:
     counters, end = serve("fixed:2")
     assert 0 < counters.accepted < counters.verified
     assert counters.draft_seconds > 0
@@ -68,25 +68,27 @@ def test_a_step_takes_what_drafting_and_verifying_take() -> None:
     assert end > counters.draft_seconds
 
 
-def test_a_recording_survives_its_file() -> None:
-    again = unpack(pack(RECORDING))
-    assert again.starts == RECORDING.starts
-    assert again.families == RECORDING.families
+def test_a_recording_survives_packing() -> None:
+    unpacked = unpack(pack(RECORDING))
+    assert unpacked.starts == RECORDING.starts
+    assert unpacked.families == RECORDING.families
     for kind, trees in RECORDING.trees.items():
-        for one, other in zip(trees, again.trees[kind], strict=True):
-            assert [(p, r) for p, _, r in one] == [(p, r) for p, _, r in other]
-            assert all(abs(a - b) < 1 / 255 for (_, a, _), (_, b, _) in zip(one, other, strict=True))
+        for nodes, other in zip(trees, unpacked.trees[kind], strict=True):
+            assert [(p, r) for p, _, r in nodes] == [(p, r) for p, _, r in other]
+            assert all(abs(a - b) < 1 / 255 for (_, a, _), (_, b, _) in zip(nodes, other, strict=True))
 
 
 def test_the_shipped_recording_is_of_real_trees() -> None:
-    with np.load(RECORDED, allow_pickle=False) as arrays:
+    with np.load(RECORDING_FILE, allow_pickle=False) as arrays:
         recording = unpack({name: arrays[name] for name in arrays.files})
     assert len(recording.families) == len(recording.starts) - 1
     for trees in recording.trees.values():
         assert len(trees) == recording.starts[-1]
         for tree in trees:
-            right = {0} | {n for n, (_, _, hit) in enumerate(tree, 1) if hit}
-            assert all(parent in right for parent, _, hit in tree if hit), "hits are paths from the root"
+            matched = {0} | {n for n, (_, _, match) in enumerate(tree, 1) if match}
+            assert all(parent in matched for parent, _, match in tree if match), (
+                "hits are paths from the root"
+            )
             assert all(parent < node for node, (parent, _, _) in enumerate(tree, 1))
     hits = [tree[0][2] for tree in recording.trees["1"] if tree]
     assert 0.3 < sum(hits) / len(hits) < 1.0

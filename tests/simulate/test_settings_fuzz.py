@@ -1,4 +1,4 @@
-"""Random settings under random workloads in virtual time: every text is right, every count is."""
+"""Random settings under random workloads in virtual time: every text and every count is correct."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -32,33 +32,33 @@ def test_random_settings_change_no_text(scale: Scale, record: Callable[..., None
     for seed in range(scale.seed, scale.seed + trials):
         total.update(vars(trial(seed)))
     record(trials=trials, **total)
-    for happened in ("accepted", "preempted", "swapped", "handed_over", "deaths", "cancelled"):
-        assert total[happened] > 0, happened
+    for count_name in ("accepted", "preempted", "swapped", "handed_over", "deaths", "cancelled"):
+        assert total[count_name] > 0, count_name
 
 
 @pytest.mark.parametrize("seed", [4804, 6262])
-def test_what_was_evicted_for_another_comes_back_after_it(seed: int) -> None:
-    """In `stta` the turns of two sequences changed as one was swapped out: it came back first, was evicted
-    for the other again, and both went on like that."""
+def test_an_evicted_sequence_resumes_after_the_one_that_evicted_it(seed: int) -> None:
+    """In `stta` the service order of two sequences changed as one was swapped out: it was swapped in first,
+    evicted for the other again, and so on."""
     assert trial(seed).swapped > 0
 
 
 @pytest.mark.parametrize("policy", ["fixed:8", "goodput"])
 def test_a_tree_that_the_budget_drops_leaves_no_draft_kv_beyond_the_blocks(policy: str) -> None:
-    """Short prompts are drafted for when they are nearly computed; where the budget then cuts them, the draft
-    model has read more than the target computes."""
+    """Short prompts are drafted for when they are nearly computed; where the budget then truncates them, the
+    draft model has read more than the target computes."""
     engine = EngineConfig(
         num_blocks=400, block_size=4, max_model_len=96, max_num_batched_tokens=64, check=True
     )
     drafters: list[SimulatedDrafter] = []
 
-    def make(executor: object) -> SimulatedDrafter:
+    def make_drafter(executor: object) -> SimulatedDrafter:
         drafters.append(SimulatedDrafter(executor, 0.7))
         return drafters[-1]
 
     simulation = Simulation(
-        FleetConfig(), engine, model_info(96), lambda rows, context: 0.01 + rows * 0.001,
-        policy=policy, drafter=make, planes=2,
+        FleetConfig(), engine, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001,
+        policy=policy, drafter=make_drafter, groups=2,
     )  # fmt: skip
     opened = [
         Open(f"r{number}", list(range(number, number + 30 + number)), SamplingParams(seed=1, max_tokens=20))
@@ -80,15 +80,15 @@ def test_a_reservation_has_blocks_for_all_its_tokens(order: Order, topology) -> 
         num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, order=order, check=True
     )
     simulation = Simulation(
-        FleetConfig(topology=topology), engine, model_info(96), lambda rows, context: 0.01 + rows * 0.001,
+        FleetConfig(topology=topology), engine, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001,
         wire_seconds=0.003,
     )  # fmt: skip
     params = SamplingParams(seed=1, max_tokens=25)
     opened = [Open(f"r{number}", list(range(number, 20 + 4 * number)), params) for number in range(16)]
     for number, request in enumerate(opened):
         simulation.at(1.1 + 0.05 * number, request)
-    given = simulation.run(until=300.0)
-    assert_all_answered(simulation, opened, given)
+    received = simulation.run(until=300.0)
+    assert_all_answered(simulation, opened, received)
     assert next(simulation.fleet._attempts) == len(opened), "each request needed one attempt"
     reports = [simulation.workers[name].engine.report().transfer for name in topology.prefill]
     assert sum(report.handed_over for report in reports if report) >= len(opened)

@@ -1,4 +1,4 @@
-"""A server in virtual time: deaths of workers cost time, never text, and the same play ends the same."""
+"""A server in virtual time: deaths of workers cost time, never text, and simulations are deterministic."""
 
 import random
 
@@ -12,7 +12,7 @@ from streamserve.fleet.worker_state import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.simulate.simulation import Given, Simulation
+from streamserve.simulate.simulation import ClientEvent, Simulation
 from tests.engine.drive import assert_engine_empty, expected, model_info
 
 ENGINE = EngineConfig(
@@ -28,7 +28,7 @@ def simulate(
     names = topology.names
     fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
     simulation = Simulation(
-        fleet, ENGINE, model_info(96), lambda rows, context: 0.01 + rows * 0.001, wire_seconds=wire
+        fleet, ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=wire
     )
     opened = []
     for number in range(requests):
@@ -41,28 +41,28 @@ def simulate(
     return simulation, opened, simulation.run()
 
 
-def texts(given: list[Given]) -> dict[tuple[str, int], list[int]]:
+def texts(received: list[ClientEvent]) -> dict[tuple[str, int], list[int]]:
     tokens: dict[tuple[str, int], list[int]] = {}
-    for item in given:
-        assert isinstance(item.what, Deliver), item.what
-        for event in item.what.events:
+    for item in received:
+        assert isinstance(item.message, Deliver), item.message
+        for event in item.message.events:
             if isinstance(event, Token):
                 tokens.setdefault((event.request, event.choice), []).append(event.token)
     return tokens
 
 
-def assert_all_answered(simulation: Simulation, opened: list[Open], given: list[Given]) -> None:
-    tokens = texts(given)
+def assert_all_answered(simulation: Simulation, opened: list[Open], received: list[ClientEvent]) -> None:
+    tokens = texts(received)
     for request in opened:
         for choice in range(request.params.n):
             assert tokens[request.request, choice] == expected(request.prompt, request.params, choice, 96)
     assert not simulation.fleet.requests
-    assert not len(simulation.fleet.tickets)
+    assert not len(simulation.fleet.reservations)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     for state in simulation.fleet.workers.values():
         assert not state.prefilling
-        assert not state.coming
+        assert not state.incoming
         assert not state.decoding
 
 
@@ -81,36 +81,36 @@ def test_every_client_gets_its_own_text(seed: int, topology: Topology, wire: flo
 
 @given(seed=st.integers(0, 2**32), topology=topologies, kills=st.integers(1, 4), wire=wires)
 def test_killed_workers_cost_time_never_text(seed: int, topology: Topology, kills: int, wire: float) -> None:
-    simulation, opened, given = simulate(seed, kills=kills, topology=topology, wire=wire)
+    simulation, opened, received = simulate(seed, kills=kills, topology=topology, wire=wire)
     assert sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()) == kills
-    assert_all_answered(simulation, opened, given)
+    assert_all_answered(simulation, opened, received)
 
 
 @pytest.mark.parametrize("topology", [unified(2), pairs(2)])
-def test_a_play_repeats_itself(topology: Topology) -> None:
+def test_a_simulation_is_deterministic(topology: Topology) -> None:
     first, second = (simulate(7, kills=2, topology=topology)[2] for _ in range(2))
     assert first == second
     assert first[-1].time > 1
 
 
-def test_a_death_is_felt_in_time() -> None:
-    calm, killed = (simulate(7, kills=kills)[2][-1].time for kills in (0, 2))
-    assert killed > calm
+def test_a_death_costs_time() -> None:
+    undisturbed, killed = (simulate(7, kills=kills)[2][-1].time for kills in (0, 2))
+    assert killed > undisturbed
 
 
-def test_leaving_early_frees_the_engine() -> None:
-    simulation = Simulation(FleetConfig(), ENGINE, model_info(96), lambda rows, context: 0.1)
+def test_a_disconnect_frees_the_engine() -> None:
+    simulation = Simulation(FleetConfig(), ENGINE, model_info(96), lambda tokens, context: 0.1)
     simulation.at(0, Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=80)))
     simulation.at(3, Close("r"))
-    given = simulation.run()
-    assert 0 < len(texts(given)["r", 0]) < 80
+    received = simulation.run()
+    assert 0 < len(texts(received)["r", 0]) < 80
     assert_engine_empty(simulation.workers["unified-0"].engine)
 
 
-def test_past_the_limit_clients_are_told_to_come_back() -> None:
-    simulation = Simulation(FleetConfig(max_requests=2), ENGINE, model_info(96), lambda rows, context: 0.1)
+def test_over_the_limit_requests_are_refused_with_retry_after() -> None:
+    simulation = Simulation(FleetConfig(max_requests=2), ENGINE, model_info(96), lambda tokens, context: 0.1)
     for number in range(3):
         simulation.at(0, Open(f"r{number}", [1], SamplingParams(seed=1, max_tokens=2)))
-    refused = [item.what for item in simulation.run() if isinstance(item.what, Refuse)]
+    refused = [item.message for item in simulation.run() if isinstance(item.message, Refuse)]
     assert [(item.request, item.error.status) for item in refused] == [("r2", 429)]
     assert refused[0].error.retry_after

@@ -1,4 +1,4 @@
-"""Arriving prompts through a fleet whose workers die: no edit is lost, and the text is the final prompt's."""
+"""Prompt streams on a fleet whose workers die: no edit is lost, and the text is the final prompt's."""
 
 import random
 
@@ -15,9 +15,9 @@ from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import assert_engine_empty, expected, model_info
 
 
-def play(seed: int, kills: int, topology: Topology):
-    """Eight streams with edits at random times, on workers with little memory that are killed now and then.
-    Returns the simulation, final prompts with their parameters, and what each client has in the end."""
+def run_simulation(seed: int, kills: int, topology: Topology):
+    """Run eight streams with edits at random times, on workers with little memory that are killed now and
+    then. Returns the simulation, final prompts with their parameters, and what clients received."""
     rng = random.Random(seed)
     engine = EngineConfig(
         num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=24,
@@ -25,7 +25,7 @@ def play(seed: int, kills: int, topology: Topology):
         order=rng.choice(("slo", "fcfs", "lcas", "mcps", "arrival")),
     )  # fmt: skip
     fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
-    cost = lambda rows, context: 0.01 + rows * 0.002  # noqa: E731
+    cost = lambda tokens, context: 0.01 + tokens * 0.002  # noqa: E731
     simulation = Simulation(fleet, engine, model_info(96), cost, wire_seconds=rng.choice((0.0, 0.01)))
     streams = {}
     for number in range(8):
@@ -37,24 +37,24 @@ def play(seed: int, kills: int, topology: Topology):
         edits = rng.randint(1, 5)
         for version in range(1, edits + 1):
             time += rng.expovariate(4)
-            keep = rng.choice((len(prompt), rng.randint(0, len(prompt))))
+            retained = rng.choice((len(prompt), rng.randint(0, len(prompt))))
             new = [rng.randrange(90) for _ in range(rng.randint(0, 12))]
-            if not prompt[:keep] + new:
+            if not prompt[:retained] + new:
                 new = [7]
-            prompt = prompt[:keep] + new
-            simulation.at(time, Edit(name, version, keep, new, finish=version == edits))
+            prompt = prompt[:retained] + new
+            simulation.at(time, Edit(name, version, retained, new, finish=version == edits))
         streams[name] = (prompt, params)
     for _ in range(kills):
         simulation.kill(rng.uniform(1.2, 4), rng.choice(topology.names))
     return simulation, streams, simulation.run()
 
 
-def texts(given) -> tuple[dict[tuple[str, int], list[int]], int, int]:
-    """What clients have in the end, and how often they were told of progress and of withdrawals."""
+def texts(received) -> tuple[dict[tuple[str, int], list[int]], int, int]:
+    """Return the final tokens, and the numbers of progress and withdrawal events."""
     tokens, progress, withdrawn = {}, 0, 0
-    for item in given:
-        assert isinstance(item.what, Deliver), item.what
-        for event in item.what.events:
+    for item in received:
+        assert isinstance(item.message, Deliver), item.message
+        for event in item.message.events:
             if isinstance(event, Token):
                 tokens.setdefault((event.request, event.choice), []).append(event.token)
             elif isinstance(event, Withdrawn):
@@ -66,13 +66,13 @@ def texts(given) -> tuple[dict[tuple[str, int], list[int]], int, int]:
 
 
 def check(seed: int, kills: int, topology: Topology) -> tuple[int, int]:
-    simulation, streams, given = play(seed, kills, topology)
-    tokens, progress, withdrawn = texts(given)
+    simulation, streams, received = run_simulation(seed, kills, topology)
+    tokens, progress, withdrawn = texts(received)
     for name, (prompt, params) in streams.items():
         for choice in range(params.n):
             assert tokens[name, choice] == expected(prompt, params, choice, 96)
     assert not simulation.fleet.requests
-    assert not len(simulation.fleet.tickets)
+    assert not len(simulation.fleet.reservations)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     return progress, withdrawn
@@ -87,6 +87,6 @@ def test_no_edit_is_lost(seed: int, kills: int, topology: Topology) -> None:
     check(seed, kills, topology)
 
 
-def test_clients_are_told_of_progress_and_of_withdrawals() -> None:
-    told = [check(seed, 1, unified(1)) for seed in range(6)]
-    assert all(sum(counts) > 0 for counts in zip(*told, strict=True))
+def test_clients_receive_progress_and_withdrawals() -> None:
+    counts_by_seed = [check(seed, 1, unified(1)) for seed in range(6)]
+    assert all(sum(counts) > 0 for counts in zip(*counts_by_seed, strict=True))

@@ -1,26 +1,26 @@
-"""Random trees, costs and needs."""
+"""Random trees, costs and latency requirements."""
 
 from itertools import accumulate
 
 from hypothesis import strategies as st
 
-from streamserve.speculation.slo import NO_NEED, Need
+from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 from streamserve.speculation.tree import TokenTree
 
 curves = st.lists(st.floats(0.0, 0.5), min_size=80, max_size=80).map(
     lambda steps: list(accumulate(steps + [steps[-1]] * 440, initial=1.0))
 )
-"""Seconds by rows: they never fall."""
+"""Seconds by query tokens: they never fall."""
 
 targets = st.builds(
-    Need, tpot=st.floats(0.1, 20), decode_seconds=st.floats(0, 50), decoded=st.integers(0, 50)
+    LatencyRequirement, tpot=st.floats(0.1, 20), decode_seconds=st.floats(0, 50), decoded=st.integers(0, 50)
 )
-needs = st.one_of(st.just(NO_NEED), targets)
+requirements = st.one_of(st.just(NO_REQUIREMENT), targets)
 
 
 @st.composite
-def trees(draw, most: int = 6) -> TokenTree:
-    size = draw(st.integers(1, most))
+def trees(draw, max_size: int = 6) -> TokenTree:
+    size = draw(st.integers(1, max_size))
     parents = [-1] + [draw(st.integers(0, node - 1)) for node in range(1, size)]
     accept = [1.0]
     for node in range(1, size):
@@ -42,7 +42,7 @@ def expected(tree: TokenTree, nodes: list[int]) -> float:
 
 
 def subtrees(tree: TokenTree) -> list[list[int]]:
-    """All connected subtrees with the root."""
+    """Return all connected subtrees with the root."""
     options = (
         [0, *(n for n in range(1, len(tree)) if mask >> n & 1)] for mask in range(0, 1 << len(tree), 2)
     )

@@ -28,32 +28,32 @@ def test_isotonic_regression_leaves_what_is_monotone_alone():
     assert (isotonic(values, np.ones(4)) == values).all()
 
 
-def test_frequencies_are_learned_whatever_the_drafter_thinks_of_itself():
-    """A drafter that says 0.9 and is right every third time."""
+def test_frequencies_are_learned_whatever_the_drafters_scores():
+    """The drafter's score is 0.9, and every third draft token is accepted."""
     acceptance, rng = Acceptance(), random.Random(1)
-    guess = tree([-1, 0], [1.0, 0.9])
+    draft = tree([-1, 0], [1.0, 0.9])
     for _ in range(3000):
-        acceptance.learn(guess, [1 if rng.random() < 1 / 3 else 9], sampled=False)
-    assert abs(acceptance.calibrate(guess, False).accept[1] - 1 / 3) < 0.05
-    assert acceptance.calibrate(guess, True).accept[1] > 0.8, "sampled requests are a class of their own"
+        acceptance.learn(draft, [1 if rng.random() < 1 / 3 else 9], sampled=False)
+    assert abs(acceptance.calibrate(draft, False).accept[1] - 1 / 3) < 0.05
+    assert acceptance.calibrate(draft, True).accept[1] > 0.8, "sampled requests are a class of their own"
 
 
-def test_nodes_whose_parent_was_not_accepted_teach_nothing():
+def test_nodes_with_a_rejected_parent_are_not_learned_from():
     acceptance = Acceptance()
     before = np.sum(acceptance.tested)
     acceptance.learn(tree([-1, 0, 1, 2], [1.0, 0.5, 0.5, 0.5]), [9], sampled=False)
     assert np.sum(acceptance.tested) == before + 1
 
 
-def test_nodes_behind_the_last_token_teach_nothing():
-    """The target chose one token, the first guess: whether the second was right is not known yet."""
+def test_nodes_after_the_last_token_are_not_learned_from():
+    """The target chose one token, the first draft token: whether the second is accepted is not known yet."""
     acceptance = Acceptance()
     before = np.sum(acceptance.tested)
     acceptance.learn(tree([-1, 0, 1], [1.0, 0.5, 0.5]), [1], sampled=False)
     assert np.sum(acceptance.tested) == before + 1
 
 
-def test_the_first_child_is_the_best_guess():
+def test_the_first_child_is_the_best_draft_token():
     assert first_children(tree([-1, 0, 0, 1, 1, 2], [1.0] * 6)) == [True, True, False, True, False, True]
 
 

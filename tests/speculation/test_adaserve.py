@@ -1,4 +1,4 @@
-"""AdaServe's two algorithms, and the greedy baselines beside them."""
+"""AdaServe's two algorithms, and its greedy baselines."""
 
 import random
 from itertools import product
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.speculation.adaserve import (
-    MOST_PICKED,
+    MAX_SELECTED,
     beam,
     customized,
     equal_greedy,
@@ -33,13 +33,17 @@ def random_tree(rng: random.Random) -> TokenTree:
     return TokenTree(tuple(range(size)), tuple(parents), (1.0,) * size, tuple(accept))
 
 
-def brute_force(forest, needs, budget) -> float | None:
-    """The most expected tokens of at most `budget` nodes with every need reached; None if it cannot be."""
+def brute_force(forest, requirements, budget) -> float | None:
+    """Return the most expected tokens of at most `budget` nodes with every requirement met; None if there are
+    none."""
     totals = [
-        sum(expected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
-        for kept in product(*map(subtrees, forest))
-        if sum(map(len, kept)) <= budget
-        and all(expected(tree, nodes) >= need for tree, nodes, need in zip(forest, kept, needs, strict=True))
+        sum(expected(tree, nodes) for tree, nodes in zip(forest, selected, strict=True))
+        for selected in product(*map(subtrees, forest))
+        if sum(map(len, selected)) <= budget
+        and all(
+            expected(tree, nodes) >= requirement
+            for tree, nodes, requirement in zip(forest, selected, requirements, strict=True)
+        )
     ]
     return max(totals, default=None)
 
@@ -48,20 +52,20 @@ def test_algorithm_1_is_optimal_and_invalid_exactly_when_nothing_is_feasible(sca
     rng, cases, invalid = random.Random(scale.seed), scale.pick(50, 1500), 0
     for _ in range(cases):
         forest = [random_tree(rng) for _ in range(rng.randint(1, 3))]
-        # Sums of the same numbers in another order differ in their last bit: needs keep clear of them.
-        needs = [rng.choice((-inf, 0.0, rng.uniform(0.5, 4.0))) for _ in forest]
+        # Sums of the same numbers in another order differ in their last bit: requirements avoid them.
+        requirements = [rng.choice((-inf, 0.0, rng.uniform(0.5, 4.0))) for _ in forest]
         budget = rng.randint(0, 12)
-        best, found = brute_force(forest, needs, budget), optimal(forest, needs, budget)
-        if best is None or found is None:
+        best, result = brute_force(forest, requirements, budget), optimal(forest, requirements, budget)
+        if best is None or result is None:
             assert best is None
-            assert found is None
+            assert result is None
             invalid += 1
             continue
-        assert sum(map(len, found)) <= budget
-        for tree, nodes, need in zip(forest, found, needs, strict=True):
+        assert sum(map(len, result)) <= budget
+        for tree, nodes, requirement in zip(forest, result, requirements, strict=True):
             assert connected(tree, nodes)
-            assert expected(tree, nodes) >= need - 1e-9
-        total = sum(expected(tree, nodes) for tree, nodes in zip(forest, found, strict=True))
+            assert expected(tree, nodes) >= requirement - 1e-9
+        total = sum(expected(tree, nodes) for tree, nodes in zip(forest, result, strict=True))
         assert abs(total - best) < 1e-9
     assert 0 < invalid < cases
     record(cases=cases, invalid=invalid, seed=scale.seed)
@@ -69,22 +73,24 @@ def test_algorithm_1_is_optimal_and_invalid_exactly_when_nothing_is_feasible(sca
 
 @given(forests, st.integers(0, 20), st.data())
 def test_selections_are_connected_and_within_the_budget(forest, left, data) -> None:
-    asked = [data.draw(st.floats(-5, 10)) for _ in forest]
-    for kept in (
-        customized(forest, asked, left), equal_greedy(forest, left), global_greedy(forest, left)
+    requirements = [data.draw(st.floats(-5, 10)) for _ in forest]
+    for selected in (
+        customized(forest, requirements, left), equal_greedy(forest, left), global_greedy(forest, left)
     ):  # fmt: skip
-        assert all(connected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
-        assert sum(len(nodes) - 1 for nodes in kept) <= left
-    printed = customized(forest, asked, left, printed=True)
-    assert all(connected(tree, nodes) for tree, nodes in zip(forest, printed, strict=True))
-    assert sum(len(nodes) - 1 for nodes in printed) <= left + 1, "printed spends one more than it has"
+        assert all(connected(tree, nodes) for tree, nodes in zip(forest, selected, strict=True))
+        assert sum(len(nodes) - 1 for nodes in selected) <= left
+    as_published = customized(forest, requirements, left, as_published=True)
+    assert all(connected(tree, nodes) for tree, nodes in zip(forest, as_published, strict=True))
+    assert sum(len(nodes) - 1 for nodes in as_published) <= left + 1, (
+        "as published, it spends one more than the budget"
+    )
 
 
 @given(forests, st.integers(0, 20), st.floats(0, 8), st.floats(0, 8))
-def test_who_needs_more_never_gets_less(forest, left, need, more) -> None:
-    asked = [0.0] * len(forest)
-    before = customized(forest, [need, *asked[1:]], left)
-    after = customized(forest, [need + more, *asked[1:]], left)
+def test_a_higher_requirement_never_gets_less(forest, left, requirement, increase) -> None:
+    requirements = [0.0] * len(forest)
+    before = customized(forest, [requirement, *requirements[1:]], left)
+    after = customized(forest, [requirement + increase, *requirements[1:]], left)
     assert expected(forest[0], after[0]) >= expected(forest[0], before[0]) - 1e-9
 
 
@@ -93,36 +99,36 @@ def test_algorithm_2_is_optimal_where_algorithm_1_is_valid_and_nothing_is_capped
     assert customized(forest, [1.6, -inf], 3) == optimal(forest, [1.6, -inf], 5) == [[0, 1, 2], [0, 1]]
 
 
-def test_the_neediest_come_first_and_nobody_gets_more_than_n_max() -> None:
+def test_the_highest_requirement_comes_first_and_no_tree_exceeds_n_max() -> None:
     long = chain(tuple(range(30)), tuple(0.99**n for n in range(30)))
-    kept = customized([long, long], [5.0, 100.0], 20)
-    assert [len(nodes) for nodes in kept] == [6, 16]
-    assert len(kept[1]) == MOST_PICKED
+    selected = customized([long, long], [5.0, 100.0], 20)
+    assert [len(nodes) for nodes in selected] == [6, 16]
+    assert len(selected[1]) == MAX_SELECTED
 
 
-def test_printed_counts_a_node_as_if_its_parent_were_certain() -> None:
+def test_as_published_counts_a_node_as_if_its_parent_were_certain() -> None:
     tree = chain((1, 2, 3, 4), (1.0, 0.5, 0.25, 0.125))
     other = chain((1, 2), (1.0, 0.4))
     assert customized([tree, other], [1.7, -inf], 3) == [[0, 1, 2], [0, 1]]
-    assert customized([tree, other], [1.7, -inf], 2, printed=True) == [[0, 1, 2], [0, 1]]
+    assert customized([tree, other], [1.7, -inf], 2, as_published=True) == [[0, 1, 2], [0, 1]]
 
 
 def test_equal_parts_go_unused_where_a_tree_is_small() -> None:
     assert equal_greedy([chain((1,)), chain((1, 2, 3, 4))], 4) == [[0], [0, 1, 2]]
 
 
-def test_the_best_of_all_may_be_one_requests_alone() -> None:
+def test_the_best_nodes_of_all_may_be_of_one_request() -> None:
     forest = [chain((1, 2), (1.0, 0.1)), chain((1, 2, 3), (1.0, 0.9, 0.8))]
     assert global_greedy(forest, 2) == [[0], [0, 1, 2]]
 
 
-def test_the_budget_is_where_a_roofline_bends() -> None:
-    assert token_budget(lambda rows: max(1.0, rows / 156)) == 156
-    assert token_budget(lambda rows: 1.0 + rows / 13) == 14
-    assert token_budget(lambda rows: 1.0) == 512
+def test_the_budget_is_the_ridge_point_of_a_roofline() -> None:
+    assert token_budget(lambda tokens: max(1.0, tokens / 156)) == 156
+    assert token_budget(lambda tokens: 1.0 + tokens / 13) == 14
+    assert token_budget(lambda tokens: 1.0) == 512
 
 
-def test_beams_shrink_as_requests_come() -> None:
+def test_beams_shrink_as_requests_increase() -> None:
     assert beam(156, 4) == Shape(8, 4)
     assert beam(16, 5) == Shape(4, 3)
     assert beam(13, 20) == Shape(1, 1)

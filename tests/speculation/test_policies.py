@@ -1,34 +1,36 @@
-"""Every policy by name: what it asks for and verifies stays within what there is."""
+"""Every policy by name: what it requests and verifies stays within the limits."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.speculation.adaserve import token_budget
-from streamserve.speculation.outlook import Candidate, Drafted, Outlook
+from streamserve.speculation.outlook import Candidate, DraftedStep, Outlook
 from streamserve.speculation.policies import BUDGETED, NAMES, parse_policy, select, shapes
 from streamserve.speculation.shapes import PLAIN, SPECINFER, Shape, fit
-from streamserve.speculation.slo import Need
+from streamserve.speculation.slo import LatencyRequirement
 from streamserve.speculation.specustream import Flow
 from streamserve.speculation.tree import chain
-from tests.speculation.strategies import connected, curves, needs, trees
+from tests.speculation.strategies import connected, curves, requirements, trees
 
 POLICIES = (*NAMES, "fixed:3", "fixed-tree:2x3")
 
-candidates = st.lists(
-    st.builds(Candidate, depth=st.integers(0, 20), nodes=st.integers(0, 32), need=needs,
+candidate_lists = st.lists(
+    st.builds(Candidate, depth=st.integers(0, 20), nodes=st.integers(0, 32), requirement=requirements,
               priority=st.integers(-1, 1), id=st.integers(1, 9)),
-    min_size=1, max_size=12, unique_by=lambda one: one.id,
+    min_size=1, max_size=12, unique_by=lambda candidate: candidate.id,
 )  # fmt: skip
 
 
-def outlook(asking, curve=None, undrafted=()) -> Outlook:
+def outlook(candidates, curve=None, undrafted=()) -> Outlook:
     return Outlook(
-        candidates=asking,
+        candidates=candidates,
         others=len(undrafted),
-        step=(lambda rows: curve[rows]) if curve else lambda rows: 1.0 + rows / 100,
+        step=(lambda query_tokens: curve[query_tokens])
+        if curve
+        else lambda query_tokens: 1.0 + query_tokens / 100,
         draft=lambda shapes: 0.05 * max(shape.depth for shape in shapes),
-        covers=((0.6,), (0.7,)),
+        level_acceptance=((0.6,), (0.7,)),
         nodes=8,
         undrafted=undrafted,
         load=0.5,
@@ -38,14 +40,14 @@ def outlook(asking, curve=None, undrafted=()) -> Outlook:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(asking=candidates, curve=curves, undrafted=st.lists(needs, max_size=3))
-def test_every_request_gets_a_shape(name, asking, curve, undrafted) -> None:
-    found, _ = shapes(parse_policy(name), outlook(asking, curve, undrafted), Flow())
-    assert len(found) == len(asking)
-    for shape, one in zip(found, asking, strict=True):
-        cut = fit(shape, one.depth, one.nodes)
-        assert cut.depth <= one.depth
-        assert cut.nodes <= one.nodes
+@given(candidates=candidate_lists, curve=curves, undrafted=st.lists(requirements, max_size=3))
+def test_every_request_gets_a_shape(name, candidates, curve, undrafted) -> None:
+    chosen, _ = shapes(parse_policy(name), outlook(candidates, curve, undrafted), Flow())
+    assert len(chosen) == len(candidates)
+    for shape, candidate in zip(chosen, candidates, strict=True):
+        truncated = fit(shape, candidate.depth, candidate.nodes)
+        assert truncated.depth <= candidate.depth
+        assert truncated.nodes <= candidate.nodes
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -53,36 +55,37 @@ def test_every_request_gets_a_shape(name, asking, curve, undrafted) -> None:
 def test_what_is_verified_is_connected_and_within_the_budget(
     name, forest, curve, spent, budget, data
 ) -> None:
-    undrafted = data.draw(st.lists(needs, max_size=3))
-    drafted = Drafted(
-        forest, [data.draw(needs) for _ in forest], undrafted, len(forest) + len(undrafted), spent,
-        lambda rows: curve[rows], budget,
+    undrafted = data.draw(st.lists(requirements, max_size=3))
+    drafted = DraftedStep(
+        forest, [data.draw(requirements) for _ in forest], undrafted, len(forest) + len(undrafted), spent,
+        lambda query_tokens: curve[query_tokens], budget,
     )  # fmt: skip
-    kept = select(parse_policy(name), drafted)
-    assert len(kept) == len(forest), "nobody loses its own token"
-    assert all(connected(tree, nodes) for tree, nodes in zip(forest, kept, strict=True))
-    guesses = sum(len(nodes) - 1 for nodes in kept)
+    selected = select(parse_policy(name), drafted)
+    assert len(selected) == len(forest), "every request keeps its own token"
+    assert all(connected(tree, nodes) for tree, nodes in zip(forest, selected, strict=True))
+    draft_tokens = sum(len(nodes) - 1 for nodes in selected)
     if name == "goodput":
-        assert guesses <= budget
+        assert draft_tokens <= budget
     elif name in BUDGETED:
-        room = max(0, token_budget(drafted.step) - drafted.decoding)
-        assert guesses <= min(room + (name == "adaserve-printed"), budget)
+        limit = max(0, token_budget(drafted.step) - drafted.decoding)
+        assert draft_tokens <= min(limit + (name == "adaserve-as-published"), budget)
 
 
-@pytest.mark.parametrize("name", ["adaserve", "adaserve-printed", "goodput"])
-def test_who_lags_further_gets_no_fewer_guesses(name) -> None:
+@pytest.mark.parametrize("name", ["adaserve", "adaserve-as-published", "goodput"])
+def test_a_larger_lag_gets_no_fewer_draft_tokens(name) -> None:
     tree = chain(tuple(range(7)), tuple(0.6**n for n in range(7)))
     counts = []
     for late in range(4):
-        drafted = Drafted(
-            [tree, tree], [Need(1.0, 10.0 + late / 2, 10), Need(50.0, 1.0, 10)], [], 2, 0.0,
-            lambda rows: 0.3 + rows / 20, 16,
+        drafted = DraftedStep(
+            [tree, tree],
+            [LatencyRequirement(1.0, 10.0 + late / 2, 10), LatencyRequirement(50.0, 1.0, 10)], [], 2, 0.0,
+            lambda query_tokens: 0.3 + query_tokens / 20, 16,
         )  # fmt: skip
         counts.append(len(select(parse_policy(name), drafted)[0]))
     assert counts == sorted(counts)
 
 
-def test_threshold_steps_back_as_the_batch_grows_but_for_urgent_requests() -> None:
+def test_threshold_drafts_less_as_the_batch_grows_except_for_urgent_requests() -> None:
     policy = parse_policy("threshold")
     drafted_for = {
         (size, priority): sum(
@@ -97,7 +100,7 @@ def test_threshold_steps_back_as_the_batch_grows_but_for_urgent_requests() -> No
     }  # fmt: skip
 
 
-def test_specinfers_tree_is_cut_by_levels() -> None:
+def test_specinfers_tree_is_truncated_by_levels() -> None:
     assert SPECINFER.nodes == 20
     assert fit(SPECINFER, 20, 32) == SPECINFER
     assert fit(SPECINFER, 20, 8) == Shape(4, 3, SPECINFER.expansion)
@@ -107,5 +110,5 @@ def test_specinfers_tree_is_cut_by_levels() -> None:
 
 @pytest.mark.parametrize("text", ["", "fixed", "fixed:0", "fixed:99", "fixed-tree:3", "ada serve", "off:1"])
 def test_other_names_are_refused(text) -> None:
-    with pytest.raises(ValueError, match="is none of goodput"):
+    with pytest.raises(ValueError, match="choose one of goodput"):
         parse_policy(text)

@@ -1,4 +1,4 @@
-"""SpecuStream as printed, with its faults, and mended."""
+"""SpecuStream as published, with its faults, and corrected."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,32 +6,32 @@ from hypothesis import strategies as st
 from streamserve.speculation.outlook import Candidate, Outlook
 from streamserve.speculation.shapes import PLAIN, Shape
 from streamserve.speculation.specustream import (
-    BASE,
+    BASE_DEPTH,
     HISTORY,
-    LEAST,
-    MOST,
+    MAX_DEPTH,
+    MIN_DEPTH,
     SAMPLE,
     Flow,
     adapt,
-    mended,
-    mended_depth,
-    printed,
+    as_published,
+    corrected,
+    corrected_depth,
 )
 
 shares, loads = st.floats(0, 1), st.floats(0, 1)
 
 
-def outlook(acceptance=None, ids=(1,), load=0.0, throughput=400.0, right=0, tested=0) -> Outlook:
+def outlook(acceptance=None, ids=(1,), load=0.0, throughput=400.0, accepted=0, tested=0) -> Outlook:
     return Outlook(
         candidates=[Candidate(20, 32, id=id) for id in ids],
         others=0,
-        step=lambda rows: 1.0,
+        step=lambda query_tokens: 1.0,
         draft=lambda shapes: 0.0,
-        covers=((0.5,),),
+        level_acceptance=((0.5,),),
         nodes=32,
         load=load,
         acceptance=acceptance,
-        right=right,
+        accepted=accepted,
         tested=tested,
         throughput=throughput,
     )
@@ -42,14 +42,14 @@ def test_depths_stay_in_their_range(history) -> None:
     flow, other = Flow(), Flow()
     for acceptance, load, throughput in history:
         flow, depth = adapt(flow, acceptance, load, throughput)
-        assert BASE <= depth <= MOST, "printed never goes below its base"
+        assert BASE_DEPTH <= depth <= MAX_DEPTH, "as published it never goes below its base"
         assert flow.micro_batch == max(1, 80 // depth)
-        tested = outlook(right=round(acceptance * 40), tested=40, load=load, throughput=throughput)
-        (shape,), other = mended(tested, other)
-        assert LEAST <= shape.depth <= MOST
+        tested = outlook(accepted=round(acceptance * 40), tested=40, load=load, throughput=throughput)
+        (shape,), other = corrected(tested, other)
+        assert MIN_DEPTH <= shape.depth <= MAX_DEPTH
 
 
-def test_printed_settles_at_half_of_a_constant_acceptance() -> None:
+def test_as_published_settles_at_half_of_a_constant_acceptance() -> None:
     flow = Flow()
     for _ in range(50 * HISTORY):
         flow, _ = adapt(flow, 0.8, 0.0, 400.0)
@@ -63,41 +63,41 @@ def test_equations_feed_on_their_own_projection() -> None:
     assert abs(flow.recent - 100 * 1.05**10) < 1e-6
 
 
-def test_a_printed_request_keeps_its_depth_and_a_pass_its_cap() -> None:
-    first, flow = printed(outlook(0.9, throughput=0.0), Flow())
-    later, flow = printed(outlook(0.0, ids=(1, 2)), flow)
-    assert later[0] == first[0] == Shape(MOST, 1)
-    crowd, flow = printed(outlook(0.0, ids=range(3, 40)), flow)
+def test_as_published_a_request_keeps_its_depth_and_a_pass_its_cap() -> None:
+    first, flow = as_published(outlook(0.9, throughput=0.0), Flow())
+    later, flow = as_published(outlook(0.0, ids=(1, 2)), flow)
+    assert later[0] == first[0] == Shape(MAX_DEPTH, 1)
+    crowd, flow = as_published(outlook(0.0, ids=range(3, 40)), flow)
     assert sum(shape != PLAIN for shape in crowd) == flow.micro_batch == 16
-    assert set(flow.depths) == set(range(3, 40)), "who left is forgotten"
+    assert set(flow.depths) == set(range(3, 40)), "finished requests are forgotten"
 
 
-def test_mended_remembers_rates_from_the_first_one_on() -> None:
-    _, flow = mended(outlook(right=24, tested=40), Flow())
+def test_corrected_stores_rates_from_the_first_one_on() -> None:
+    _, flow = corrected(outlook(accepted=24, tested=40), Flow())
     assert flow.values == (0.6,) * HISTORY
-    _, same = mended(outlook(), flow)
+    _, same = corrected(outlook(), flow)
     assert same == flow
-    assert mended_depth(Flow(), 0.0, 400.0) == BASE
+    assert corrected_depth(Flow(), 0.0, 400.0) == BASE_DEPTH
 
 
-def test_mended_takes_no_rate_of_a_few_guesses() -> None:
-    """One stream at a steady rate looks wild step by step."""
+def test_corrected_takes_no_rate_of_a_few_draft_tokens() -> None:
+    """The rates of one stream vary from step to step though its acceptance is constant."""
     flow = Flow()
     for step in range(4 * SAMPLE):
-        _, flow = mended(outlook(right=4 * (step % 2), tested=2 + 2 * (step % 2)), flow)
+        _, flow = corrected(outlook(accepted=4 * (step % 2), tested=2 + 2 * (step % 2)), flow)
     assert max(flow.values) - min(flow.values) < 0.1
     assert abs(sum(flow.values) / HISTORY - 4 / 6) < 0.1
 
 
 @given(shares, shares, loads, loads)
-def test_mended_goes_deeper_for_better_guesses_and_shallower_under_load(low, high, load, more) -> None:
+def test_corrected_goes_deeper_for_higher_acceptance_and_shallower_under_load(low, high, load, more) -> None:
     low, high = sorted((low, high))
     load, more = sorted((load, more))
-    depth = lambda rate, load: mended_depth(Flow((rate,) * HISTORY), load, 400.0)  # noqa: E731
+    depth = lambda rate, load: corrected_depth(Flow((rate,) * HISTORY), load, 400.0)  # noqa: E731
     assert depth(high, load) >= depth(low, load)
     assert depth(high, more) <= depth(high, load)
 
 
-def test_mended_distrusts_rates_that_swing() -> None:
-    steady, wild = Flow((0.7,) * HISTORY), Flow((1.0, 0.4) * (HISTORY // 2))
-    assert mended_depth(steady, 0.0, 400.0) > mended_depth(wild, 0.0, 400.0)
+def test_corrected_lowers_the_depth_for_varying_rates() -> None:
+    constant, varying = Flow((0.7,) * HISTORY), Flow((1.0, 0.4) * (HISTORY // 2))
+    assert corrected_depth(constant, 0.0, 400.0) > corrected_depth(varying, 0.0, 400.0)

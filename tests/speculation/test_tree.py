@@ -1,4 +1,4 @@
-"""Token trees: parents before children, a chain is a tree, a subtree keeps its paths."""
+"""Token trees: parents before children, a chain is a tree, a subtree retains its paths."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_a_chain_and_a_root_are_trees() -> None:
         ((1, 2), (-1, 0), (0.5, 0.6)),
     ],
 )
-def test_what_is_no_tree_is_refused(tokens, parents, accept) -> None:
+def test_arrays_that_form_no_tree_are_refused(tokens, parents, accept) -> None:
     with pytest.raises(ValueError, match=r"tree|parent"):
         TokenTree(tokens, parents, (0.0,) * len(tokens), accept).check()
 
@@ -52,8 +52,8 @@ def test_a_subtree_keeps_the_paths_of_its_nodes(tree: TokenTree, data: st.DataOb
     nodes = {0}
     for node in data.draw(st.lists(st.integers(0, len(tree) - 1))):
         nodes |= set(tree.path(node))
-    kept = sorted(nodes)
-    subtree = tree.keep(kept)
-    for new, old in enumerate(kept):
+    retained = sorted(nodes)
+    subtree = tree.keep(retained)
+    for new, old in enumerate(retained):
         assert [subtree.tokens[i] for i in subtree.path(new)] == [tree.tokens[i] for i in tree.path(old)]
         assert subtree.accept[new] == tree.accept[old]

@@ -1,4 +1,4 @@
-"""What the detokenizer hands out is final, and all of it together is the decoded whole."""
+"""Every piece of text from the detokenizer is final, and together they equal the decoded whole."""
 
 import time
 
@@ -65,7 +65,7 @@ def test_an_unfinished_character_is_replaced_at_the_end(bpe: Tokenizer, spm: Tok
         assert pieces(tokenizer, ids)[-1].strip("\ufffd") == ""
 
 
-def test_a_space_inside_a_token_stays_behind_a_skipped_token(spm: Tokenizer) -> None:
+def test_a_space_inside_a_token_remains_after_a_skipped_token(spm: Tokenizer) -> None:
     hello = spm.encode("hello", add_special_tokens=False)
     assert pieces(spm, [1, *hello, 2, *hello]) == ["", "hello", "", " hello", ""]
 

@@ -1,4 +1,4 @@
-"""A grammar is tried before its request is let in, within its limits."""
+"""A grammar is compiled before its request is admitted, within limits."""
 
 import threading
 
@@ -44,19 +44,19 @@ async def test_a_grammar_is_compiled_once(tokenizer: Tokenizer) -> None:
     checking.close()
 
 
-async def test_what_is_wrong_is_said_about_the_field(tokenizer: Tokenizer) -> None:
+async def test_errors_name_the_field(tokenizer: Tokenizer) -> None:
     checking = check(compiler(tokenizer, tokenizer.vocab_size, (1,)))
     error = await refused(checking, Grammar(kind="regex", text="(("))
     assert error.status == 400
     assert "cannot be compiled" in error.message
     assert "unclosed group" in error.message
     error = await refused(checking, Grammar(kind="regex", text="x" * 1001))
-    assert "at most 1000 are taken" in error.message
+    assert "at most 1000 bytes are allowed" in error.message
     error = await refused(check(compiler(tokenizer, 10, ())), DIGITS)
     assert "no end-of-text token" in error.message
 
 
-async def test_a_slow_grammar_is_refused_and_those_behind_it_may_come_again() -> None:
+async def test_a_slow_grammar_is_refused_and_waiting_ones_get_503() -> None:
     warm, done = [], threading.Event()
 
     def slow(grammar: Grammar) -> str:

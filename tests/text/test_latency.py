@@ -1,4 +1,4 @@
-"""What a reader waited for, and whether that was within the targets."""
+"""Measured latencies, and whether they meet the targets."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from streamserve.protocol.sampling import Slo
 from streamserve.text.latency import SloOutcome, Stopwatch, combined
 
 
-def watched(*tokens: tuple[int, float]) -> Stopwatch:
+def measured(*tokens: tuple[int, float]) -> Stopwatch:
     watch = Stopwatch(1.0)
     for choice, now in tokens:
         watch.token(choice, now)
@@ -15,7 +15,7 @@ def watched(*tokens: tuple[int, float]) -> Stopwatch:
 
 def test_time_to_the_first_token_and_mean_time_of_the_others() -> None:
     """1.5, then three more until 3.0: 500 ms, and 500 ms each."""
-    watch = watched((0, 1.5), (0, 1.6), (0, 2.9), (0, 3.0))
+    watch = measured((0, 1.5), (0, 1.6), (0, 2.9), (0, 3.0))
     assert watch.outcome(Slo(tpot_ms=500.0, ttft_ms=500.0)) == SloOutcome(True, 500.0, 500.0)
     for missed in (Slo(tpot_ms=499.0), Slo(ttft_ms=499.0), Slo(tpot_ms=1e3, ttft_ms=1.0)):
         outcome = watch.outcome(missed)
@@ -24,17 +24,17 @@ def test_time_to_the_first_token_and_mean_time_of_the_others() -> None:
 
 
 def test_the_slowest_choice_counts() -> None:
-    watch = watched((0, 1.25), (1, 1.5), (0, 1.5), (1, 2.5))
+    watch = measured((0, 1.25), (1, 1.5), (0, 1.5), (1, 2.5))
     assert watch.outcome(Slo(tpot_ms=900.0)) == SloOutcome(False, 500.0, 1000.0)
 
 
 @pytest.mark.parametrize(("tokens", "ttft"), [((), None), (((0, 2.0),), 1000.0)])
-def test_what_was_not_there_to_measure_misses_nothing(tokens, ttft) -> None:
-    assert watched(*tokens).outcome(Slo(tpot_ms=1.0)) == SloOutcome(True, ttft, None)
+def test_a_latency_without_measurement_meets_its_target(tokens, ttft) -> None:
+    assert measured(*tokens).outcome(Slo(tpot_ms=1.0)) == SloOutcome(True, ttft, None)
 
 
-def test_without_targets_nothing_is_judged() -> None:
-    assert watched((0, 2.0)).outcome(Slo()) is None
+def test_without_targets_there_is_no_outcome() -> None:
+    assert measured((0, 2.0)).outcome(Slo()) is None
     assert combined([]) is None
 
 

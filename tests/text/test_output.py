@@ -65,9 +65,9 @@ def test_a_stop_string_ends_the_choice(bpe: Tokenizer, start: int, length: int) 
     assert choice.finished
 
 
-def test_a_stop_string_stays_in_the_text_when_asked_for(bpe: Tokenizer) -> None:
-    wanted = params(stop=("brown",), include_stop_str_in_output=True)
-    deltas = feed(ChoiceText(bpe, wanted), events(bpe.encode(TEXT, add_special_tokens=False)))
+def test_a_stop_string_stays_in_the_text_when_requested(bpe: Tokenizer) -> None:
+    expected = params(stop=("brown",), include_stop_str_in_output=True)
+    deltas = feed(ChoiceText(bpe, expected), events(bpe.encode(TEXT, add_special_tokens=False)))
     assert "".join(delta.text for delta in deltas) == "the quick brown"
 
 
@@ -113,11 +113,11 @@ def test_repeats_are_dropped_and_gaps_are_errors(bpe: Tokenizer) -> None:
     assert choice.feed(tokens[0]) is not None
     assert choice.feed(tokens[0]) is None
     assert choice.feed(tokens[1]) is not None
-    with pytest.raises(RuntimeError, match="token 3 came, token 2 did not"):
+    with pytest.raises(RuntimeError, match="got token 3, but token 2 is missing"):
         choice.feed(tokens[3])
 
 
-def test_logprobs_carry_bytes_and_places_in_the_text(bpe: Tokenizer) -> None:
+def test_logprobs_carry_bytes_and_offsets_in_the_text(bpe: Tokenizer) -> None:
     ids = bpe.encode(TEXT, add_special_tokens=False)
     deltas = feed(ChoiceText(bpe, params(logprobs=2)), events(ids, "length", logprobs=True))
     logprobs = [entry for delta in deltas for entry in delta.logprobs]

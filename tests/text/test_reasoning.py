@@ -1,13 +1,13 @@
-"""What a model thinks is kept apart from what it answers, wherever the text is cut."""
+"""Reasoning is separated from the answer, wherever the text is split."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.text.message import MessageReader, Part
-from streamserve.text.reasoning import Thinking, ThoughtReader, find_thinking
+from streamserve.text.message import MessageParser, Part
+from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from streamserve.text.tools.formats import FORMATS
-from streamserve.text.tools.reader import CallReader
+from streamserve.text.tools.parser import ToolCallParser
 
 CASES = [
     ("qwen3", "user", "<think>\nHm, 2 < 3 </thin\n\n</think>\n\nYes. ", ("Hm, 2 < 3 </thin", "Yes. ")),
@@ -23,24 +23,24 @@ CASES = [
 
 
 def read(name: str, prompt: str, pieces: list[str]) -> tuple[str, str]:
-    thinking = find_thinking(name, None)
+    thinking = find_reasoning_format(name, None)
     assert thinking is not None
-    reader = ThoughtReader(thinking, prompt)
+    reader = ReasoningParser(thinking, prompt)
     parts = [*map(reader.feed, pieces), reader.finish()]
     return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
 
 
-@pytest.mark.parametrize(("name", "prompt", "text", "told"), CASES)
-def test_a_whole_text(name: str, prompt: str, text: str, told: tuple[str, str]) -> None:
-    assert read(name, prompt, [text]) == told
+@pytest.mark.parametrize(("name", "prompt", "text", "parsed"), CASES)
+def test_a_whole_text(name: str, prompt: str, text: str, parsed: tuple[str, str]) -> None:
+    assert read(name, prompt, [text]) == parsed
 
 
 @given(st.sampled_from(CASES), st.data())
-def test_every_cut_gives_the_same(case: tuple[str, str, str, tuple[str, str]], data: st.DataObject) -> None:
-    name, prompt, text, told = case
+def test_every_split_gives_the_same(case: tuple[str, str, str, tuple[str, str]], data: st.DataObject) -> None:
+    name, prompt, text, parsed = case
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(name, prompt, pieces) == told
+    assert read(name, prompt, pieces) == parsed
 
 
 @given(
@@ -48,7 +48,7 @@ def test_every_cut_gives_the_same(case: tuple[str, str, str, tuple[str, str]], d
     st.sampled_from(["user", "<think>\n", "<think>\n\n</think>\n\n"]),
     st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "x"])),
 )
-def test_whatever_comes_is_the_same_in_single_signs(name: str, prompt: str, parts: list[str]) -> None:
+def test_any_text_is_parsed_the_same_character_by_character(name: str, prompt: str, parts: list[str]) -> None:
     text = "".join(parts)
     assert read(name, prompt, list(text)) == read(name, prompt, [text])
 
@@ -56,24 +56,24 @@ def test_whatever_comes_is_the_same_in_single_signs(name: str, prompt: str, part
 @pytest.mark.parametrize(
     ("name", "template", "found"),
     [
-        ("auto", "{{ '<think>' }}{{ '</think>' }}", Thinking(always=False)),
+        ("auto", "{{ '<think>' }}{{ '</think>' }}", ReasoningFormat(always=False)),
         ("auto", "no thought", None),
         ("auto", None, None),
         ("none", "</think>", None),
-        ("qwen3", None, Thinking(always=False)),
-        ("deepseek_r1", None, Thinking(always=True)),
+        ("qwen3", None, ReasoningFormat(always=False)),
+        ("deepseek_r1", None, ReasoningFormat(always=True)),
     ],
 )
-def test_the_template_shows_that_a_model_thinks(
-    name: str, template: str | None, found: Thinking | None
+def test_the_template_shows_the_reasoning_format(
+    name: str, template: str | None, found: ReasoningFormat | None
 ) -> None:
-    assert find_thinking(name, template) == found
+    assert find_reasoning_format(name, template) == found
 
 
-def test_calls_are_looked_for_behind_the_thought() -> None:
+def test_calls_are_parsed_after_the_reasoning() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    reader = MessageReader(
-        ThoughtReader(Thinking(always=False), "user"), CallReader(FORMATS["hermes"], ("f",))
+    reader = MessageParser(
+        ReasoningParser(ReasoningFormat(always=False), "user"), ToolCallParser(FORMATS["hermes"], ("f",))
     )
     whole = Part()
     for sign in f"<think>\n{call}?\n</think>\nWell. {call}":

@@ -1,4 +1,4 @@
-"""A changing text has the very tokens that it has when tokenized at once, and few are made anew."""
+"""An edited text has the tokens of the whole text, and only few pieces are tokenized again."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from streamserve import embedded
 from streamserve.text import retokenize
-from streamserve.text.retokenize import NOTHING, Retokenizer, common_prefix, cuts_at_spaces
+from streamserve.text.retokenize import EMPTY, Retokenizer, common_prefix, cuts_at_spaces
 from streamserve.text.tokenizer import Tokenizer
 from tests.conftest import Scale
 from tests.text.folders import byte_level_folder, sentencepiece_folder
@@ -92,7 +92,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retokenize, "PIECE", 4)
 
 
-def test_the_usual_pipelines_are_cut(tokenizers: dict[str, Tokenizer]) -> None:
+def test_the_usual_pipelines_are_split(tokenizers: dict[str, Tokenizer]) -> None:
     assert {name for name, found in tokenizers.items() if cuts_at_spaces(found)} == set(KINDS)
 
 
@@ -101,9 +101,9 @@ def test_the_usual_pipelines_are_cut(tokenizers: dict[str, Tokenizer]) -> None:
 def test_tokens_are_those_of_the_whole_text(
     name: str, texts: list[str], tokenizers: dict[str, Tokenizer]
 ) -> None:
-    """Appended to, cut, and changed to something else."""
+    """Appended to, truncated, and replaced."""
     tokenizer = tokenizers[name]
-    retokenizer, before = Retokenizer(tokenizer), NOTHING
+    retokenizer, before = Retokenizer(tokenizer), EMPTY
     for text in [texts[0], "".join(texts), texts[0] + texts[-1], *texts]:
         before = retokenizer.encode(text, before)
         assert before.ids == tokenizer.encode(text, add_special_tokens=False)
@@ -114,13 +114,13 @@ def test_tokens_are_those_of_the_whole_text(
 def test_merges_across_the_border_of_two_chunks(
     name: str, tokenizers: dict[str, Tokenizer], scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Chunks cut anywhere, even within words: what two chunks are alone is not what they are together."""
+    """Chunks split anywhere, even within words: their separate tokens are not those of the whole."""
     tokenizer, rng = tokenizers[name], random.Random(scale.seed)
     retokenizer = Retokenizer(tokenizer)
     merged = 0
     for _ in range(scale.pick(40, 1000)):
         text = "".join(rng.choices(WORDS, k=40)).replace("\u0301", "")
-        start, before = 0, NOTHING
+        start, before = 0, EMPTY
         while start < len(text):
             end = start + rng.randint(1, 12)
             alone = tokenizer.encode(text[start:end], add_special_tokens=False)
@@ -140,9 +140,9 @@ def test_only_what_changed_is_tokenized(tokenizers: dict[str, Tokenizer]) -> Non
             Counting.characters += len(text)
             return super().encode(text, add_special_tokens)
 
-        def encode_apart(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        def encode_without_gil(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
             Counting.characters += sum(map(len, texts))
-            return super().encode_apart(texts, add_special_tokens)
+            return super().encode_without_gil(texts, add_special_tokens)
 
     tokenizer = Counting.from_folder(embedded.path("embedded"))
     retokenizer = Retokenizer(tokenizer)
@@ -195,8 +195,8 @@ def assert_whole(tokenizer: Tokenizer) -> None:
     assert after.ids == tokenizer.encode("one <tool> two, and four", add_special_tokens=False)
 
 
-@given(one=st.text(alphabet="ab", max_size=20), two=st.text(alphabet="ab", max_size=20))
-def test_common_prefix(one: str, two: str) -> None:
-    length = common_prefix(one, two)
-    assert one[:length] == two[:length]
-    assert length in (len(one), len(two)) or one[length] != two[length]
+@given(first=st.text(alphabet="ab", max_size=20), second=st.text(alphabet="ab", max_size=20))
+def test_common_prefix(first: str, second: str) -> None:
+    length = common_prefix(first, second)
+    assert first[:length] == second[:length]
+    assert length in (len(first), len(second)) or first[length] != second[length]

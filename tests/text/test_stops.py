@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the text is cut, and never sent."""
+"""Stop strings are found wherever the text is split, and never sent."""
 
 from itertools import pairwise
 
@@ -11,8 +11,8 @@ from streamserve.text.stops import StopFinder
 WORDS = st.text(alphabet="ab🙂", min_size=1, max_size=5)
 
 
-def cut(text: str, places: list[int]) -> list[str]:
-    marks = sorted({min(place, len(text)) for place in places} | {0, len(text)})
+def split(text: str, positions: list[int]) -> list[str]:
+    marks = sorted({min(place, len(text)) for place in positions} | {0, len(text)})
     return [text[start:end] for start, end in pairwise(marks)]
 
 
@@ -39,16 +39,18 @@ def naive(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
 @given(
     text=st.text(alphabet="ab🙂", max_size=40),
     stops=st.lists(WORDS, max_size=4),
-    places=st.lists(st.integers(0, 40)),
+    positions=st.lists(st.integers(0, 40)),
 )
-def test_the_same_end_however_the_text_is_cut(text: str, stops: list[str], places: list[int]) -> None:
-    assert read(StopFinder(tuple(stops)), cut(text, places)) == naive(text, tuple(stops))
+def test_the_same_end_however_the_text_is_split(text: str, stops: list[str], positions: list[int]) -> None:
+    assert read(StopFinder(tuple(stops)), split(text, positions)) == naive(text, tuple(stops))
 
 
-@given(before=st.text(), stop=st.text(min_size=1), after=st.text(), places=st.lists(st.integers(0, 60)))
-def test_a_stop_anywhere_ends_the_text_there(before: str, stop: str, after: str, places: list[int]) -> None:
+@given(before=st.text(), stop=st.text(min_size=1), after=st.text(), positions=st.lists(st.integers(0, 60)))
+def test_a_stop_anywhere_ends_the_text_there(
+    before: str, stop: str, after: str, positions: list[int]
+) -> None:
     assume(stop not in (before + stop)[:-1])
-    assert read(StopFinder((stop,)), cut(before + stop + after, places)) == (before, stop)
+    assert read(StopFinder((stop,)), split(before + stop + after, positions)) == (before, stop)
 
 
 @given(text=st.text(alphabet="ab", max_size=30), stop=st.text(alphabet="ab", min_size=1, max_size=4))
@@ -80,5 +82,5 @@ def test_examples(stops: tuple[str, ...], text: str, sent: str, stop: str | None
     assert read(StopFinder(stops), [text]) == (sent, stop)
 
 
-def test_the_stop_string_is_sent_when_asked_for() -> None:
+def test_the_stop_string_is_sent_when_requested() -> None:
     assert read(StopFinder(("END",), include_stop=True), ["so E", "ND and on"]) == ("so END", "END")

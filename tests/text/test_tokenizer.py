@@ -1,4 +1,4 @@
-"""The tokenizer agrees with transformers' AutoTokenizer, and says clearly what it cannot load."""
+"""The tokenizer agrees with transformers' AutoTokenizer, and reports what it cannot load."""
 
 import json
 import subprocess

@@ -46,41 +46,41 @@ REFUSED = [  # the last sign is the first that is refused
 THOUGHT = "<think>Shall I write <tool_call>, [TOOL_CALLS] or {?</think>\n\n"
 
 
-def grammar(form: str, thinks: bool = False) -> Grammar:
-    return free_calls(FORMATS[form], SCHEMAS, lambda sign: None, thinks)
+def grammar(format: str, thinks: bool = False) -> Grammar:
+    return free_calls(FORMATS[format], SCHEMAS, lambda sign: None, thinks)
 
 
-def taken(wanted: Grammar, text: str) -> tuple[int, bool]:
-    """How many signs the grammar takes, and whether the text may end there."""
-    check_grammar(wanted)
-    matcher = LLMatcher(LLTokenizer("byte"), to_llguidance(wanted), log_level=0)
+def accepted(spec: Grammar, text: str) -> tuple[int, bool]:
+    """The number of bytes that the grammar accepts, and whether the text may end there."""
+    check_grammar(spec)
+    matcher = LLMatcher(LLTokenizer("byte"), to_llguidance(spec), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return matcher.try_consume_tokens(list(text.encode())), matcher.is_accepting()
 
 
-@pytest.mark.parametrize(("form", "text"), WHOLE)
-def test_text_and_calls_are_taken(form: str, text: str) -> None:
-    assert taken(grammar(form), text) == (len(text), True)
+@pytest.mark.parametrize(("format", "text"), WHOLE)
+def test_text_and_calls_are_accepted(format: str, text: str) -> None:
+    assert accepted(grammar(format), text) == (len(text), True)
 
 
-@pytest.mark.parametrize(("form", "text"), REFUSED)
-def test_what_is_no_call_by_the_schema_is_refused(form: str, text: str) -> None:
-    assert taken(grammar(form), text)[0] == len(text) - 1
+@pytest.mark.parametrize(("format", "text"), REFUSED)
+def test_calls_that_violate_the_schema_are_refused(format: str, text: str) -> None:
+    assert accepted(grammar(format), text)[0] == len(text) - 1
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_thought_may_speak_of_calls(form: str) -> None:
-    wanted = msgspec.structs.replace(grammar(form, thinks=True), after="</think>", opening="<think>")
+@pytest.mark.parametrize("format", FORMATS)
+def test_reasoning_may_mention_calls(format: str) -> None:
+    spec = msgspec.structs.replace(grammar(format, thinks=True), after="</think>", opening="<think>")
     for part, text in WHOLE:
-        if part == form:
-            assert taken(wanted, THOUGHT + text) == (len(THOUGHT + text), True)
-            assert taken(wanted, text) == (len(text), True)
+        if part == format:
+            assert accepted(spec, THOUGHT + text) == (len(THOUGHT + text), True)
+            assert accepted(spec, text) == (len(text), True)
     for part, text in REFUSED:
-        if part == form:
-            assert taken(wanted, THOUGHT + text)[0] == len(THOUGHT + text) - 1
+        if part == format:
+            assert accepted(spec, THOUGHT + text)[0] == len(THOUGHT + text) - 1
 
 
 def test_special_tokens_open_calls() -> None:
-    wanted = free_calls(FORMATS["mistral"], SCHEMAS, {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, False)
-    assert "opened: TEXT <[5]>" in wanted.text
-    assert "between: <[6]>? BLANKS" in wanted.text
+    spec = free_calls(FORMATS["mistral"], SCHEMAS, {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, False)
+    assert "opened: TEXT <[5]>" in spec.text
+    assert "between: <[6]>? BLANKS" in spec.text

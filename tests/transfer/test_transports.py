@@ -1,4 +1,4 @@
-"""KV written into another process's pool: exactly the blocks that were meant, and refusals of all others."""
+"""KV transfer into another process's pool: exactly the pushed blocks are written, others are refused."""
 
 import gc
 import signal
@@ -14,7 +14,7 @@ import torch
 
 from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
-from streamserve.protocol.tickets import CacheAddress
+from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.nixl import SUSPECT_SECONDS, NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
@@ -42,10 +42,10 @@ def make(kind: str) -> Iterator[Callable[..., Transport]]:
     """A transport of this kind, closed after the test."""
     made: list[Transport] = []
 
-    def make(pool: torch.Tensor | Pools, pace: float | None = None) -> Transport:
+    def make(pool: torch.Tensor | Pools, bytes_per_second: float | None = None) -> Transport:
         cls = NixlTransport if kind == "nixl" else SharedMemoryTransport
         pools = pool if isinstance(pool, Pools) else Pools([pool])
-        made.append(cls(pools, FINGERPRINT, pace))
+        made.append(cls(pools, FINGERPRINT, bytes_per_second))
         return made[-1]
 
     yield make
@@ -83,7 +83,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def other(kind: str) -> Iterator[tuple[subprocess.Popen[str], CacheAddress]]:
-    """Another process with a pool; it says what is in a block."""
+    """Another process with a pool; it prints the content of a block."""
     command = [sys.executable, "-c", RECEIVER, kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -111,7 +111,7 @@ Receiving = tuple[torch.Tensor, CacheAddress]
 Other = tuple[subprocess.Popen[str], CacheAddress]
 
 
-def test_blocks_land_where_they_were_sent(
+def test_blocks_arrive_at_their_destinations(
     transport: Transport, pool: torch.Tensor, receiving: Receiving
 ) -> None:
     target, address = receiving
@@ -125,7 +125,7 @@ def test_blocks_land_where_they_were_sent(
     assert not target[:, untouched].any()
 
 
-def test_each_layer_leaves_as_soon_as_a_step_has_written_it(
+def test_each_layer_is_sent_as_soon_as_a_step_has_written_it(
     make: Callable[..., Transport], pool: torch.Tensor, receiving: Receiving
 ) -> None:
     """The first layer is a draft model's, which has read the prompt before; the step writes the others."""
@@ -133,7 +133,7 @@ def test_each_layer_leaves_as_soon_as_a_step_has_written_it(
     written = np.full(1, 40, np.int64)
     transport = make(Pools([pool[:1], pool[1:]], written))
     transport.check(address)
-    job = transport.push(address, [(0, 7), (4, 2)], coming=True)
+    job = transport.push(address, [(0, 7), (4, 2)], upcoming=True)
     for layer in range(LAYERS - 1):
         until(lambda layer=layer: torch.equal(target[layer, [7, 2]], pool[layer, [0, 4]]))
         assert not target[layer + 1 :].any()
@@ -142,12 +142,12 @@ def test_each_layer_leaves_as_soon_as_a_step_has_written_it(
     assert wait(transport, 1) == [Landed(job, 2 * LAYERS * WIDTH)]
 
 
-def test_a_push_that_waits_for_a_step_does_not_keep_its_worker(
+def test_a_push_that_waits_for_a_step_does_not_block_shutdown(
     make: Callable[..., Transport], pool: torch.Tensor, receiving: Receiving
 ) -> None:
     transport = make(Pools([pool], np.zeros(1, np.int64)))
     transport.check(receiving[1])
-    transport.push(receiving[1], [(0, 7)], coming=True)
+    transport.push(receiving[1], [(0, 7)], upcoming=True)
     transport.close()
     assert not receiving[0].any()
 
@@ -164,7 +164,7 @@ def test_the_receiver_may_be_another_process(transport: Transport, pool: torch.T
     assert process.stdout.readline().strip() == str(pool[:, 2].flatten().tolist())
 
 
-def test_to_the_dead_nothing_is_written(
+def test_pushes_to_a_dead_process_fail(
     make: Callable[..., Transport], pool: torch.Tensor, other: Other, receiving: Receiving
 ) -> None:
     process, address = other
@@ -186,7 +186,7 @@ def test_to_the_dead_nothing_is_written(
         ({"fingerprint": "other/16/1"}, "does not fit"),
         ({"size": 5}, "is not 8 blocks"),
         ({"num_blocks": 9}, "is not 9 blocks"),
-        ({"inode": 1}, "another's memory"),
+        ({"inode": 1}, "now belongs to other memory"),
         ({"path": "/proc/self/fd/999"}, "cannot be opened"),
     ],
 )
@@ -200,9 +200,7 @@ def test_a_forged_or_stale_address_is_refused(
 
 
 @pytest.mark.parametrize("there", [BLOCKS, -1])
-def test_blocks_that_are_not_there_are_an_error(
-    transport: Transport, receiving: Receiving, there: int
-) -> None:
+def test_blocks_out_of_range_are_an_error(transport: Transport, receiving: Receiving, there: int) -> None:
     target, address = receiving
     transport.check(address)
     transport.push(address, [(0, there)])
@@ -212,7 +210,7 @@ def test_blocks_that_are_not_there_are_an_error(
     assert not target.any()
 
 
-def test_a_paced_wire_takes_its_time(
+def test_the_rate_limit_is_observed(
     make: Callable[..., Transport], pool: torch.Tensor, receiving: Receiving
 ) -> None:
     transport = make(pool, LAYERS * WIDTH * 10)
@@ -225,8 +223,10 @@ def test_a_paced_wire_takes_its_time(
 
 
 @pytest.mark.parametrize("kind", ["shm"], indirect=True)
-def test_nothing_is_left_of_the_dead(transport: Transport, other: Other, receiving: Receiving) -> None:
-    """Once a pool's process is gone, opening another lets go of its memory."""
+def test_memory_of_dead_processes_is_released(
+    transport: Transport, other: Other, receiving: Receiving
+) -> None:
+    """Opening a pool releases the memory of pools whose processes have ended."""
     process, address = other
     transport.check(address)
     process.kill()
@@ -248,15 +248,13 @@ def test_nixl_writes_only_what_the_other_agent_registered(
 
 
 @pytest.mark.parametrize("kind", [pytest.param("nixl", marks=NEEDS_NIXL)], indirect=True)
-def test_a_push_to_a_stopped_process_is_under_way_until_that_is_dead(
-    transport: Transport, other: Other
-) -> None:
+def test_a_push_to_a_stopped_process_is_in_flight_until_its_death(transport: Transport, other: Other) -> None:
     process, address = other
     transport.check(address)
     process.send_signal(signal.SIGSTOP)
     job = transport.push(address, [(0, 0)])
     time.sleep(2 * SUSPECT_SECONDS)
-    assert transport.landed() == [], "a write cannot be called back: nobody may be told that it is over"
+    assert transport.landed() == [], "a write cannot be cancelled: it must not be reported as ended"
     process.kill()
     process.wait()
     (landed,) = wait(transport, 1)

@@ -1,4 +1,4 @@
-"""A worker reads its configuration from standard input, and nothing else will do."""
+"""A worker reads its configuration from standard input, and rejects anything else."""
 
 import subprocess
 import sys

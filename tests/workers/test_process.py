@@ -1,4 +1,4 @@
-"""A worker as the system sees it: its threads, the processors they are on, its libraries and its memory."""
+"""A worker process: its threads, their CPUs, its libraries and its memory."""
 
 import os
 import re
@@ -26,38 +26,38 @@ def folder(llm) -> Path:
     return Path("/proc") / str(llm._llm.process_id())
 
 
-def test_there_is_one_openmp_runtime_at_most(folder):
+def test_there_is_at_most_one_openmp_runtime(folder):
     maps = (folder / "maps").read_text()
     runtimes = set(re.findall(r"/\S*lib(?:gomp|iomp5?|omp)\b\S*", maps))
     assert "libtorch" in maps
     assert len(runtimes) <= 1, runtimes
 
 
-def test_the_threads_of_the_kernels_are_on_processors_of_their_own(folder):
+def test_kernel_threads_are_pinned_to_separate_cpus(folder):
     if kernels() is None or len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("nobody is pinned without kernels, or with a single processor")
-    allowed = [_processors(task / "status") for task in (folder / "task").iterdir()]
+        pytest.skip("threads are not pinned without kernels, or with a single processor")
+    allowed = [_cpus(task / "status") for task in (folder / "task").iterdir()]
     pinned = [next(iter(one)) for one in allowed if len(one) == 1]
     assert len(set(pinned)) in (0, 2)  # none where other workers were there first
-    main = _processors(folder / "status")
+    main = _cpus(folder / "status")
     others = [number for number in pinned if number not in main]
     assert len(others) == (1 if pinned else 0)
 
 
-def test_memory_of_its_own_is_weights_cache_and_little_else(llm, folder, record):
-    found = re.search(r"RssAnon:\s+(\d+) kB", (folder / "status").read_text())
-    assert found
-    anonymous, ready = int(found[1]) * 1024, llm._llm.ready
+def test_private_memory_is_weights_cache_and_little_else(llm, folder, record):
+    match = re.search(r"RssAnon:\s+(\d+) kB", (folder / "status").read_text())
+    assert match
+    anonymous, ready = int(match[1]) * 1024, llm._llm.ready
     limit = 1.15 * ready.model.weight_bytes + ready.kv_cache_bytes + 400 * MIB
     record(anonymous_mib=anonymous // MIB, limit_mib=int(limit) // MIB)
     assert anonymous <= limit
 
 
-def _processors(status: Path) -> set[int]:
-    found = re.search(r"Cpus_allowed_list:\s+(\S+)", status.read_text())
-    assert found
+def _cpus(status: Path) -> set[int]:
+    match = re.search(r"Cpus_allowed_list:\s+(\S+)", status.read_text())
+    assert match
     processors: set[int] = set()
-    for part in found[1].split(","):
+    for part in match[1].split(","):
         first, _, last = part.partition("-")
         processors |= set(range(int(first), int(last or first) + 1))
     return processors

@@ -1,4 +1,4 @@
-"""A profile in doubt is measured anew while the worker is idle, and no request waits for it."""
+"""A profile in doubt is measured again while the worker is idle, and no request waits for it."""
 
 import logging
 import time
@@ -11,15 +11,15 @@ import pytest
 
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import Loaded, load
-from streamserve.execution.profile.lock import alone
+from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.measure import Effort, measure
-from streamserve.execution.profile.profile import Kept, Profile
+from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.policies import parse_policy
-from streamserve.workers.profile_refresh import FIRST_SECONDS, IDLE_SECONDS, Upkeep, command_of
+from streamserve.workers.profile_refresh import FIRST_SECONDS, IDLE_SECONDS, ProfileRefresher, command_of
 from tests.checkpoints import make_checkpoint
 
 EFFORT = Effort((1, 2, 4), (0, 20), span=4, matrix_rows=(2,), rounds=2, seconds=0.0)
@@ -28,137 +28,137 @@ COMMAND = "streamserve profile some-model"
 
 
 class Rig:
-    """A worker's engine and upkeep with a clock that the test moves."""
+    """A worker's engine and profile refresher with a clock that the test sets."""
 
     def __init__(self, folder: Path, stable: bool, factor: float = 1.0) -> None:
         config = ModelConfig(
             path=str(make_checkpoint(folder / "model")), threads=1, num_blocks=8, draft="none"
         )
         self.loaded: Loaded = load(config)
-        self.kept = Kept(folder / "profiles")
+        self.store = ProfileStore(folder / "profiles")
         (measured,) = measure([("tiny", self.loaded)], EFFORT)
-        seconds = tuple(tuple(factor * one for one in line) for line in measured.cost.seconds)
+        seconds = tuple(tuple(factor * value for value in line) for line in measured.cost.seconds)
         self.profile: Profile = msgspec.structs.replace(
             measured, stable=stable, cost=replace(measured.cost, seconds=seconds)
         )
-        self.kept.write(self.profile)
+        self.store.write(self.profile)
         self.now = 0.0
         cost = self.profile.cost.in_tokens(self.profile.kv_token_bytes)
         self.engine = Engine(
             self.loaded.engine_config, self.loaded.model_info, self.loaded.executor, time.monotonic, None,
             Speculation(parse_policy("off"), cost),
         )  # fmt: skip
-        self.upkeep = Upkeep(self.loaded, self.profile, self.kept, COMMAND, lambda: self.now)
+        self.refresher = ProfileRefresher(self.loaded, self.profile, self.store, COMMAND, lambda: self.now)
 
     @property
     def measured(self) -> int:
-        """Pieces so far of the measurement that goes on."""
-        return self.upkeep._measuring._done if self.upkeep._measuring else 0
+        """Return the number of pieces of the running measurement so far."""
+        return self.refresher._measuring._done if self.refresher._measuring else 0
 
     def wait(self) -> int:
-        return self.upkeep.wait(self.engine, WAIT)
+        return self.refresher.wait(self.engine, WAIT)
 
     def idle(self) -> int:
-        """Let the worker be idle until nothing is left to measure; returns how often it asked."""
+        """Let the worker be idle until nothing is left to measure; return the number of calls."""
         self.now += IDLE_SECONDS
-        asked = 0
+        calls = 0
         while self.wait() == 0:
-            asked += 1
-            assert asked < 1000
-        return asked
+            calls += 1
+            assert calls < 1000
+        return calls
 
     def serve(self, prompt: list[int]) -> list[int]:
         params = SamplingParams(temperature=0.0, max_tokens=5)
         self.engine.handle(Submit(str(len(prompt)), 0, prompt, params, {0: []}, 0.0))
-        found = []
+        tokens = []
         while self.engine.has_work:
             assert self.wait() == WAIT, "while there is work nothing is measured"
-            found += [event.token for event in self.engine.step() if isinstance(event, Token)]
-        return found
+            tokens += [event.token for event in self.engine.step() if isinstance(event, Token)]
+        return tokens
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Callable[..., Rig]:
+def make_rig(tmp_path: Path) -> Callable[..., Rig]:
     return lambda stable, factor=1.0: Rig(tmp_path, stable, factor)
 
 
-def test_an_unstable_profile_is_measured_anew_when_the_worker_is_idle(
-    rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+def test_an_unstable_profile_is_measured_again_when_the_worker_is_idle(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    one = rig(stable=False, factor=3.0)
+    rig = make_rig(stable=False, factor=3.0)
     assert COMMAND in caplog.text
-    assert one.wait() == WAIT, "it has only just begun to be idle"
-    assert one.idle() > 2
-    found = one.kept.read(one.profile.subject)
-    assert found is not None
-    assert found.cost(1) < one.profile.cost(1)
-    assert found.cost.kv_bytes == one.profile.cost.kv_bytes
-    assert one.upkeep.profile == found
-    assert "measured anew" in caplog.text
-    assert one.engine.speculation.step_cost(1, 0) == pytest.approx(found.cost(1)), "and used from now on"
+    assert rig.wait() == WAIT, "it has only just begun to be idle"
+    assert rig.idle() > 2
+    measured = rig.store.read(rig.profile.subject)
+    assert measured is not None
+    assert measured.cost(1) < rig.profile.cost(1)
+    assert measured.cost.kv_bytes == rig.profile.cost.kv_bytes
+    assert rig.refresher.profile == measured
+    assert "measured again" in caplog.text
+    assert rig.engine.speculation.step_cost(1, 0) == pytest.approx(measured.cost(1)), "and used from now on"
 
 
-def test_a_stable_profile_that_steps_agree_with_is_left_alone(rig: Callable[..., Rig]) -> None:
-    one = rig(stable=True)
-    assert one.idle() == 0
+def test_a_stable_profile_that_agrees_with_steps_is_not_measured_again(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(stable=True)
+    assert rig.idle() == 0
     for _ in range(400):
-        one.engine.speculation.step_cost.observe(1, 0, 1.1 * one.profile.cost(1))
-    assert one.idle() == 0
-    assert one.kept.read(one.profile.subject) == one.profile
+        rig.engine.speculation.step_cost.observe(1, 0, 1.1 * rig.profile.cost(1))
+    assert rig.idle() == 0
+    assert rig.store.read(rig.profile.subject) == rig.profile
 
 
-def test_a_profile_that_steps_contradict_for_long_is_measured_anew(
-    rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+def test_a_profile_that_steps_contradict_for_long_is_measured_again(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = rig(stable=True, factor=3.0)
+    rig = make_rig(stable=True, factor=3.0)
     for _ in range(400):
-        one.engine.speculation.step_cost.observe(1, 0, one.profile.cost(1) / 3)
-    assert one.idle() > 2
+        rig.engine.speculation.step_cost.observe(1, 0, rig.profile.cost(1) / 3)
+    assert rig.idle() > 2
     assert "factor of" in caplog.text
     assert COMMAND in caplog.text
-    assert not one.engine.speculation.step_cost.contradicted or one.upkeep.profile == one.profile
+    assert not rig.engine.speculation.step_cost.contradicted or rig.refresher.profile == rig.profile
 
 
-def test_a_request_that_comes_meanwhile_waits_for_one_step_at_most(rig: Callable[..., Rig]) -> None:
-    one = rig(stable=False)
-    alone_text = one.serve([3, 5, 7])
-    one.now += IDLE_SECONDS
-    assert one.wait() == 0
-    before = one.measured
+def test_a_request_during_a_measurement_waits_for_at_most_one_step(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(stable=False)
+    alone_text = rig.serve([3, 5, 7])
+    rig.now += IDLE_SECONDS
+    assert rig.wait() == 0
+    before = rig.measured
     for number in range(3):
-        assert one.wait() == 0
-        assert one.measured == before + number + 1, "each time a single step"
-    assert one.serve([3, 5, 7]) == alone_text
-    assert one.measured == before + 3, "and nothing more until the worker is idle again"
-    assert one.wait() == WAIT
-    assert one.idle() > 0
-    assert one.measured == 0
+        assert rig.wait() == 0
+        assert rig.measured == before + number + 1, "each time a single step"
+    assert rig.serve([3, 5, 7]) == alone_text
+    assert rig.measured == before + 3, "and nothing more until the worker is idle again"
+    assert rig.wait() == WAIT
+    assert rig.idle() > 0
+    assert rig.measured == 0
 
 
-def test_while_another_process_measures_nothing_is_measured(rig: Callable[..., Rig]) -> None:
-    one = rig(stable=False)
-    with alone(one.kept.folder, 0.0) as had:
-        assert had
-        one.idle()
-    assert one.kept.read(one.profile.subject) == one.profile
-    one.idle()
-    assert one.kept.read(one.profile.subject) == one.profile, "after a pause"
-    one.now += FIRST_SECONDS
-    one.idle()
-    assert one.kept.read(one.profile.subject) != one.profile
+def test_while_another_process_measures_nothing_is_measured(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(stable=False)
+    with exclusive_measurement(rig.store.folder, 0.0) as exclusive:
+        assert exclusive
+        rig.idle()
+    assert rig.store.read(rig.profile.subject) == rig.profile
+    rig.idle()
+    assert rig.store.read(rig.profile.subject) == rig.profile, "after a pause"
+    rig.now += FIRST_SECONDS
+    rig.idle()
+    assert rig.store.read(rig.profile.subject) != rig.profile
 
 
-def test_what_goes_wrong_is_said_and_the_worker_goes_on(
-    rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+def test_errors_are_logged_and_the_worker_continues(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = rig(stable=False)
-    for path in one.kept.folder.iterdir():
+    rig = make_rig(stable=False)
+    for path in rig.store.folder.iterdir():
         path.unlink()
-    one.kept.folder.rmdir()
-    one.kept.folder.touch()
-    one.idle()
-    assert one.serve([3, 5]) == one.serve([3, 5])
+    rig.store.folder.rmdir()
+    rig.store.folder.touch()
+    rig.idle()
+    assert rig.serve([3, 5]) == rig.serve([3, 5])
 
 
 def test_the_command_names_what_a_profile_depends_on() -> None:

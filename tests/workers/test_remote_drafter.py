@@ -1,4 +1,4 @@
-"""A target whose draft services are not there guesses by n-grams, and finds them when they come."""
+"""A target without reachable draft services drafts by n-grams, and connects when services start."""
 
 import logging
 import time
@@ -11,7 +11,16 @@ from streamserve.draft_service.target.client import Identity
 from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.protocol.curve import parse_endpoints
-from streamserve.protocol.drafting import Ask, Draft, Drafts, Hello, Tree, Welcome, decode_to_service, encode
+from streamserve.protocol.drafting import (
+    Draft,
+    DraftRequests,
+    Drafts,
+    Hello,
+    Tree,
+    Welcome,
+    decode_to_service,
+    encode,
+)
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.workers.remote_drafter import RemoteDrafter
 
@@ -19,8 +28,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture
-def place() -> Iterator[tuple[zmq.Socket, str]]:
-    """Where a service may be, later."""
+def endpoint() -> Iterator[tuple[zmq.Socket, str]]:
+    """Bind the endpoint of a later service."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
@@ -32,26 +41,26 @@ def make(address: str, seed: int = 1) -> RemoteDrafter:
     return RemoteDrafter(identity, parse_endpoints(address), None, seed, (), NGramDrafter())
 
 
-def request(tokens: list[int], keep: int = 0, id: int = 1) -> DraftRequest:
-    return DraftRequest(id, 0, keep, tokens, 0, 0, GREEDY, 4, 1, 4, 0, [])
+def request(tokens: list[int], retained: int = 0, id: int = 1) -> DraftRequest:
+    return DraftRequest(id, 0, retained, tokens, 0, 0, GREEDY, 4, 1, 4, 0, [])
 
 
 def hear(socket: zmq.Socket, drafter: RemoteDrafter) -> tuple[bytes, object]:
-    """The next message of a target that attends."""
+    """Return the next message of a target that calls `maintain`."""
     deadline = time.monotonic() + 10
     while not socket.poll(20):
-        drafter.attend()
-        assert time.monotonic() < deadline, "nothing was said"
+        drafter.maintain()
+        assert time.monotonic() < deadline, "no message arrived"
     peer, data = socket.recv_multipart()
     return peer, decode_to_service(data)
 
 
-def test_where_no_service_has_a_tree_n_grams_do(place: tuple[zmq.Socket, str]) -> None:
+def test_without_trees_of_a_service_n_grams_draft(endpoint: tuple[zmq.Socket, str]) -> None:
     drafter = make("tcp://127.0.0.1:1")
     drafter.begin([request([5, 6, 7, 8, 5, 6])])
     trees = drafter.collect(time.monotonic() + 1.0)
     assert trees[1].tokens == (6, 7, 8, 5, 6)
-    drafter.begin([request([7, 8, 9], keep=6)])
+    drafter.begin([request([7, 8, 9], retained=6)])
     assert drafter.collect(time.monotonic() + 1.0) == {}, "9 was never seen before"
     report = drafter.report()
     assert (report.services, report.trees, report.accepted) == (0, 0, 0)
@@ -60,8 +69,8 @@ def test_where_no_service_has_a_tree_n_grams_do(place: tuple[zmq.Socket, str]) -
     drafter.close()
 
 
-def test_a_services_tree_goes_before_the_n_grams(place: tuple[zmq.Socket, str]) -> None:
-    socket, address = place
+def test_a_tree_of_a_service_takes_precedence_over_n_grams(endpoint: tuple[zmq.Socket, str]) -> None:
+    socket, address = endpoint
     drafter = make(address)
     peer, hello = hear(socket, drafter)
     assert isinstance(hello, Hello), "before any request"
@@ -71,11 +80,11 @@ def test_a_services_tree_goes_before_the_n_grams(place: tuple[zmq.Socket, str]) 
     socket.send_multipart([peer, encode(welcome)])
     deadline = time.monotonic() + 10
     while not drafter.report().services:
-        drafter.attend()
+        drafter.maintain()
         assert time.monotonic() < deadline
     drafter.begin([request([5, 6, 7, 8, 5, 6]), request([1, 2, 1, 2], id=2)])
     _, ask = hear(socket, drafter)
-    while not isinstance(ask, Ask):
+    while not isinstance(ask, DraftRequests):
         _, ask = hear(socket, drafter)
     assert [delta.sequence for delta in ask.deltas] == [1, 2]
     drafts = [
@@ -87,18 +96,18 @@ def test_a_services_tree_goes_before_the_n_grams(place: tuple[zmq.Socket, str]) 
     trees = drafter.collect(time.monotonic() + 0.2)
     assert trees[1].tokens == (6, 1, 2), "the service's"
     assert trees[2].tokens == (2, 1, 2), "its tree has not come"
-    drafter.begin([request([1, 9], keep=6)])
+    drafter.begin([request([1, 9], retained=6)])
     report = drafter.report()
     assert (report.services, report.trees, report.accepted) == (1, 1, 1)
     drafter.close()
 
 
-def test_what_is_not_there_is_said_while_nothing_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_absent_service_is_logged_while_idle(caplog: pytest.LogCaptureFixture) -> None:
     drafter = make("tcp://127.0.0.1:1")
     deadline = time.monotonic() + 10
     with caplog.at_level(logging.WARNING):
         while "tcp://127.0.0.1:1 does not answer" not in caplog.text:
-            drafter.attend()
+            drafter.maintain()
             time.sleep(0.02)
             assert time.monotonic() < deadline
     drafter.close()

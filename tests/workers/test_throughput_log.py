@@ -1,4 +1,4 @@
-"""The worker's line in the log: once a minute, only after work, about that minute."""
+"""The worker's throughput line in the log: once a minute, only after work, about that minute."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ NOTHING = Report(
 
 
 def after(report: Report, steps: int, floor: float | None = 10.0) -> Report:
-    """That report, and so many steps later: 20 seconds, 3 generated tokens a step, 700 of prompts."""
+    """Return a report `steps` steps later: 20 seconds, 3 generated tokens a step, 700 prompt tokens."""
     return msgspec.structs.replace(
         report,
         steps=report.steps + steps,
@@ -29,20 +29,20 @@ def test_a_minute_of_work_is_one_line_about_it() -> None:
     first = after(NOTHING, 400)
     assert pace.line(first, 5.0 + SECONDS / 2) is None
     assert pace.line(first, 5.0 + SECONDS) == (
-        "400 steps in 20.0 s: 60 tokens/s, 700 tokens of prompts, 50% of the floor"
+        "400 steps in 20.0 s: 60 tokens/s, 700 prompt tokens, 50% of the floor"
     )
     line = pace.line(after(first, 200, floor=15.0), 5.0 + 2 * SECONDS)
-    assert line == "200 steps in 20.0 s: 30 tokens/s, 700 tokens of prompts, 75% of the floor"
+    assert line == "200 steps in 20.0 s: 30 tokens/s, 700 prompt tokens, 75% of the floor"
 
 
-def test_an_idle_minute_is_no_line() -> None:
+def test_an_idle_minute_is_not_logged() -> None:
     pace = ThroughputLog(NOTHING, 0.0)
     assert pace.line(NOTHING, SECONDS) is None
     assert pace.line(after(NOTHING, 100), 1.5 * SECONDS) is None
     assert "100 steps" in (pace.line(after(NOTHING, 100), 2 * SECONDS) or "")
 
 
-def test_without_a_profile_there_is_no_share() -> None:
+def test_without_a_profile_there_is_no_ratio() -> None:
     unknown = msgspec.structs.replace(NOTHING, step_floor_seconds=None)
     line = ThroughputLog(unknown, 0.0).line(after(unknown, 10, floor=None), SECONDS)
-    assert line == "10 steps in 20.0 s: 2 tokens/s, 700 tokens of prompts"
+    assert line == "10 steps in 20.0 s: 2 tokens/s, 700 prompt tokens"

@@ -112,24 +112,24 @@ class Context:
         its length, or of all."""
         batch = self._batch
         batch.n_tokens = len(fed)
-        asked = []
-        for place, (sequence, token) in enumerate(fed):
+        sequences = []
+        for position, (sequence, token) in enumerate(fed):
             held = self._held[sequence]
-            batch.token[place], batch.pos[place] = token, len(held)
-            batch.n_seq_id[place], batch.seq_id[place][0] = 1, sequence
+            batch.token[position], batch.pos[position] = token, len(held)
+            batch.n_seq_id[position], batch.seq_id[position][0] = 1, sequence
             held.append(token)
-            wanted = lengths is None or len(held) == lengths[sequence]
-            batch.logits[place] = wanted
-            if wanted:
-                asked.append(sequence)
+            needs_logits = lengths is None or len(held) == lengths[sequence]
+            batch.logits[position] = needs_logits
+            if needs_logits:
+                sequences.append(sequence)
         status = self._api.llama_decode(self._context, batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}")
-        if not asked:
+        if not sequences:
             return {}
-        shape = (len(asked), self._vocabulary)
+        shape = (len(sequences), self._vocabulary)
         logits = self._np.ctypeslib.as_array(self._api.llama_get_logits(self._context), shape)
-        return dict(zip(asked, logits.argmax(axis=1).tolist(), strict=True))
+        return dict(zip(sequences, logits.argmax(axis=1).tolist(), strict=True))
 
 
 def _common(held: list[int], prompt: list[int]) -> int:

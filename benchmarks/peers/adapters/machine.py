@@ -34,13 +34,13 @@ class Engine:
         if library is None:
             raise RuntimeError("the floor is measured with our kernels, and they cannot be compiled here")
         torch.set_num_threads(threads)
-        team = ThreadPool(library, threads)
-        memory = team.memory(SIZE)
+        pool = ThreadPool(library, threads)
+        memory = pool.memory(SIZE)
         memory.fill_(1)
         weight = torch.randn(options["out"], options["in"]).bfloat16()
         x = torch.randn(ROWS, options["in"]).bfloat16()
-        maps = NativeLinear(team, weight), Linear(weight)
-        self._read = lambda: library.ss_read(team.pool, ctypes.c_void_p(memory.data_ptr()), SIZE // 8)
+        maps = NativeLinear(pool, weight), Linear(weight)
+        self._read = lambda: library.ss_read(pool.handle, ctypes.c_void_p(memory.data_ptr()), SIZE // 8)
         self._multiply = [lambda map=map: map(x) for map in maps]
         self._flops = 2 * ROWS * weight.numel()
 

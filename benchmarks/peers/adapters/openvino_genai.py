@@ -26,7 +26,8 @@ def convert(checkpoint: Path, to: Path) -> None:
 
 class Engine:
     """KV in u8, its default, in bf16, or in f32, which AVX2 uses instead; arithmetic in bf16, its default
-    where the processor supports it. The converted model `draft`, if there is one, drafts `guesses` tokens."""
+    where the processor supports it. The converted model `draft`, if there is one, drafts so many
+    `draft_tokens`."""
 
     def __init__(
         self, checkpoint: str, converted: str, threads: int, kv_bytes: int, options: dict[str, Any]
@@ -46,8 +47,8 @@ class Engine:
             "KV_CACHE_PRECISION": getattr(ov.Type, options["kv"]),
         }
         properties = dict(plain)
-        self._guesses = options.get("guesses", 0)
-        if self._guesses:
+        self._draft_tokens = options.get("draft_tokens", 0)
+        if self._draft_tokens:
             properties["draft_model"] = genai.draft_model(options["draft"], "CPU")
         self._pipeline = genai.ContinuousBatchingPipeline(converted, scheduler, "CPU", properties)
         self.precision = f"{_arithmetic(plain)}, KV in {options['kv']}"
@@ -59,10 +60,10 @@ class Engine:
         settings = self._genai.GenerationConfig()
         settings.max_new_tokens, settings.do_sample = max_tokens, False
         settings.ignore_eos = not work.get("ends")
-        if self._guesses:
-            settings.num_assistant_tokens = self._guesses
-        given = [self._ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
-        results = self._pipeline.generate(given, [settings] * len(prompts))
+        if self._draft_tokens:
+            settings.num_assistant_tokens = self._draft_tokens
+        inputs = [self._ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        results = self._pipeline.generate(inputs, [settings] * len(prompts))
         return [list(result.m_generation_ids[0]) for result in results]
 
     def close(self) -> None:

@@ -40,9 +40,9 @@ class Engine:
         """Return the token ids of all answers."""
         never_ends = not work.get("ends")
         params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=never_ends)
-        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         return [
-            list(output.outputs[0].token_ids) for output in self._llm.generate(given, params, use_tqdm=False)
+            list(output.outputs[0].token_ids) for output in self._llm.generate(inputs, params, use_tqdm=False)
         ]
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from streamserve.api.generator import ArrivingPrompt, Generator, Item
+from streamserve.api.generator import EnginePromptStream, Generator, Item
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.json_scan import MAX_VALUES, MIN_CHARACTERS
 from streamserve.api.http.limits import check_choices
@@ -30,8 +30,8 @@ from streamserve.text.output import Delta, TokenLogprob, Usage
 class AppContext:
     """The application context that every route needs.
 
-    `side` runs work that takes more than a few milliseconds; `forms` converts grammars, each of which may
-    take a second, so that they delay only each other.
+    `side_thread` runs work that takes more than a few milliseconds; `grammar_thread` converts grammars, each
+    of which may take a second, so that they delay only each other.
     """
 
     llm: Generator
@@ -39,8 +39,8 @@ class AppContext:
     metrics: Metrics
     memory: MemoryAccount
     drain: Drain = field(default_factory=Drain)
-    side: SideThread = field(default_factory=SideThread)
-    forms: SideThread = field(default_factory=SideThread)
+    side_thread: SideThread = field(default_factory=SideThread)
+    grammar_thread: SideThread = field(default_factory=SideThread)
 
     @property
     def max_values(self) -> int:
@@ -64,8 +64,8 @@ class AppContext:
 class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
-    Its choice indices follow those of the prompts before it. `arriving` is its prompt stream, if there is
-    one; the request's latency then counts from that stream's creation.
+    Its choice indices follow those of the prompts before it. `prompt_stream` is its prompt stream, if there
+    is one; the request's latency then counts from that stream's creation.
     """
 
     number: int
@@ -74,7 +74,7 @@ class GenerationTask:
     params: SamplingParams
     priority: int
     cache_salt: str
-    arriving: ArrivingPrompt | None = None
+    prompt_stream: EnginePromptStream | None = None
 
     def index(self, choice: int) -> int:
         """Return the index of one of its choices in the reply."""
@@ -89,18 +89,18 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(16)}"
 
 
-async def generate(door: AppContext, jobs: Sequence[GenerationTask], sink: Sink) -> None:
-    """Run all jobs concurrently and pass their items to `sink`. The first failure cancels the others.
+async def generate(context: AppContext, tasks: Sequence[GenerationTask], sink: Sink) -> None:
+    """Run all tasks concurrently and pass their items to `sink`. The first failure cancels the others.
 
     Raises RequestError if one is refused, lost or times out. Cancelling this cancels all of them in the
     engine.
     """
-    check_choices([job.params for job in jobs])
-    seconds = door.settings.request_timeout
+    check_choices([task.params for task in tasks])
+    seconds = context.settings.request_timeout
     try:
-        with nullcontext() if any(job.arriving for job in jobs) else door.drain.request():
+        with nullcontext() if any(task.prompt_stream for task in tasks) else context.drain.request():
             async with asyncio.timeout(seconds) as deadline:
-                await _generate_all(door, jobs, sink)
+                await _generate_all(context, tasks, sink)
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -108,42 +108,42 @@ async def generate(door: AppContext, jobs: Sequence[GenerationTask], sink: Sink)
         raise RequestError(message, status=504) from None
 
 
-async def _generate_all(door: AppContext, jobs: Sequence[GenerationTask], sink: Sink) -> None:
-    if len(jobs) == 1:
-        await _generate_one(door, jobs[0], sink)
+async def _generate_all(context: AppContext, tasks: Sequence[GenerationTask], sink: Sink) -> None:
+    if len(tasks) == 1:
+        await _generate_one(context, tasks[0], sink)
         return
     try:
         async with asyncio.TaskGroup() as group:
-            for job in jobs:
-                group.create_task(_generate_one(door, job, sink))
+            for task in tasks:
+                group.create_task(_generate_one(context, task, sink))
                 await asyncio.sleep(0)  # starting one takes a while: let other tasks run in between
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the others were cancelled because of this one
 
 
-async def _generate_one(door: AppContext, job: GenerationTask, sink: Sink) -> None:
-    arriving = job.arriving
-    created = arriving.created if arriving else None
-    with door.metrics.request(len(job.prompt.ids), job.params.n, created) as watch:
-        async with aclosing(_items(door, job)) as stream:
+async def _generate_one(context: AppContext, task: GenerationTask, sink: Sink) -> None:
+    prompt_stream = task.prompt_stream
+    created = prompt_stream.created if prompt_stream else None
+    with context.metrics.request(len(task.prompt.ids), task.params.n, created) as recorder:
+        async with aclosing(_items(context, task)) as stream:
             async for item in stream:
                 if isinstance(item, Delta):
-                    watch.delta(item)
+                    recorder.delta(item)
                     _check(item)
                 elif isinstance(item, Usage):
-                    watch.usage(item, job.params.slo)
-                await sink(job, item)
+                    recorder.usage(item, task.params.slo)
+                await sink(task, item)
 
 
-def _items(door: AppContext, job: GenerationTask) -> AsyncGenerator[Item, None]:
-    if job.arriving:
-        return job.arriving.answer(job.prompt.ids, job.params)
-    return door.llm.submit(
-        job.prompt.ids,
-        job.params,
-        request_id=job.request_id,
-        priority=job.priority,
-        cache_salt=job.cache_salt,
+def _items(context: AppContext, task: GenerationTask) -> AsyncGenerator[Item, None]:
+    if task.prompt_stream:
+        return task.prompt_stream.answer(task.prompt.ids, task.params)
+    return context.llm.submit(
+        task.prompt.ids,
+        task.params,
+        request_id=task.request_id,
+        priority=task.priority,
+        cache_salt=task.cache_salt,
     )
 
 
@@ -173,9 +173,9 @@ class Piece:
 
 @dataclass
 class GenerationOutput:
-    """All output of a job."""
+    """All output of a task."""
 
-    job: GenerationTask
+    task: GenerationTask
     choices: list[Piece]
     prompt_logprobs: PromptScores = field(default_factory=PromptScores)
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
@@ -190,36 +190,38 @@ class GenerationOutput:
             self.choices[item.choice].add(item)
 
 
-def charged_reply(door: AppContext, jobs: Sequence[GenerationTask], whole: bool) -> Charge:
-    """Return the charge for the log-probabilities of a reply to `jobs`; see scores.reply_charge."""
+def charged_reply(context: AppContext, tasks: Sequence[GenerationTask], whole: bool) -> Charge:
+    """Return the charge for the log-probabilities of a reply to `tasks`; see scores.reply_charge."""
     return reply_charge(
-        door.memory,
-        [job.params for job in jobs],
-        [len(job.prompt.ids) for job in jobs],
-        door.llm.model.max_model_len,
+        context.memory,
+        [task.params for task in tasks],
+        [len(task.prompt.ids) for task in tasks],
+        context.llm.model.max_model_len,
         whole,
     )
 
 
 async def collect(
-    door: AppContext,
-    jobs: Sequence[GenerationTask],
+    context: AppContext,
+    tasks: Sequence[GenerationTask],
     write: Callable[[list[GenerationOutput]], msgspec.Struct],
 ) -> bytes:
-    """Run all jobs to their end; return the reply that `write` builds from their outputs, as JSON.
+    """Run all tasks to their end; return the reply that `write` builds from their outputs, as JSON.
 
     A reply with many log-probabilities is encoded outside of the event loop.
     """
-    outputs = [GenerationOutput(job, [Piece() for _ in range(job.params.n)]) for job in jobs]
-    with charged_reply(door, jobs, whole=True) as charge:
+    outputs = [GenerationOutput(task, [Piece() for _ in range(task.params.n)]) for task in tasks]
+    with charged_reply(context, tasks, whole=True) as charge:
 
-        async def take(job: GenerationTask, item: Item) -> None:
+        async def collect_item(task: GenerationTask, item: Item) -> None:
             if isinstance(item, Delta):
                 charge_delta(charge, item)
-            outputs[job.number].add(item)
+            outputs[task.number].add(item)
 
-        await generate(door, jobs, take)
-        return await door.side.run_if(charge.held > _LARGE_REPLY, lambda: msgspec.json.encode(write(outputs)))
+        await generate(context, tasks, collect_item)
+        return await context.side_thread.run_if(
+            charge.held > _LARGE_REPLY, lambda: msgspec.json.encode(write(outputs))
+        )
 
 
 _LARGE_REPLY = 1 << 20

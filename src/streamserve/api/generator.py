@@ -29,7 +29,7 @@ class Health(Protocol):
         """The expected number of seconds until requests are served."""
 
 
-class ArrivingPrompt(Protocol):
+class EnginePromptStream(Protocol):
     """A prompt stream in the engine.
 
     `ids` are the token ids last synced to it, `computed` how many of them have KV, `created` when it was
@@ -112,7 +112,7 @@ class Generator(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
-    ) -> ArrivingPrompt:
+    ) -> EnginePromptStream:
         """Open a prompt stream, empty at first.
 
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
@@ -139,7 +139,7 @@ class Generator(Protocol):
     def routing(self) -> RouterView:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
 
-    async def rest(self, worker: str, draining: bool) -> int:
+    async def drain(self, worker: str, draining: bool) -> int:
         """Drain a worker (send it no new requests), or resume it.
 
         Returns the number of requests open on it or on its prefill/decode peer. Raises RequestError (404) if

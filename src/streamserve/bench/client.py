@@ -17,7 +17,7 @@ from streamserve.bench.workloads import Prompt
 Endpoint = Literal["completions", "chat"]
 ROUTES: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
-_SHOWN = 300
+_MAX_ERROR_CHARACTERS = 300
 """Maximum number of characters stored of an error."""
 
 
@@ -45,7 +45,7 @@ class Target:
         messages = isinstance(content, tuple) and isinstance(content[0], dict)
         if messages != is_chat and not (is_chat and isinstance(content, str)):
             kind = "messages" if messages else "token ids"
-            raise BenchError(f"{kind} cannot be sent to --endpoint {self.endpoint}")
+            raise BenchError(f"{kind} cannot be sent to --endpoint {self.endpoint}: use the other endpoint")
         if is_chat:
             body["messages"] = content if messages else [{"role": "user", "content": content}]
         else:
@@ -80,43 +80,43 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
         async with session.get(url) as reply:
             text = await reply.text()
             if reply.status != 200:
-                raise BenchError(f"{url} answered {reply.status}: {text[:_SHOWN]}")
+                raise BenchError(f"{url} replied with status {reply.status}: {text[:_MAX_ERROR_CHARACTERS]}")
             return str(json.loads(text)["data"][0]["id"])
     except (aiohttp.ClientError, OSError) as error:
-        raise BenchError(f"there is no server at {base_url}: {error}") from error
+        raise BenchError(f"cannot reach a server at {base_url}: {error}") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise BenchError(f"{url} lists no model: name one with --model") from error
+        raise BenchError(f"{url} lists no model: give its name with --model") from error
 
 
-class _Watch:
+class _ReplyRecorder:
     """Records the events of one reply with their times."""
 
     def __init__(self) -> None:
-        self.begun = time.perf_counter()
+        self.sent_at = time.perf_counter()
         self.times: list[float] = []
-        self.last: Event | None = None
+        self.usage_event: Event | None = None
         self.error: str | None = None
 
-    def take(self, data: bytes, now: float) -> None:
+    def add(self, data: bytes, now: float) -> None:
         event = parse_event(data)
         if event.error is not None:
-            self.error = json.dumps(event.error)[:_SHOWN]
+            self.error = json.dumps(event.error)[:_MAX_ERROR_CHARACTERS]
         if event.has_text:
-            self.times.append(now - self.begun)
+            self.times.append(now - self.sent_at)
         if event.usage is not None:
-            self.last = event
+            self.usage_event = event
 
     def outcome(self, started: float) -> Outcome:
-        latency = time.perf_counter() - self.begun
-        usage = self.last.usage if self.last else None
-        told = usage.completion_tokens if usage else None
+        latency = time.perf_counter() - self.sent_at
+        usage = self.usage_event.usage if self.usage_event else None
+        reported = usage.completion_tokens if usage else None
         return Outcome(
-            sent=self.begun - started,
+            sent=self.sent_at - started,
             latency=latency,
             token_times=tuple(self.times),
             prompt_tokens=usage.prompt_tokens if usage else None,
-            output_tokens=len(self.times) if told is None else told,
-            counted=told is None,
+            output_tokens=len(self.times) if reported is None else reported,
+            counted=reported is None,
             error=self.error,
         )
 
@@ -126,21 +126,21 @@ async def send(session: aiohttp.ClientSession, url: str, body: bytes, started: f
 
     `started` is the benchmark's start by time.perf_counter. A failure becomes the outcome's error.
     """
-    watch, splitter, ended = _Watch(), EventSplitter(), False
+    recorder, splitter, ended = _ReplyRecorder(), EventSplitter(), False
     try:
         async with session.post(url, data=body) as reply:
             if reply.status != 200:
-                watch.error = f"{reply.status}: {(await reply.text())[:_SHOWN]}"
-                return watch.outcome(started)
+                recorder.error = f"{reply.status}: {(await reply.text())[:_MAX_ERROR_CHARACTERS]}"
+                return recorder.outcome(started)
             async for chunk in reply.content.iter_any():
                 now = time.perf_counter()
                 for data in splitter.feed(chunk):
                     if data == DONE:
                         ended = True
                     else:
-                        watch.take(data, now)
-        if not ended and watch.error is None:
-            watch.error = "the reply broke off: no [DONE] at its end"
+                        recorder.add(data, now)
+        if not ended and recorder.error is None:
+            recorder.error = "the reply is incomplete: it has no [DONE] at its end"
     except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
-        watch.error = f"{type(error).__name__}: {error}"[:_SHOWN]
-    return watch.outcome(started)
+        recorder.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
+    return recorder.outcome(started)

@@ -52,9 +52,9 @@ class EventSplitter:
     """Splits bytes as they arrive from a socket into the data of events."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._incomplete = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of the events completed by `data`. Comments and other fields are ignored."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]

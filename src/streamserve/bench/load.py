@@ -37,18 +37,18 @@ async def run_load(
     """
     bodies = [target.body(prompt) for prompt in prompts]
     outcomes: list[Outcome] = []
-    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+    semaphore = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     async with open_session(api_key) as session:
         started = time.perf_counter()
 
-        async def one(body: bytes, arrival: float) -> None:
+        async def send_one(body: bytes, arrival: float) -> None:
             await asyncio.sleep(started + arrival - time.perf_counter())
-            async with gate:
+            async with semaphore:
                 outcome = await send(session, target.url, body, started)
             outcomes.append(outcome)
             on_outcome(outcome)
 
-        tasks = [asyncio.create_task(one(*pair)) for pair in zip(bodies, arrivals, strict=True)]
+        tasks = [asyncio.create_task(send_one(*pair)) for pair in zip(bodies, arrivals, strict=True)]
         await _all_or_interrupted(tasks)
         duration = time.perf_counter() - started
     return Run(outcomes, duration, interrupted=len(prompts) - len(outcomes))

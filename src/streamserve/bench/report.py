@@ -27,18 +27,20 @@ def as_text(
     """Return the text printed at the end."""
     lines = [_heading(" Serving Benchmark Result ", "=")]
     lines += [
-        _line(label, value) for label, value in _figures(summary, max_concurrency, rate) if value is not None
+        _line(label, value)
+        for label, value in _summary_lines(summary, max_concurrency, rate)
+        if value is not None
     ]
     for metric in metrics:
-        found, name = summary.spreads[metric], metric.upper()
+        stats, name = summary.latency_stats[metric], metric.upper()
         lines.append(_heading(METRICS[metric], "-"))
-        lines.append(_line(f"Mean {name} (ms):", found.mean))
-        lines.append(_line(f"Median {name} (ms):", found.median))
-        lines.append(_line(f"P{PERCENTILE} {name} (ms):", found.p99))
+        lines.append(_line(f"Mean {name} (ms):", stats.mean))
+        lines.append(_line(f"Median {name} (ms):", stats.median))
+        lines.append(_line(f"P{PERCENTILE} {name} (ms):", stats.p99))
     return "\n".join([*lines, "=" * _WIDTH])
 
 
-def _figures(
+def _summary_lines(
     summary: Summary, max_concurrency: int | None, rate: float | None
 ) -> Iterable[tuple[str, int | float | None]]:
     return (
@@ -69,21 +71,21 @@ def _line(label: str, value: int | float) -> str:
 
 def remarks(summary: Summary, outcomes: Sequence[Outcome]) -> list[str]:
     """Return remarks needed to interpret the statistics."""
-    found = []
+    remark_lines = []
     if summary.counted:
-        found.append(
-            f"The server told no usage for {summary.counted} requests: their output tokens are counted "
-            "as the events that brought text, and may be more."
+        remark_lines.append(
+            f"The server reported no usage for {summary.counted} requests: their output tokens are the "
+            "number of events with text, and may be more."
         )
     if summary.input_tokens is None:
-        found.append("Input tokens are not known for all requests, so they and the total are left out.")
+        remark_lines.append("Input tokens are not known for all requests: they and the total are omitted.")
     errors: dict[str, int] = {}
     for outcome in outcomes:
         if outcome.error is not None:
             errors[outcome.error] = errors.get(outcome.error, 0) + 1
     for error, count in sorted(errors.items(), key=lambda item: -item[1])[:3]:
-        found.append(f"{count} failed with: {error}")
-    return found
+        remark_lines.append(f"{count} failed with: {error}")
+    return remark_lines
 
 
 def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) -> list[Path]:
@@ -98,9 +100,9 @@ def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) ->
     path.write_text(json.dumps(report, indent=1) + "\n")
     if importlib.util.find_spec("matplotlib") is None:
         return [path]
-    picture = path.with_suffix(".png")
-    plot(picture, run)
-    return [path, picture]
+    plot_path = path.with_suffix(".png")
+    plot(plot_path, run)
+    return [path, plot_path]
 
 
 def plot(path: Path, run: Run) -> None:
@@ -111,9 +113,9 @@ def plot(path: Path, run: Run) -> None:
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplots(2, 3).flatten()
     for axis, (metric, name) in zip(axes, METRICS.items(), strict=False):
-        found = sorted(values(done, metric))
-        shares = [100 * (rank + 1) / len(found) for rank in range(len(found))]
-        axis.step(found, shares, where="post")
+        samples = sorted(values(done, metric))
+        shares = [100 * (rank + 1) / len(samples) for rank in range(len(samples))]
+        axis.step(samples, shares, where="post")
         axis.set(title=name, xlabel=f"{metric.upper()} (ms)", ylabel="share below (%)", ylim=(0, 101))
     tokens = tokens_by_second(done)
     axes[4].stairs(tokens)

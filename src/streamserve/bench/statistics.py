@@ -54,7 +54,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Spread:
+class LatencyStats:
     """Mean, median and 99th percentile in milliseconds; 0 where there is no value."""
 
     mean: float = 0.0
@@ -66,8 +66,8 @@ class Spread:
 class Summary:
     """Statistics of a run.
 
-    Rates are per second, `spreads` in milliseconds, with one entry for each of METRICS. `goodput` is None if
-    no target was set, `input_tokens` if the server did not report them.
+    Rates are per second, `latency_stats` in milliseconds, with one entry for each of METRICS. `goodput` is
+    None if no target was set, `input_tokens` if the server did not report them.
     """
 
     completed: int
@@ -83,7 +83,7 @@ class Summary:
     peak_output_throughput: float
     peak_concurrency: int
     total_throughput: float | None
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    latency_stats: Mapping[str, LatencyStats] = field(default_factory=dict)
 
 
 def summarize(
@@ -97,7 +97,7 @@ def summarize(
     prompts = [outcome.prompt_tokens for outcome in done]
     inputs = None if None in prompts else sum(tokens or 0 for tokens in prompts)
     outputs = sum(outcome.output_tokens for outcome in done)
-    good = sum(meets(outcome, targets) for outcome in done)
+    met = sum(meets(outcome, targets) for outcome in done)
     return Summary(
         completed=len(done),
         failed=len(outcomes) - len(done),
@@ -107,32 +107,34 @@ def summarize(
         output_tokens=outputs,
         counted=sum(outcome.counted for outcome in done),
         request_throughput=_rate(len(done), duration),
-        goodput=_rate(good, duration) if targets else None,
+        goodput=_rate(met, duration) if targets else None,
         output_throughput=_rate(outputs, duration),
         peak_output_throughput=max(tokens_by_second(done), default=0.0),
         peak_concurrency=peak_concurrency(done),
         total_throughput=None if inputs is None else _rate(inputs + outputs, duration),
-        spreads={name: spread(values(done, name)) for name in METRICS},
+        latency_stats={name: latency_stats(values(done, name)) for name in METRICS},
     )
 
 
 def values(outcomes: Iterable[Outcome], metric: str) -> list[float]:
     """Return all values of one of METRICS, in milliseconds."""
-    found: list[float] = []
+    samples: list[float] = []
     for outcome in outcomes:
         if metric == "itl":
-            found += outcome.itl
+            samples += outcome.itl
         else:
             value = outcome.latency if metric == "e2el" else getattr(outcome, metric)
-            found += [] if value is None else [value]
-    return [value * 1000 for value in found]
+            samples += [] if value is None else [value]
+    return [value * 1000 for value in samples]
 
 
-def spread(found: Sequence[float]) -> Spread:
+def latency_stats(samples: Sequence[float]) -> LatencyStats:
     """Return mean, median and 99th percentile (linear interpolation)."""
-    if not found:
-        return Spread()
-    return Spread(float(np.mean(found)), float(np.median(found)), float(np.percentile(found, PERCENTILE)))
+    if not samples:
+        return LatencyStats()
+    return LatencyStats(
+        float(np.mean(samples)), float(np.median(samples)), float(np.percentile(samples, PERCENTILE))
+    )
 
 
 def meets(outcome: Outcome, targets: Mapping[str, float]) -> bool:
@@ -187,11 +189,11 @@ def parse_targets(given: Iterable[str]) -> dict[str, float]:
 
 def parse_metrics(given: str) -> list[str]:
     """Parse `ttft,tpot` to a list. Raises BenchError for unknown metrics."""
-    wanted = [name.strip() for name in given.split(",") if name.strip()]
-    for name in wanted:
+    metrics = [name.strip() for name in given.split(",") if name.strip()]
+    for name in metrics:
         if name not in METRICS:
-            raise BenchError(f"there is no metric {name!r}; known: {', '.join(METRICS)}")
-    return wanted
+            raise BenchError(f"there is no metric {name!r}; there are: {', '.join(METRICS)}")
+    return metrics
 
 
 def _rate(count: float, duration: float) -> float:

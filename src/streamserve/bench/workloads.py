@@ -89,8 +89,8 @@ def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Gene
     usable = [(question, answer) for question, answer in pairs if question and answer]
     chosen = _choose(len(usable), count, path, rng)
     return [
-        Prompt(usable[at][0], output_len or math.ceil(len(usable[at][1]) / CHARACTERS_PER_TOKEN))
-        for at in chosen
+        Prompt(usable[index][0], output_len or math.ceil(len(usable[index][1]) / CHARACTERS_PER_TOKEN))
+        for index in chosen
     ]
 
 
@@ -100,7 +100,7 @@ def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> 
     "output_tokens" overrides `output_len`.
     """
     prompts = [_from_line(entry, output_len, where) for where, entry in read_lines(path)]
-    return [prompts[at] for at in _choose(len(prompts), count, path, rng)]
+    return [prompts[index] for index in _choose(len(prompts), count, path, rng)]
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -129,17 +129,17 @@ def _from_line(entry: Any, output_len: int, where: str) -> Prompt:
             raise BenchError(
                 f'{where} needs "prompt" (a text or token ids) or "messages" (a list of objects)'
             )
-    wanted = entry.get("output_tokens", output_len)
-    if type(wanted) is not int or wanted < 1:
-        raise BenchError(f"{where}: output_tokens must be a whole number from 1, got {wanted!r}")
-    return Prompt(content, wanted)
+    output_tokens = entry.get("output_tokens", output_len)
+    if type(output_tokens) is not int or output_tokens < 1:
+        raise BenchError(f"{where}: output_tokens must be a whole number from 1, got {output_tokens!r}")
+    return Prompt(content, output_tokens)
 
 
-def _choose(there: int, count: int, path: Path, rng: np.random.Generator) -> list[int]:
+def _choose(available: int, count: int, path: Path, rng: np.random.Generator) -> list[int]:
     """Choose `count` distinct entries.
 
     Repeating entries would measure the server's prefix cache, so it is refused.
     """
-    if there < count:
-        raise BenchError(f"{path} has {there} usable prompts: ask for at most that many with --num-prompts")
-    return [int(at) for at in rng.permutation(there)[:count]]
+    if available < count:
+        raise BenchError(f"{path} has {available} usable prompts: reduce --num-prompts to at most that")
+    return [int(index) for index in rng.permutation(available)[:count]]

@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 EXPLAIN_SECONDS = 2.0
 STOP_SECONDS = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+MIN_BACKOFF, MAX_BACKOFF = 0.5, 30.0
 """Backoff in seconds before a dead worker is restarted; reset after a worker that lived longer than the
-longest."""
-SILENT_SECONDS = 30.0
+maximum."""
+REPORT_TIMEOUT = 30.0
 """Seconds without a report after which a worker is killed; reports are sent twice a second, also while it
 drafts."""
 
@@ -53,29 +53,29 @@ def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
     the first worker ends before it is ready.
     """
     configure_logging(log_level, "text")
-    stopping = _stop_on_signals()
-    shown = _Shown(settings, explaining)
-    pause = FIRST_PAUSE
+    received = _collect_stop_signals()
+    status = _Status(settings, explaining)
+    backoff = MIN_BACKOFF
     with _socket() as (socket, endpoint):
-        while not stopping:
+        while not received:
             started = time.monotonic()
             with _worker(settings, endpoint, log_level) as process:
-                ended = _watch(socket, process, shown, stopping)
-            if stopping:
+                ended = _monitor(socket, process, status, received)
+            if received:
                 return
-            if not shown.address:
+            if not status.address:
                 raise StartError(f"the draft worker {ended}")
-            settings = _at(settings, shown.address)
-            pause = FIRST_PAUSE if time.monotonic() - started >= LONGEST_PAUSE else pause
-            logger.error("the draft worker %s: it is started anew in %.1f s", ended, pause)
-            shown.collector.restarts += 1
-            until = time.monotonic() + pause
-            while not stopping and time.monotonic() < until:
+            settings = _with_address(settings, status.address)
+            backoff = MIN_BACKOFF if time.monotonic() - started >= MAX_BACKOFF else backoff
+            logger.error("the draft worker %s: restarting it in %.1f s", ended, backoff)
+            status.collector.restarts += 1
+            until = time.monotonic() + backoff
+            while not received and time.monotonic() < until:
                 time.sleep(0.05)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            backoff = min(2 * backoff, MAX_BACKOFF)
 
 
-class _Shown:
+class _Status:
     """The state shown on the terminal and in /metrics.
 
     `address` is where the service listens, once it does.
@@ -88,12 +88,12 @@ class _Shown:
         self._settings = settings
         self._explaining = explaining
         self._last: DraftReport | None = None
-        self._at = time.monotonic()
+        self._explained_at = time.monotonic()
 
     def ready(self, ready: DraftReady) -> None:
         """Show that a worker is ready to draft."""
         if self.address:
-            logger.warning("the draft worker is there again, at %s", ready.address)
+            logger.warning("the draft worker is ready again at %s", ready.address)
             return
         self.address = ready.address
         _metrics(self._settings, self.collector)
@@ -102,50 +102,50 @@ class _Shown:
     def report(self, report: DraftReport) -> None:
         """Show a worker's report."""
         self.collector.report = report
-        if self._explaining and time.monotonic() - self._at >= EXPLAIN_SECONDS:
+        if self._explaining and time.monotonic() - self._explained_at >= EXPLAIN_SECONDS:
             last = self._last if self._last and self._last.at <= report.at else None
             typer.echo(explain(report, last) + "\n")
-            self._last, self._at = report, time.monotonic()
+            self._last, self._explained_at = report, time.monotonic()
 
 
-def _watch(
-    socket: zmq.Socket[bytes], process: subprocess.Popen[bytes], shown: _Shown, stopping: list[int]
+def _monitor(
+    socket: zmq.Socket[bytes], process: subprocess.Popen[bytes], status: _Status, received: list[int]
 ) -> str:
     """Process a worker's messages until it ends, or until a signal asks to stop it; return how it ended."""
-    if not shown.address:
-        typer.echo(f"streamserve {__version__}: loading {shown.name} …")
-    peer, ready, heard = b"", False, time.monotonic()
-    while not stopping:
+    if not status.address:
+        typer.echo(f"streamserve {__version__}: loading {status.name} …")
+    peer, ready, last_message = b"", False, time.monotonic()
+    while not received:
         if not socket.poll(200):
             if process.poll() is not None:
                 return f"ended with exit status {process.returncode}"
-            if ready and time.monotonic() - heard > SILENT_SECONDS:
+            if ready and time.monotonic() - last_message > REPORT_TIMEOUT:
                 process.kill()
-                return f"said nothing for {SILENT_SECONDS:.0f} s"
+                return f"sent no report for {REPORT_TIMEOUT:.0f} s"
             continue
         peer, data = socket.recv_multipart()
-        heard = time.monotonic()
+        last_message = time.monotonic()
         match decode_report(data):
-            case DraftReady() as news:
+            case DraftReady() as ready_message:
                 ready = True
-                shown.ready(news)
+                status.ready(ready_message)
             case Failed(error, _):
-                if not shown.address:
+                if not status.address:
                     raise CheckpointError(error)
                 return f"cannot start: {error}"
             case DraftReport() as report:
-                shown.report(report)
+                status.report(report)
     if peer:  # a worker that has sent nothing yet ends when its standard input closes
         socket.send_multipart([peer, encode(Stop())])
         until = time.monotonic() + STOP_SECONDS
-        while process.poll() is None and time.monotonic() < until and len(stopping) < 2:
+        while process.poll() is None and time.monotonic() < until and len(received) < 2:
             time.sleep(0.05)
-    if len(stopping) > 1:
+    if len(received) > 1:
         process.kill()
-    return "was told to end"
+    return "was stopped"
 
 
-def _at(settings: DraftSettings, address: str) -> DraftSettings:
+def _with_address(settings: DraftSettings, address: str) -> DraftSettings:
     """Return the settings with the port that was bound, which targets know by now."""
     drafting = msgspec.structs.replace(settings.drafting, listen=address)
     return dataclasses.replace(settings, drafting=drafting)
@@ -175,12 +175,12 @@ def _metrics(settings: DraftSettings, collector: DraftCollector) -> None:
         typer.echo(f"  metrics   at http://{endpoint.host}:{server.server_port}/metrics")
 
 
-def _stop_on_signals() -> list[int]:
+def _collect_stop_signals() -> list[int]:
     """Return a list of the received stop signals, which is empty at first."""
-    seen: list[int] = []
+    received: list[int] = []
     for number in stop_signals():
-        signal.signal(number, lambda number, frame: seen.append(number))
-    return seen
+        signal.signal(number, lambda number, frame: received.append(number))
+    return received
 
 
 @contextlib.contextmanager

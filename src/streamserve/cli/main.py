@@ -24,30 +24,36 @@ from streamserve.settings.draft import DraftSettings, draft_options, resolve_dra
 from streamserve.settings.resolve import Settings, SettingsError, options, resolve, to_toml
 
 app = typer.Typer(
-    help="Serve Llama-family models behind OpenAI's API, or use them right here.",
+    help="Serve Llama-family models with OpenAI's API, or run them in the terminal.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
-models = typer.Typer(help="Work with checkpoints.", no_args_is_help=True)
+models = typer.Typer(help="Create checkpoints for benchmarks.", no_args_is_help=True)
 app.add_typer(models, name="models")
-keys = typer.Typer(help="Keys for draft services.", no_args_is_help=True)
+keys = typer.Typer(help="Create and show keys for draft services.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="a checkpoint folder, a hub name (owner/model), or `embedded`, the packaged model"),
+    typer.Argument(
+        help="a checkpoint folder, a Hugging Face hub name (owner/model), or `embedded`, the packaged model"
+    ),
 ]
-ModelOption = Annotated[str | None, typer.Option(help="as for `streamserve serve`; by default `embedded`")]
-MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
-Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; 1 samples as trained")]
-TopP = Annotated[float, typer.Option(help="sample from the likeliest tokens that hold this share")]
-Seed = Annotated[int | None, typer.Option(help="the same seed gives the same text")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
+]
+MaxTokens = Annotated[int, typer.Option(help="maximum number of tokens to generate")]
+Temperature = Annotated[float, typer.Option(help="sampling temperature; 0: always the likeliest token")]
+TopP = Annotated[float, typer.Option(help="sample from the likeliest tokens with this total probability")]
+Seed = Annotated[int | None, typer.Option(help="seed for sampling; the same seed gives the same text")]
 Config = Annotated[str | None, typer.Option(help="TOML file with settings", metavar="FILE")]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="print the settings and leave")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="print the resolved settings as TOML and exit")
+]
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -61,29 +67,29 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(model: str | None, config: str | None, print_config: bool, **values: Any) -> None:
         flags = {name: values.pop(name) for name in names}
-        with complaining():
+        with exit_on_error():
             settings = resolve(model, {name: flag for name, flag in flags.items() if flag != []}, config)
             if print_config:
                 typer.echo(to_toml(settings), nl=False)
             else:
                 command(model=model, settings=settings, **values)
 
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-    own += [_parameter("config", Config, None), _parameter("print_config", PrintConfig, False)]
-    own += [_flag(option.name, option.kind, option.help, option.default) for option in options()]
-    run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    parameters = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    parameters += [_parameter("config", Config, None), _parameter("print_config", PrintConfig, False)]
+    parameters += [_flag(option.name, option.kind, option.help, option.default) for option in options()]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
 @contextlib.contextmanager
-def complaining() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Turn errors that are meant for the user into one line and an exit status."""
     try:
         yield
     except (SettingsError, CheckpointError) as error:
-        raise SystemExit(_complain(error, 2)) from error
+        raise SystemExit(_print_error(error, 2)) from error
     except (StartError, FleetError, RequestError, OSError) as error:
-        raise SystemExit(_complain(error, 1)) from error
+        raise SystemExit(_print_error(error, 1)) from error
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
 
@@ -100,7 +106,7 @@ def _flag(name: str, kind: type, description: str, default: Any) -> inspect.Para
     return _parameter(name, Annotated[list[str] | None if kind is list else kind | None, option], None)
 
 
-def _complain(error: Exception, status: int) -> int:
+def _print_error(error: Exception, status: int) -> int:
     typer.secho(f"streamserve: {error}", fg="red", err=True)
     return status
 
@@ -129,19 +135,17 @@ def generate(
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="continue the text itself, without chat template")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="continue the text without the chat template")] = False,
 ) -> None:
     """Print a model's answer to PROMPT."""
     from streamserve.llm.llm import LLM
 
-    _quiet(settings)
+    _log_warnings(settings)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
     with LLM.from_settings(settings) as llm:
-        whole = text if raw or not llm.tokenizer.chat_template else llm.render([_user(text)])
-        _print_stream(llm, whole, params)
+        prompt_text = text if raw or not llm.tokenizer.chat_template else llm.render([_user_message(text)])
+        _print_stream(llm, prompt_text, params)
 
 
 @app.command()
@@ -154,17 +158,17 @@ def chat(
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
-    system: Annotated[str | None, typer.Option(help="what to tell the model first")] = None,
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
 ) -> None:
-    """Chat with a model. An empty line, Ctrl-D or Ctrl-C exits."""
+    """Chat with a model in the terminal. An empty line, Ctrl-D or Ctrl-C exits."""
     from streamserve.llm.llm import LLM
 
-    _quiet(settings)
+    _log_warnings(settings)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     messages = [{"role": "system", "content": system}] if system else []
     with LLM.from_settings(settings) as llm, contextlib.suppress(EOFError, KeyboardInterrupt):
         while text := input("> ").strip():
-            messages.append(_user(text))
+            messages.append(_user_message(text))
             answer = _print_stream(llm, llm.render(messages), params)
             messages.append({"role": "assistant", "content": answer})
 
@@ -172,7 +176,7 @@ def chat(
 @app.command()
 @with_settings
 def profile(model: Model = None, *, settings: Settings) -> None:
-    """Measure this machine with a model, and with its draft model: memory, matrices, the time of a step.
+    """Measure step times of a model and its draft model on this machine, and memory and matrix throughput.
 
     Takes seconds for a small model, and stores the result in ~/.cache/streamserve/profiles. It is used to
     estimate the cost of speculation, and to compare step times with their lower bound (`/metrics`, log). A
@@ -188,13 +192,13 @@ def with_draft_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(model: str | None, explain: bool, log_level: LogLevel, **flags: Any) -> None:
-        with complaining():
+        with exit_on_error():
             settings = resolve_draft(model, {name: flag for name, flag in flags.items() if flag != []})
             command(model=model, explain=explain, log_level=log_level, settings=settings)
 
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-    own += [_flag(option.name, option.kind, option.help, option.default) for option in draft_options()]
-    run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    parameters = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    parameters += [_flag(option.name, option.kind, option.help, option.default) for option in draft_options()]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
@@ -202,16 +206,24 @@ def with_draft_settings(command: Callable[..., None]) -> Callable[..., None]:
 @with_draft_settings
 def draft(
     model: Annotated[
-        str | None, typer.Argument(help="as for `streamserve serve`; by default `embedded-draft`")
+        str | None,
+        typer.Argument(help="the draft model, as for `streamserve serve`; by default `embedded-draft`"),
     ] = None,
     *,
     settings: DraftSettings,
     explain: Annotated[
-        bool, typer.Option("--explain", help="print what was measured beside what the model predicts")
+        bool,
+        typer.Option(
+            "--explain",
+            help="print measured values next to the predictions of the performance model, every 2 seconds",
+        ),
     ] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="how much to log")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="minimum level of log messages")] = "info",
 ) -> None:
-    """Draft for many servers with one draft model; they use it with --draft tcp://HOST:PORT."""
+    """Draft tokens for many target servers with one draft model.
+
+    Target servers use it with --draft tcp://HOST:PORT.
+    """
     from streamserve.cli.draft import run
 
     run(settings, explain, log_level)
@@ -219,15 +231,16 @@ def draft(
 
 @keys.command("new")
 def new_key(file: Annotated[Path, typer.Argument(help="file to write; must not exist")]) -> None:
-    """Make a key for a draft service or for one of its targets, and print its public half.
+    """Create a key for a draft service or a target server, and print its public key.
 
-    The service is started with --key FILE and --clients LIST, where LIST holds the targets' public keys, one
-    a line, each followed by a name. A target gets --draft-key FILE and --draft tcp://SERVICEKEY@HOST:PORT.
+    The service is started with --key FILE and --clients LIST, where LIST has the target servers' public
+    keys, one per line, each followed by a name. A target server is started with --draft-key FILE and
+    --draft tcp://SERVICEKEY@HOST:PORT.
     """
     import zmq
     from zmq.utils import z85
 
-    with complaining():
+    with exit_on_error():
         public, secret = (z85.decode(half) for half in zmq.curve_keypair())
         write_key_pair(file, KeyPair(public, secret))
     typer.echo(public.hex())
@@ -235,8 +248,8 @@ def new_key(file: Annotated[Path, typer.Argument(help="file to write; must not e
 
 @keys.command("show")
 def show_key(file: Annotated[Path, typer.Argument(help="a key file")]) -> None:
-    """Print the public half of a key."""
-    with complaining():
+    """Print the public key of a key file."""
+    with exit_on_error():
         try:
             typer.echo(read_key_pair(file).public.hex())
         except ValueError as error:
@@ -248,13 +261,17 @@ def inflate_model(
     source: Annotated[str, typer.Argument(help="a Llama checkpoint: folder, hub name, or `embedded`")],
     out: Annotated[Path, typer.Argument(help="folder to write; must not exist or be empty")],
     *,
-    hidden: Annotated[int, typer.Option(help="hidden size: the source's, times a power of four")],
-    layers: Annotated[int, typer.Option(help="number of layers, at least the source's")],
-    heads: Annotated[int | None, typer.Option(help="attention heads; by default grown like hidden")] = None,
-    kv_heads: Annotated[
-        int | None, typer.Option(help="key-value heads; by default grown like hidden")
+    hidden: Annotated[int, typer.Option(help="hidden size: that of SOURCE, times a power of four")],
+    layers: Annotated[int, typer.Option(help="number of layers, at least that of SOURCE")],
+    heads: Annotated[
+        int | None, typer.Option(help="number of attention heads; by default scaled like the hidden size")
     ] = None,
-    intermediate: Annotated[int | None, typer.Option(help="MLP size; by default grown like hidden")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="number of key-value heads; by default scaled like the hidden size")
+    ] = None,
+    intermediate: Annotated[
+        int | None, typer.Option(help="intermediate size of the MLP; by default scaled like the hidden size")
+    ] = None,
 ) -> None:
     """Write a larger checkpoint that computes exactly the same function at the larger model's cost.
 
@@ -263,7 +280,7 @@ def inflate_model(
     """
     from streamserve.execution.inflate import Shape, inflate
 
-    with complaining():
+    with exit_on_error():
         inflate(locate(source), out, Shape(hidden, layers, heads, kv_heads, intermediate))
     typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.0f} MB")
 
@@ -274,7 +291,7 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def _user(text: str) -> dict[str, str]:
+def _user_message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
@@ -288,7 +305,7 @@ def _print_stream(llm: Any, prompt: str | list[int], params: SamplingParams) -> 
     return answer
 
 
-def _quiet(settings: Settings) -> None:
+def _log_warnings(settings: Settings) -> None:
     level = logging.getLevelName(settings.server.log_level.upper())
     logging.basicConfig(level=max(level, logging.WARNING))
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from streamserve.execution.profile.lock import alone
-from streamserve.execution.profile.profile import Kept, Profile, users_profiles
+from streamserve.execution.profile.lock import exclusive_measurement
+from streamserve.execution.profile.profile import Profile, ProfileStore, user_profiles
 from streamserve.fleet.worker_process import WORKER_ENVIRONMENT
 from streamserve.settings.resolve import Settings
 
@@ -25,69 +25,71 @@ def run(settings: Settings) -> None:
     """
     for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # before torch is imported: as in a worker
-    screen, kept = Console(), users_profiles()
-    for profile in _measure(settings, kept):
-        path = kept.write(profile)
-        show(profile, screen)
-        screen.print(f"kept in {path}", soft_wrap=True, highlight=False)
+    console, store = Console(), user_profiles()
+    for profile in _measure(settings, store):
+        path = store.write(profile)
+        show(profile, console)
+        console.print(f"profile: {path}", soft_wrap=True, highlight=False)
         if plot(profile, path.with_suffix(".png")):
-            screen.print(f"plot in {path.with_suffix('.png')}", soft_wrap=True, highlight=False)
+            console.print(f"plot: {path.with_suffix('.png')}", soft_wrap=True, highlight=False)
         else:
-            screen.print("no plot: matplotlib is not installed")
+            console.print("no plot, as matplotlib is not installed")
 
 
-def _measure(settings: Settings, kept: Kept) -> list[Profile]:
+def _measure(settings: Settings, store: ProfileStore) -> list[Profile]:
     """Measure the model, and its draft model if it has one, with a progress bar.
 
     Runs on reserved cores if there are any, as in a worker.
     """
-    from streamserve.execution.cores import claim
+    from streamserve.execution.cores import reserve_cores
     from streamserve.execution.drafters.choice import choose_draft
     from streamserve.execution.load import load
     from streamserve.execution.profile.measure import FULL, measure
 
-    with Progress(console=Console(stderr=True)) as bars:
-        bar = bars.add_task(f"loading {settings.name}", total=None)
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task(f"loading {settings.name}", total=None)
         plain = msgspec.structs.replace(settings.model, draft="none")
-        cores = claim(plain.threads or len(os.sched_getaffinity(0)))
-        numbers = cores.numbers if cores else ()
-        target = load(plain, cores=numbers)
+        reserved = reserve_cores(plain.threads or len(os.sched_getaffinity(0)))
+        cores = reserved.cpus if reserved else ()
+        target = load(plain, cores=cores)
         models = [(settings.name, target)]
         draft = choose_draft(settings.model.draft, Path(plain.path), target.model.spec)
         if draft.spec:
             limit = min(target.model_info.max_model_len, draft.spec.max_position_embeddings)
             dtype = target.model_info.dtype
-            own = msgspec.structs.replace(plain, path=str(draft.folder), dtype=dtype, max_model_len=limit)
-            models.append((f"draft of {settings.name}", load(own, cores=numbers)))
-        if target.team is not None and numbers:
-            os.sched_setaffinity(0, numbers[:1])  # the main thread's core
-        bars.update(bar, description="waiting until no other process measures")
-        with alone(kept.folder, WAIT_SECONDS) as undisturbed:
-            bars.update(bar, description="measuring")
+            draft_config = msgspec.structs.replace(
+                plain, path=str(draft.folder), dtype=dtype, max_model_len=limit
+            )
+            models.append((f"draft of {settings.name}", load(draft_config, cores=cores)))
+        if target.pool is not None and cores:
+            os.sched_setaffinity(0, cores[:1])  # the main thread's core
+        progress.update(bar, description="waiting for other processes that are measuring")
+        with exclusive_measurement(store.folder, WAIT_SECONDS) as exclusive:
+            progress.update(bar, description="measuring")
             profiles = measure(
                 models,
                 FULL,
-                lambda done, total: bars.update(bar, completed=done, total=total),
-                stable=undisturbed,
+                lambda done, total: progress.update(bar, completed=done, total=total),
+                stable=exclusive,
             )
-        bars.update(bar, completed=1, total=1)
+        progress.update(bar, completed=1, total=1)
     return profiles
 
 
-def show(profile: Profile, screen: Console) -> None:
-    """Print the profile as a table: milliseconds per step, and the floor's share of them."""
+def show(profile: Profile, console: Console) -> None:
+    """Print the profile as a table: milliseconds per step, and the share of them that is the lower bound."""
     for line in _heading(profile):
-        screen.print(line, soft_wrap=True, highlight=False)
-    contexts = [held // profile.kv_token_bytes for held in profile.cost.kv_bytes]
+        console.print(line, soft_wrap=True, highlight=False)
+    contexts = [kv_bytes // profile.kv_token_bytes for kv_bytes in profile.cost.kv_bytes]
     table = Table()
-    table.add_column("rows", justify="right")
+    table.add_column("tokens", justify="right")
     for context in contexts:
         table.add_column(f"{context}", justify="right")
-    table.add_column("× one row", justify="right")
-    for rows, seconds, floors in zip(profile.cost.tokens, profile.cost.seconds, profile.floor, strict=True):
-        cells = [f"{1e3 * t:.2f} ({low / t:.0%})" for t, low in zip(seconds, floors, strict=True)]
-        table.add_row(str(rows), *cells, f"{seconds[0] / profile.cost.seconds[0][0]:.2f}")
-    screen.print(table)
+    table.add_column("× one token", justify="right")
+    for tokens, seconds, floors in zip(profile.cost.tokens, profile.cost.seconds, profile.floor, strict=True):
+        cells = [f"{1e3 * t:.2f} ({floor / t:.0%})" for t, floor in zip(seconds, floors, strict=True)]
+        table.add_row(str(tokens), *cells, f"{seconds[0] / profile.cost.seconds[0][0]:.2f}")
+    console.print(table)
 
 
 def _heading(profile: Profile) -> list[str]:
@@ -99,13 +101,14 @@ def _heading(profile: Profile) -> list[str]:
         *(
             []
             if profile.stable
-            else ["unstable: others computed meanwhile, or rounds differed; measure again"]
+            else ["unstable: other processes were computing, or rounds differed; measure again"]
         ),
         f"{machine.processor}, {machine.threads} threads on {machine.cores} cores",
-        f"{profile.bandwidth / 1e9:.1f} GB/s of memory, {profile.matrix_rate / 1e9:.0f} GFLOP/s of matrices",
-        f"{weights:.1f} MB of weights a step, {kv:.1f} kB of KV a token",
+        f"{profile.bandwidth / 1e9:.1f} GB/s of memory, "
+        f"{profile.matrix_rate / 1e9:.0f} GFLOP/s of matrix products",
+        f"{weights:.1f} MB of weights per step, {kv:.1f} kB of KV per token",
         *_swapping(profile),
-        "ms a step (share of its floor), by query rows and tokens of context held:",
+        "ms per step (lower bound / measured), by query tokens and tokens of context:",
     ]
 
 
@@ -115,11 +118,11 @@ def _swapping(profile: Profile) -> list[str]:
         return []
     megabyte = 1 << 20
     out, back = 1e3 * profile.swap.out(megabyte), 1e3 * profile.swap.back(megabyte)
-    return [f"a MiB of KV swapped out in {out:.2f} ms, back in {back:.2f} ms"]
+    return [f"swapping 1 MiB of KV: {out:.2f} ms out, {back:.2f} ms back"]
 
 
 def plot(profile: Profile, path: Path) -> bool:
-    """Plot step time and floor over rows, a line per context; return False without matplotlib."""
+    """Plot step time and its lower bound over query tokens, a line per context; False without matplotlib."""
     try:
         import matplotlib
 
@@ -129,16 +132,16 @@ def plot(profile: Profile, path: Path) -> bool:
         return False
     figure, axes = plt.subplots(figsize=(7, 4.5))
     tokens = profile.cost.tokens
-    for column, held in enumerate(profile.cost.kv_bytes):
+    for column, kv_bytes in enumerate(profile.cost.kv_bytes):
         (line,) = axes.plot(
             tokens,
             _milliseconds(profile.cost.seconds, column),
             marker=".",
-            label=f"{held // profile.kv_token_bytes} tokens held",
+            label=f"{kv_bytes // profile.kv_token_bytes} tokens of context",
         )
         axes.plot(tokens, _milliseconds(profile.floor, column), color=line.get_color(), linestyle=":")
-    axes.set(xscale="log", yscale="log", xlabel="query rows", ylabel="ms a step (dotted: floor)")
-    axes.set_xticks(tokens, [str(rows) for rows in tokens])
+    axes.set(xscale="log", yscale="log", xlabel="query tokens", ylabel="ms per step (dotted: lower bound)")
+    axes.set_xticks(tokens, [str(count) for count in tokens])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)

@@ -49,17 +49,17 @@ def run(settings: Settings) -> None:
     """
     server = settings.server
     configure_logging(server.log_level, server.log_format, access_log=server.access_log)
-    with bind(server.host, server.port) as bound:
-        if not (server.api_key or is_loopback(bound)):
+    with bind(server.host, server.port) as listener:
+        if not (server.api_key or is_loopback(listener)):
             _log.warning("anyone who can reach %s may use this server: set --api-key-file", server.host)
-        uvloop.run(_serve(settings, bound))
+        uvloop.run(_serve(settings, listener))
 
 
-async def _serve(settings: Settings, bound: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket) -> None:
     bound_allocator()
     llm = AsyncLLM(settings)
     server = settings.server
-    api = api_settings(settings, local_only=is_loopback(bound) and not server.api_key)
+    api = api_settings(settings, local_only=is_loopback(listener) and not server.api_key)
     timeouts = Timeouts(server.read_timeout, server.write_timeout)
     typer.echo(f"streamserve {__version__}: loading {settings.name} …")
     started = time.monotonic()
@@ -69,7 +69,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
         serving = asyncio.create_task(
             serve(
                 app,
-                bound,
+                listener,
                 timeouts=timeouts,
                 grace_seconds=server.drain_timeout,
                 max_message_bytes=server.max_body_bytes,
@@ -84,7 +84,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
                 await loading  # raises the reason why the model cannot be loaded
                 freeze_started()
                 with contextlib.suppress(OSError):  # standard output is closed, or the disk is full
-                    typer.echo(welcome(llm, settings, bound, time.monotonic() - started))
+                    typer.echo(welcome(llm, settings, listener, time.monotonic() - started))
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
                 await (failing if failing.done() else serving)
         finally:
@@ -116,9 +116,9 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
     )
 
 
-def is_loopback(bound: socket.socket) -> bool:
+def is_loopback(listener: socket.socket) -> bool:
     """Return whether only this machine can reach a listening socket."""
-    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def recommended_sampling(folder: Path) -> dict[str, Any]:
@@ -131,22 +131,22 @@ def recommended_sampling(folder: Path) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(path.read_text())
-        found = {
+        recommended = {
             name: kind(values[name]) for name, kind in RECOMMENDED.items() if values.get(name) is not None
         }
-        check_sampling(SamplingParams(**found), MAX_VOCABULARY)
-        return found
+        check_sampling(SamplingParams(**recommended), MAX_VOCABULARY)
+        return recommended
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def welcome(llm: AsyncLLM, settings: Settings, bound: socket.socket, seconds: float) -> str:
+def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds: float) -> str:
     """Return the text to print once a server is ready, after `seconds`.
 
     It shows the model, memory, URL and an example command.
     """
     ready, model = llm.ready, llm.model
-    host, port = bound.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
     return f"""
   model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, {model.dtype}

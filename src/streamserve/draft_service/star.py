@@ -9,54 +9,54 @@ leaves out the token that every round yields; drafting for b targets in one pass
 from dataclasses import dataclass
 from math import ceil
 
-HAIR = 1e-6
+TOLERANCE = 1e-6
 """Tolerance for rounding in means of equal numbers."""
-MOST_TARGETS = 1024
+MAX_TARGETS = 1024
 """Upper bound of the computed numbers of targets."""
 
 
 @dataclass(frozen=True)
 class Star:
-    """Measured means over the targets, in seconds: `draft` S, `back` Z. `batch` targets are drafted for at
-    once, in `draft_batch` seconds (S_b)."""
+    """Measured means over the targets, in seconds: `draft` S, `return_seconds` Z. `batch` targets are
+    drafted for at once, in `draft_batch` seconds (S_b)."""
 
     draft: float
-    back: float
+    return_seconds: float
     batch: int = 1
     draft_batch: float = 0.0
 
     @property
-    def turn(self) -> float:
+    def batch_seconds(self) -> float:
         """Seconds of one batch of the service, for `batch` targets."""
         return self.draft_batch if self.batch > 1 else self.draft
 
     def round(self, targets: float) -> float:
         """Return the seconds from one request of a target to its next, T = max(⌈N/b⌉·S_b, S_b + Z). For b = 1
         it is N·S + max(0, Z - (N - 1)·S)."""
-        return max(ceil(targets / self.batch) * self.turn, self.turn + self.back)
+        return max(ceil(targets / self.batch) * self.batch_seconds, self.batch_seconds + self.return_seconds)
 
     def idle(self, targets: float) -> float:
         """Return the seconds of a round in which the service is idle."""
-        return self.round(targets) - ceil(targets / self.batch) * self.turn
+        return self.round(targets) - ceil(targets / self.batch) * self.batch_seconds
 
     def load(self, targets: float) -> float:
         """Return the share of its time that the service drafts."""
         return 1.0 - self.idle(targets) / self.round(targets)
 
     @property
-    def full(self) -> int:
+    def n_full(self) -> int:
         """N_full = ⌈Z/S⌉ + 1, the fewest targets that keep the service busy; for batches b times ⌈Z/S_b⌉,
         plus one."""
-        return min(self.batch * ceil(self.back / self.turn - HAIR) + 1, MOST_TARGETS)
+        return min(self.batch * ceil(self.return_seconds / self.batch_seconds - TOLERANCE) + 1, MAX_TARGETS)
 
-    def most(self, progress: float, plain: float) -> int:
+    def n_max(self, progress: float, plain: float) -> int:
         """Return N_max: the most targets for which each, with `progress` tokens a round, is still faster than
         by steps without draft tokens, of `plain` seconds each. At least one: a target that does not gain
         sends no requests."""
         allowed = progress * plain
         if self.round(1) > allowed:
             return 1
-        return min(self.batch * int(allowed / self.turn + HAIR), MOST_TARGETS)
+        return min(self.batch * int(allowed / self.batch_seconds + TOLERANCE), MAX_TARGETS)
 
 
 def progress(beta: float, depth: int) -> float:
@@ -65,7 +65,7 @@ def progress(beta: float, depth: int) -> float:
     return depth + 1.0 if beta >= 1.0 else 1.0 + beta * (1.0 - beta**depth) / (1.0 - beta)
 
 
-def round_of_different(drafts: list[float], back: float) -> float:
+def round_of_different(drafts: list[float], return_seconds: float) -> float:
     """Return the seconds of a round of targets with different draft times, ΣS_i, drafted for one at a
     time."""
-    return max(sum(drafts), max(drafts) + back)
+    return max(sum(drafts), max(drafts) + return_seconds)

@@ -21,10 +21,10 @@ def path(name: str) -> Path:
     as in a checkout whose models were never exported.
     """
     if name not in _FOLDERS:
-        raise ValueError(f"no embedded model is named {name!r}; the names are {', '.join(NAMES)}")
+        raise ValueError(f"unknown embedded model {name!r}; available: {', '.join(NAMES)}")
     folder = Path(__file__).resolve().parent / _FOLDERS[name]
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(
-            f"the files of {name!r} are missing from {folder}; scripts/train_embedded.py makes them"
+            f"the files of {name!r} are missing from {folder}: create them with scripts/train_embedded.py"
         )
     return folder

@@ -14,24 +14,24 @@ from streamserve.scheduling.ordering import (
     CAPPED,
     COMPLETE_FIRST,
     EXCLUSIVE,
-    PATIENCE,
+    MAX_WAIT,
     Candidate,
     batch_cap,
     rank,
-    turns,
+    service_order,
 )
-from streamserve.scheduling.prefill import Chunk, Company, Prompt, chunks
-from streamserve.scheduling.slo_admission import Request, admitted
+from streamserve.scheduling.prefill import Chunk, DecodeBatch, Prompt, chunks
+from streamserve.scheduling.slo_admission import Request, admit
 from streamserve.speculation.controller import Speculation
 
-FIRST_OUTPUT = 64.0
+INITIAL_OUTPUT = 64.0
 """Assumed output length in tokens until an output has ended."""
-GRACE = PATIENCE / 10
+GRACE = MAX_WAIT / 10
 """Seconds that a prompt waits at least for other requests' targets, before it is admitted at their cost."""
-ENOUGH = 4
+STREAM_BUDGETS = 4
 """The prompt streams considered in a step hold about this many token budgets: there may be hundreds of
 streams."""
-RECENT = 0.05
+RECENT_WEIGHT = 0.05
 """Weight of the latest observation in a running average."""
 
 
@@ -46,7 +46,7 @@ class RunningAverages:
     * `drafting`: seconds of drafting before a step.
     """
 
-    output: float = FIRST_OUTPUT
+    output: float = INITIAL_OUTPUT
     step: float = 1.0
     prompts: float = 0.0
     draft_tokens: float = 0.0
@@ -54,16 +54,16 @@ class RunningAverages:
 
     def ended(self, outputs: int) -> None:
         """Record an output that has ended."""
-        self.output += RECENT * (outputs - self.output)
+        self.output += RECENT_WEIGHT * (outputs - self.output)
 
     def stepped(self, decoding: int, tokens: int, prompts: int, draft_tokens: int, drafting: float) -> None:
         """Record a step. It yielded `tokens` for `decoding` sequences by `draft_tokens`, which took
         `drafting` seconds before it, and computed `prompts` prompt tokens in the same batch."""
-        self.prompts += RECENT * (prompts - self.prompts)
+        self.prompts += RECENT_WEIGHT * (prompts - self.prompts)
         if decoding:
-            self.step += RECENT * (tokens / decoding - self.step)
-            self.draft_tokens += RECENT * (draft_tokens / decoding - self.draft_tokens)
-            self.drafting += RECENT * (drafting - self.drafting)
+            self.step += RECENT_WEIGHT * (tokens / decoding - self.step)
+            self.draft_tokens += RECENT_WEIGHT * (draft_tokens / decoding - self.draft_tokens)
+            self.drafting += RECENT_WEIGHT * (drafting - self.drafting)
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,26 @@ class BatchCandidates:
     """The batch candidates of one step.
 
     * `ranked`: the order in which sequences keep sequence slots and memory, highest rank first.
-    * `turns`: the service order, in which sequences with something to compute get query tokens, of `budget`
-      in all.
+    * `service_order`: the sequences with something to compute, in the order in which they get query tokens,
+      of `budget` in all.
     * `chunks`: bounds of the prompt tokens, by sequence id; sequences not in it are bounded only by the
       maximum chunk.
     * `exclusive`: no sequence decodes in a batch with a prompt.
-    * `apart`: no prompt stream is computed in a batch with a complete prompt.
+    * `defer_streams`: no prompt stream is computed in a batch with a complete prompt.
     * `idle`: nothing is left to compute but the tails of prompt streams.
     """
 
     ranked: list[Sequence]
-    turns: list[Sequence]
+    service_order: list[Sequence]
     budget: int
     chunks: dict[int, Chunk]
     exclusive: bool = False
-    apart: bool = False
+    defer_streams: bool = False
     idle: bool = False
 
-    def later(self, sequence: Sequence) -> bool:
+    def deferred(self, sequence: Sequence) -> bool:
         """Whether the sequence is deferred: it only gets what complete prompts leave."""
-        return self.apart and sequence.open
+        return self.defer_streams and sequence.open
 
 
 def batch_candidates(
@@ -98,102 +98,123 @@ def batch_candidates(
     config: EngineConfig,
     now: float,
     speculation: Speculation,
-    pace: RunningAverages,
+    averages: RunningAverages,
 ) -> BatchCandidates:
     """Return the batch candidates of a step that begins at `now`."""
     cost, order, budget = speculation.step_cost, config.order, config.max_num_batched_tokens
-    apart, token_seconds = order in COMPLETE_FIRST, cost(config.max_chunk, 0) / config.max_chunk
+    defer_streams, token_seconds = order in COMPLETE_FIRST, cost(config.max_chunk, 0) / config.max_chunk
     todo = [sequence.todo(idle=False) for sequence in sequences]
     if idle := not any(todo):
         todo = [sequence.todo(idle) for sequence in sequences]
     candidates = [
-        _candidate(sequence, token_seconds) if left else _resting(sequence)
+        _candidate(sequence, token_seconds) if left else _idle_candidate(sequence)
         for sequence, left in zip(sequences, todo, strict=True)
     ]
     ranking = rank(order, candidates, now)
     ranked = [sequences[i] for i in ranking]
-    needs = [candidate.need for candidate in candidates if candidate.decoding]
-    taking = turns(order, candidates, [i for i in ranking if todo[i]], now)
-    working = [sequences[i] for i in taking]
-    prompts = [sequences[i] for i in taking if not candidates[i].decoding]
-    prompts = [one for one in prompts if not (one.reserved or one.waits)]
-    kv_tokens = sum(sequence.computed[TARGET] for sequence in working)
+    requirements = [candidate.requirement for candidate in candidates if candidate.decoding]
+    serving = service_order(order, candidates, [i for i in ranking if todo[i]], now)
+    ordered = [sequences[i] for i in serving]
+    prompts = [sequences[i] for i in serving if not candidates[i].decoding]
+    prompts = [sequence for sequence in prompts if not (sequence.reserved or sequence.waiting)]
+    kv_tokens = sum(sequence.computed[TARGET] for sequence in ordered)
     if order in CAPPED:
-        held = list(accumulate((one.computed[TARGET] for one in working if one.decoding), initial=0))
-        budget = batch_cap(needs, lambda rows: cost(rows, held[min(rows, len(held) - 1)]), budget)
-    wanted: dict[int, Chunk] = {}
+        held = list(
+            accumulate((sequence.computed[TARGET] for sequence in ordered if sequence.decoding), initial=0)
+        )
+        budget = batch_cap(
+            requirements,
+            lambda query_tokens: cost(query_tokens, held[min(query_tokens, len(held) - 1)]),
+            budget,
+        )
+    limits: dict[int, Chunk] = {}
     if order == "slo" and prompts:
-        wanted = {one.id: Chunk(0, 0) for one in prompts}
-        prompts = _taken_in(sequences, prompts, now, speculation, kv_tokens, pace)
-        draft_tokens = round(len(needs) * pace.draft_tokens)
-        drafting = pace.drafting if draft_tokens else 0.0
-        company = Company(
-            needs, cache(lambda rows: drafting + cost(rows + draft_tokens, kv_tokens)),
-            budget, config.max_chunk, pace.step,
+        limits = {sequence.id: Chunk(0, 0) for sequence in prompts}
+        prompts = _admitted_prompts(sequences, prompts, now, speculation, kv_tokens, averages)
+        draft_tokens = round(len(requirements) * averages.draft_tokens)
+        drafting = averages.drafting if draft_tokens else 0.0
+        decode_batch = DecodeBatch(
+            requirements, cache(lambda query_tokens: drafting + cost(query_tokens + draft_tokens, kv_tokens)),
+            budget, config.max_chunk, averages.step,
         )  # fmt: skip
         for open in (False, True):  # prompt streams after complete prompts
-            group = [one for one in prompts if one.open == open]
-            group = _first(group, ENOUGH * budget, idle) if open else group
+            group = [sequence for sequence in prompts if sequence.open == open]
+            group = _first_prompts(group, STREAM_BUDGETS * budget, idle) if open else group
             if not group:
                 continue
-            given = [_prompt(one, now, idle) for one in group]
-            found = chunks(given, company, pace.output, config.prefill_share)
-            wanted |= {one.id: chunk for one, chunk in zip(group, found, strict=True)}
+            inputs = [_prompt(sequence, now, idle) for sequence in group]
+            planned = chunks(inputs, decode_batch, averages.output, config.prefill_share)
+            limits |= {sequence.id: chunk for sequence, chunk in zip(group, planned, strict=True)}
     # Tokens planned for a sequence that cannot start would be lost to the sequences it waits for. So it gets
-    # one, to begin with if it should start after all. The same holds for a sequence with a transfer
+    # one token, in case it can start after all. The same holds for a sequence with a transfer
     # reservation: the running ones may be waiting for the blocks reserved for it.
     if order == "slo":
-        waiting = [one for one in working if one.waits or (one.granted and not one.running)]
-        wanted |= {one.id: Chunk(1, 1) for one in waiting if not one.reserved}
-    if apart:
-        wanted |= {one.id: _steady(one, wanted.get(one.id), config) for one in prompts if one.open}
-    return BatchCandidates(ranked, working, budget, wanted, order == EXCLUSIVE, apart, idle)
+        waiting = [
+            sequence
+            for sequence in ordered
+            if sequence.waiting or (sequence.granted and not sequence.running)
+        ]
+        limits |= {sequence.id: Chunk(1, 1) for sequence in waiting if not sequence.reserved}
+    if defer_streams:
+        limits |= {
+            sequence.id: _edit_stable_chunk(sequence, limits.get(sequence.id), config)
+            for sequence in prompts
+            if sequence.open
+        }
+    return BatchCandidates(ranked, ordered, budget, limits, order == EXCLUSIVE, defer_streams, idle)
 
 
-def _first(prompts: list[Sequence], tokens: int, idle: bool) -> list[Sequence]:
+def _first_prompts(prompts: list[Sequence], tokens: int, idle: bool) -> list[Sequence]:
     """Return the first prompts that together have `tokens` tokens to compute."""
-    sums = accumulate(one.todo(idle) for one in prompts)
+    sums = accumulate(sequence.todo(idle) for sequence in prompts)
     return prompts[: 1 + sum(1 for so_far in sums if so_far < tokens)]
 
 
-def _taken_in(
+def _admitted_prompts(
     sequences: List[Sequence],
     prompts: List[Sequence],
     now: float,
     speculation: Speculation,
     kv_tokens: int,
-    pace: RunningAverages,
+    averages: RunningAverages,
 ) -> list[Sequence]:
     """Return those of the `prompts` that continue or begin: all but those that would make other requests miss
     their targets. One of the latter at a time is aged in when it has reached the maximum wait."""
-    waiting = [one for one in prompts if _gated(one)]
-    if not waiting or all(one.params.slo.tpot_ms is None for one in sequences):
+    waiting = [sequence for sequence in prompts if _needs_admission(sequence)]
+    if not waiting or all(sequence.params.slo.tpot_ms is None for sequence in sequences):
         return list(prompts)
-    begun = [one for one in prompts if not (_gated(one) or one.open or one.handoff)]
-    present = [_request(one, now) for one in (*begun, *(one for one in sequences if one.decoding))]
-    patient = any(one.forced for one in sequences)
-    asked = []
-    for one in waiting:
-        timely = one.deadline is not None and not one.late(now)
-        forced = one.forced or not (patient or timely or now - one.arrival <= GRACE)
-        patient = patient or forced
-        asked.append(_request(one, now, forced))
-        one.forced = forced
-    means = speculation.means(kv_tokens, round(pace.prompts))
-    verdict = admitted(asked, present, means)
-    held = {one.id for one, goes in zip(waiting, verdict, strict=True) if not goes}
-    return [one for one in prompts if one.id not in held]
+    begun = [
+        sequence
+        for sequence in prompts
+        if not (_needs_admission(sequence) or sequence.open or sequence.handoff)
+    ]
+    present = [
+        _request(sequence, now)
+        for sequence in (*begun, *(sequence for sequence in sequences if sequence.decoding))
+    ]
+    any_aged_in = any(sequence.aged_in for sequence in sequences)
+    requests = []
+    for sequence in waiting:
+        timely = sequence.deadline is not None and not sequence.late(now)
+        aged_in = sequence.aged_in or not (any_aged_in or timely or now - sequence.arrival <= GRACE)
+        any_aged_in = any_aged_in or aged_in
+        requests.append(_request(sequence, now, aged_in))
+        sequence.aged_in = aged_in
+    means = speculation.means(kv_tokens, round(averages.prompts))
+    decisions = admit(requests, present, means)
+    rejected = {sequence.id for sequence, admitted in zip(waiting, decisions, strict=True) if not admitted}
+    return [sequence for sequence in prompts if sequence.id not in rejected]
 
 
-def _request(sequence: Sequence, now: float, forced: bool = False) -> Request:
+def _request(sequence: Sequence, now: float, aged_in: bool = False) -> Request:
     if sequence.decoding:
         return Request(sequence.tpot(now), priority=sequence.priority)
     deadline = sequence.deadline
     due_in = None if deadline is None or deadline <= now else deadline - now
-    return Request(sequence.tpot(now), sequence.todo(idle=False), due_in, sequence.priority, forced)
+    return Request(sequence.tpot(now), sequence.todo(idle=False), due_in, sequence.priority, aged_in)
 
 
-def _gated(sequence: Sequence) -> bool:
+def _needs_admission(sequence: Sequence) -> bool:
     """Whether a prompt has not begun yet and will decode on this worker once it is computed."""
     return not (sequence.running or sequence.outputs or sequence.open or sequence.handoff)
 
@@ -203,29 +224,33 @@ def workload(
     config: EngineConfig,
     message: Submit,
     speculation: Speculation,
-    pace: RunningAverages,
+    averages: RunningAverages,
 ) -> Load:
     """Return the load before and together with a request that arrives now."""
     ttft = message.params.slo.ttft_ms
     deadline = None if ttft is None else message.arrival + ttft / 1000
-    prompts = [one for one in sequences if not one.outputs]
+    prompts = [sequence for sequence in sequences if not sequence.outputs]
     if config.order == "slo" and deadline is not None:
-        prompts = [one for one in prompts if one.deadline is not None and one.deadline <= deadline]
+        prompts = [
+            sequence
+            for sequence in prompts
+            if sequence.deadline is not None and sequence.deadline <= deadline
+        ]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
-    draft, cover, depth = speculation.alone()
+    draft_seconds, acceptance, max_depth = speculation.single_request_estimates()
     return Load(
-        decoding=sum(one.running and bool(one.outputs) for one in sequences),
-        ahead=sum(one.todo(idle=False) for one in prompts),
-        seconds=lambda rows: speculation.step_cost(rows, kv_tokens),
-        most=min(config.max_chunk, config.max_num_batched_tokens),
-        mean_output=pace.output,
-        draft=draft,
-        cover=cover,
-        depth=depth,
+        decoding=sum(sequence.running and bool(sequence.outputs) for sequence in sequences),
+        queued_tokens=sum(sequence.todo(idle=False) for sequence in prompts),
+        step_seconds=lambda query_tokens: speculation.step_cost(query_tokens, kv_tokens),
+        max_prompt_tokens=min(config.max_chunk, config.max_num_batched_tokens),
+        mean_output=averages.output,
+        draft_seconds=draft_seconds,
+        acceptance=acceptance,
+        max_depth=max_depth,
     )
 
 
-def _resting(sequence: Sequence) -> Candidate:
+def _idle_candidate(sequence: Sequence) -> Candidate:
     """Return the candidate for a sequence with nothing to compute now: only what its rank depends on. Idle
     prompt streams are the first to lose their memory."""
     return Candidate(
@@ -233,9 +258,9 @@ def _resting(sequence: Sequence) -> Candidate:
         priority=sequence.priority,
         computed=sequence.computed[TARGET],
         complete=not sequence.open,
-        last_chunk_at=sequence.chunk_at,
-        asked_at=sequence.asked_at,
-        resting=sequence.open,
+        last_chunk_at=sequence.last_chunk_at,
+        completed_at=sequence.completed_at,
+        idle=sequence.open,
     )
 
 
@@ -245,43 +270,43 @@ def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
             arrival=sequence.arrival,
             priority=sequence.priority,
             remaining=sequence.pending,
-            work=sequence.pending * token_seconds,
+            prefill_seconds=sequence.pending * token_seconds,
             computed=sequence.computed[TARGET],
             running=bool(sequence.blocks),
             complete=False,
-            last_chunk_at=sequence.chunk_at,
-            asked_at=sequence.arrival,
-            steady=sequence.steady,
+            last_chunk_at=sequence.last_chunk_at,
+            completed_at=sequence.arrival,
+            edit_stability=sequence.edit_stability,
         )
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,
         remaining=sequence.pending,
-        work=sequence.pending * token_seconds if sequence.streamed else 0.0,
+        prefill_seconds=sequence.pending * token_seconds if sequence.streamed else 0.0,
         computed=sequence.computed[TARGET],
         running=sequence.running,
         decoding=sequence.decoding,
         complete=not sequence.open,
-        last_chunk_at=sequence.chunk_at,
-        asked_at=sequence.asked_at,
-        steady=sequence.steady if sequence.open else 0,
+        last_chunk_at=sequence.last_chunk_at,
+        completed_at=sequence.completed_at,
+        edit_stability=sequence.edit_stability if sequence.open else 0,
         deadline=sequence.deadline,
-        need=sequence.need,
+        requirement=sequence.requirement,
     )
 
 
-def _steady(sequence: Sequence, given: Chunk | None, config: EngineConfig) -> Chunk:
+def _edit_stable_chunk(sequence: Sequence, chunk: Chunk | None, config: EngineConfig) -> Chunk:
     """Limit a prompt stream's chunk to tokens that are as edit-stable as its first one."""
-    given = given or Chunk(config.max_chunk, 1)
-    most = min(given.tokens, sequence.steady_rows)
-    return Chunk(most, min(most, given.due))
+    chunk = chunk or Chunk(config.max_chunk, 1)
+    tokens = min(chunk.tokens, sequence.edit_stable_tokens)
+    return Chunk(tokens, min(tokens, chunk.due))
 
 
 def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
     deadline = sequence.deadline
     due_in = None if deadline is None else deadline - now
-    waited = 0.0 if sequence.open else max(0.0, now - sequence.asked_at)
-    found = 0 if sequence.running else sequence.found
-    remaining = max(1, sequence.todo(idle) - found)
-    length = max(remaining, len(sequence.tokens) - sequence.found)
+    waited = 0.0 if sequence.open else max(0.0, now - sequence.completed_at)
+    planned = 0 if sequence.running else sequence.cached
+    remaining = max(1, sequence.todo(idle) - planned)
+    length = max(remaining, len(sequence.tokens) - sequence.cached)
     return Prompt(remaining, length, waited, due_in, sequence.running, sequence.streamed)

@@ -22,7 +22,7 @@ class BlockPool:
         self.size = size
         self._references = [0] * size
         self._hashes: list[bytes | None] = [None] * size
-        self._planes = [0] * size
+        self._groups = [0] * size
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(size))
         self._cached: dict[bytes, int] = {}
         self._changes: dict[bytes, bool] | None = None
@@ -37,7 +37,7 @@ class BlockPool:
         """Number of blocks that a lookup can find."""
         return len(self._cached)
 
-    def note_changes(self) -> None:
+    def track_changes(self) -> None:
         """Start recording the changes that `take_changes` returns."""
         self._changes = {}
 
@@ -52,7 +52,7 @@ class BlockPool:
         """Allocate the least recently used free block, and drop its hash. Raises RuntimeError if none is
         free."""
         if not self._free:
-            raise RuntimeError("no free KV block: the caller must make room first")
+            raise RuntimeError("no free KV block: evict a sequence before allocating")
         block, _ = self._free.popitem(last=False)
         self.forget(block)
         self._references[block] = 1
@@ -86,29 +86,29 @@ class BlockPool:
         """Whether one sequence alone holds the block and no lookup can find it."""
         return self._references[block] == 1 and self._hashes[block] is None
 
-    def register(self, block: int, digest: bytes, planes: int) -> None:
-        """Make `block` known to lookups; its KV is complete in the KV cache groups of the bit mask `planes`.
+    def register(self, block: int, digest: bytes, groups: int) -> None:
+        """Make `block` known to lookups; its KV is complete in the KV cache groups of the bit mask `groups`.
         If another block is already known under the digest, that one stays and this one is not listed."""
         if self._hashes[block] is None and digest not in self._cached:
             self._hashes[block] = digest
             self._cached[digest] = block
         if self._hashes[block] == digest:
-            if self._changes is not None and planes & ~self._planes[block] & 1:
+            if self._changes is not None and groups & ~self._groups[block] & 1:
                 self._changes[digest] = True
-            self._planes[block] |= planes
+            self._groups[block] |= groups
 
     def lookup(self, digest: bytes) -> int | None:
         return self._cached.get(digest)
 
-    def knows(self, block: int, digest: bytes, plane: int) -> bool:
-        """Whether a lookup of `digest` finds KV that is complete in KV cache group `plane`, in `block` or
+    def knows(self, block: int, digest: bytes, group: int) -> bool:
+        """Whether a lookup of `digest` finds KV that is complete in KV cache group `group`, in `block` or
         another."""
-        found = self._cached.get(digest)
-        return found is not None and (found != block or self.has_plane(block, plane))
+        registered = self._cached.get(digest)
+        return registered is not None and (registered != block or self.has_group(block, group))
 
-    def has_plane(self, block: int, plane: int) -> bool:
-        """Whether a registered block's KV is complete in KV cache group `plane`."""
-        return bool(self._planes[block] >> plane & 1)
+    def has_group(self, block: int, group: int) -> bool:
+        """Whether a registered block's KV is complete in KV cache group `group`."""
+        return bool(self._groups[block] >> group & 1)
 
     def faults(self, holders: Mapping[int, int]) -> Iterator[str]:
         """Yield the inconsistencies of the pool's own counts, given the number of `holders` of each block."""
@@ -121,7 +121,7 @@ class BlockPool:
         named = {digest: block for block, digest in enumerate(self._hashes) if digest is not None}
         if named != self._cached:
             yield "names lead to other blocks than those that have them"
-        if any(groups and self._hashes[block] is None for block, groups in enumerate(self._planes)):
+        if any(mask and self._hashes[block] is None for block, mask in enumerate(self._groups)):
             yield "a block without a name counts as complete"
 
     def forget(self, block: int) -> None:
@@ -129,7 +129,7 @@ class BlockPool:
         digest = self._hashes[block]
         if digest is not None:
             del self._cached[digest]
-            if self._changes is not None and self._planes[block] & 1:
+            if self._changes is not None and self._groups[block] & 1:
                 self._changes[digest] = False
         self._hashes[block] = None
-        self._planes[block] = 0
+        self._groups[block] = 0

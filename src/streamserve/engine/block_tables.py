@@ -15,10 +15,10 @@ from streamserve.scheduling.prefix import extend_hashes
 class BlockTables:
     """Owns the pool, and the copies requested since the last `take_copies`."""
 
-    def __init__(self, num_blocks: int, block_size: int, planes: int, prefix_caching: bool) -> None:
+    def __init__(self, num_blocks: int, block_size: int, groups: int, prefix_caching: bool) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
-        self.planes = planes
+        self.groups = groups
         self.prefix_caching = prefix_caching
         self.copies_on_write = 0
         self._copies: list[tuple[int, int]] = []
@@ -30,19 +30,19 @@ class BlockTables:
     def match(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks of a waiting sequence's longest known prefix, without taking a reference.
         The last token is left out, since its logits are needed; with prompt log-probabilities the whole
-        prompt is. Stores the cached prefix length in `sequence.found`."""
+        prompt is. Stores the cached prefix length in `sequence.cached`."""
         if not self.prefix_caching or not sequence.prompt_logprobs_done:
             return []
         length = len(sequence.tokens) - 1
         extend_hashes(sequence.hashes, sequence.root, sequence.tokens, self.block_size, length)
-        found = []
+        cached = []
         for digest in sequence.hashes[: length // self.block_size]:
             block = self.pool.lookup(digest)
-            if block is None or not self.pool.has_plane(block, TARGET):
+            if block is None or not self.pool.has_group(block, TARGET):
                 break
-            found.append(block)
-        sequence.found = len(found) * self.block_size
-        return found
+            cached.append(block)
+        sequence.cached = len(cached) * self.block_size
+        return cached
 
     def next_hash(self, sequence: Sequence) -> bytes | None:
         """Return the hash of the first full block that a waiting sequence would have to compute, None if it
@@ -50,7 +50,7 @@ class BlockTables:
         known = len(self.match(sequence))
         return sequence.hashes[known] if known < len(sequence.hashes) else None
 
-    def coming(self, sequence: Sequence) -> set[bytes]:
+    def pending_hashes(self, sequence: Sequence) -> set[bytes]:
         """Return the hashes of the full blocks that a running sequence is about to compute."""
         return set(sequence.hashes[sequence.computed[TARGET] // self.block_size :])
 
@@ -59,30 +59,30 @@ class BlockTables:
         for block in blocks:
             self.pool.share(block)
         sequence.blocks = list(blocks)
-        for plane in range(self.planes):
+        for group in range(self.groups):
             whole = 0
-            while whole < len(blocks) and self.pool.has_plane(blocks[whole], plane):
+            while whole < len(blocks) and self.pool.has_group(blocks[whole], group):
                 whole += 1
-            sequence.computed[plane] = whole * self.block_size
+            sequence.computed[group] = whole * self.block_size
 
-    def writable(self, sequence: Sequence, rows: int) -> bool:
-        """Whether the next `rows` positions can be written without allocating or copying."""
+    def writable(self, sequence: Sequence, tokens: int) -> bool:
+        """Whether the next `tokens` positions can be written without allocating or copying."""
         held = len(sequence.blocks) * self.block_size
-        return sequence.computed[TARGET] + rows <= held and not self._copy_needed(sequence)
+        return sequence.computed[TARGET] + tokens <= held and not self._copy_needed(sequence)
 
-    def shortage(self, sequence: Sequence, rows: int) -> int:
-        """Return how many free blocks are missing to write `rows` tokens after those computed."""
-        length = sequence.computed[TARGET] + rows
-        wanted = self.blocks_for(length) - len(sequence.blocks) + self._copy_needed(sequence)
-        return max(0, wanted - self.pool.free)
+    def shortage(self, sequence: Sequence, tokens: int) -> int:
+        """Return how many free blocks are missing to write `tokens` tokens after those computed."""
+        length = sequence.computed[TARGET] + tokens
+        needed = self.blocks_for(length) - len(sequence.blocks) + self._copy_needed(sequence)
+        return max(0, needed - self.pool.free)
 
-    def room(self, sequence: Sequence) -> int:
+    def free_slots(self, sequence: Sequence) -> int:
         """Return how many tokens could be written after those computed with the blocks that are free now."""
         blocks = len(sequence.blocks) + self.pool.free - self._copy_needed(sequence)
         return max(0, blocks * self.block_size - sequence.computed[TARGET])
 
-    def grow(self, sequence: Sequence, rows: int) -> None:
-        """Make the next `rows` positions writable. There must be no shortage."""
+    def grow(self, sequence: Sequence, tokens: int) -> None:
+        """Make the next `tokens` positions writable. There must be no shortage."""
         if self._copy_needed(sequence):
             index = sequence.computed[TARGET] // self.block_size
             source, fresh = sequence.blocks[index], self.pool.allocate()
@@ -94,14 +94,14 @@ class BlockTables:
             self.copies_on_write += 1
             # Only the target's KV is copied: drafting precedes the copies, so a draft model computes the
             # block's tokens again.
-            for plane in range(1, self.planes):
-                sequence.computed[plane] = min(sequence.computed[plane], index * self.block_size)
-        while len(sequence.blocks) < self.blocks_for(sequence.computed[TARGET] + rows):
+            for group in range(1, self.groups):
+                sequence.computed[group] = min(sequence.computed[group], index * self.block_size)
+        while len(sequence.blocks) < self.blocks_for(sequence.computed[TARGET] + tokens):
             sequence.blocks.append(self.pool.allocate())
 
-    def trim(self, sequence: Sequence, rows: int) -> None:
-        """Free the blocks beyond the next `rows` positions."""
-        self.trim_to(sequence, sequence.computed[TARGET] + rows)
+    def trim(self, sequence: Sequence, tokens: int) -> None:
+        """Free the blocks beyond the next `tokens` positions."""
+        self.trim_to(sequence, sequence.computed[TARGET] + tokens)
 
     def trim_to(self, sequence: Sequence, length: int) -> None:
         """Free the blocks beyond the first `length` positions, with their KV of every KV cache group: a draft
@@ -132,15 +132,15 @@ class BlockTables:
             return
         longest = max(sequence.computed)
         extend_hashes(sequence.hashes, sequence.root, sequence.tokens, self.block_size, longest)
-        for plane, computed in enumerate(sequence.computed):
+        for group, computed in enumerate(sequence.computed):
             full = computed // self.block_size
             first = full - 1
-            while first >= 0 and not self.pool.knows(sequence.blocks[first], sequence.hashes[first], plane):
+            while first >= 0 and not self.pool.knows(sequence.blocks[first], sequence.hashes[first], group):
                 first -= 1
             for index in range(first + 1, full):
-                self.pool.register(sequence.blocks[index], sequence.hashes[index], 1 << plane)
+                self.pool.register(sequence.blocks[index], sequence.hashes[index], 1 << group)
 
-    def disown(self, sequence: Sequence) -> None:
+    def unregister(self, sequence: Sequence) -> None:
         """Remove the sequence's blocks from the prefix index: their KV may be wrong."""
         for block in sequence.blocks:
             self.pool.forget(block)
@@ -149,7 +149,7 @@ class BlockTables:
         """Release all of the sequence's blocks; cached ones can still be found."""
         self.pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.computed = [0] * self.planes
+        sequence.computed = [0] * self.groups
 
     def _copy_needed(self, sequence: Sequence) -> bool:
         """Whether the block of the next token is shared or cached, so that it must be copied before it is

@@ -6,28 +6,28 @@ from streamserve.engine.observer import Observer
 from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.protocol.messages import Event, Finished, FinishReason, Guessed, PromptLogprobs, Token
+from streamserve.protocol.messages import DraftVerified, Event, Finished, FinishReason, PromptLogprobs, Token
 
 NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
 
 
 class StepCommitter:
-    """Commits results to the sequences of `scheduler`. `eos`: the token ids that end a text; `pace` and
-    `watch` are updated when an output ends."""
+    """Commits results to the sequences of `scheduler`. `eos`: the token ids that end a text; `averages` and
+    `observer` are updated when an output ends."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        exchange: KVTransferManager,
-        pace: RunningAverages,
-        watch: Observer,
+        transfers: KVTransferManager,
+        averages: RunningAverages,
+        observer: Observer,
         eos: frozenset[int],
         max_model_len: int,
     ) -> None:
         self._scheduler = scheduler
-        self._exchange = exchange
-        self._pace = pace
-        self._watch = watch
+        self._transfers = transfers
+        self._averages = averages
+        self._observer = observer
         self._eos = eos
         self._max_model_len = max_model_len
         self.generation_tokens = 0
@@ -39,21 +39,23 @@ class StepCommitter:
         events: list[Event] = []
         if outcome.prompt_logprobs:
             events += _prompt_logprobs(sequence, span, outcome)
-        sequence.computed[span.plane] += len(span.tokens)
+        sequence.computed[span.group] += len(span.tokens)
         if outcome.not_finite:
             return self._corrupted(sequence)
         if outcome.error:
-            self._exchange.remove(sequence)
+            self._transfers.remove(sequence)
             return events + [_refused(sequence, choice, outcome.error) for choice in sequence.choices]
         if span.tree is None:
             self._scheduler.tables.register(sequence)
-            self._exchange.advance(sequence)
+            self._transfers.advance(sequence)
             return events
         if sequence.handoff:
             return events + self._hand_over(sequence, outcome)
         if len(span.tree) > 1:
-            guessed, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
-            events.append(Guessed(sequence.request, sequence.attempt, sequence.choices[0], guessed, accepted))
+            drafted, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
+            events.append(
+                DraftVerified(sequence.request, sequence.attempt, sequence.choices[0], drafted, accepted)
+            )
         branches = self._scheduler.fork(sequence)
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)
@@ -62,8 +64,8 @@ class StepCommitter:
     def _corrupted(self, sequence: Sequence) -> list[Event]:
         """End a sequence whose logits are not finite; later requests find none of its KV."""
         self.corrupted_requests += 1
-        self._scheduler.tables.disown(sequence)
-        self._exchange.remove(sequence)
+        self._scheduler.tables.unregister(sequence)
+        self._transfers.remove(sequence)
         return [
             Finished(sequence.request, sequence.attempt, choice, "error", NOT_FINITE, status=500)
             for choice in sequence.choices
@@ -72,27 +74,27 @@ class StepCommitter:
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
         """Emit one token of each choice. The sequence is held until the decode worker has the KV."""
         events: list[Event] = []
-        going = []
+        continuing = []
         self._scheduler.tables.register(sequence)
         if sequence.returned:
             sequence.held = True
-            self._exchange.advance(sequence)
+            self._transfers.advance(sequence)
             return events
-        for choice, (one,) in zip(sequence.choices, outcome.outputs, strict=True):
-            sequence.tokens.append(one.token)
+        for choice, (token,) in zip(sequence.choices, outcome.outputs, strict=True):
+            sequence.tokens.append(token.token)
             finish = sequence.finish_reason(self._eos, self._max_model_len)
-            finish = "stop" if one.ends else finish
-            events.append(_token(sequence, choice, one, finish))
+            finish = "stop" if token.ends else finish
+            events.append(_token(sequence, choice, token, finish))
             sequence.tokens.pop()
             self.generation_tokens += 1
-            self._watch.moment("output 0", sequence.request)
+            self._observer.on_event("output 0", sequence.request)
             if not finish:
-                going.append(choice)
-        if going:
-            sequence.choices, sequence.held = tuple(going), True
-            self._exchange.advance(sequence)
+                continuing.append(choice)
+        if continuing:
+            sequence.choices, sequence.held = tuple(continuing), True
+            self._transfers.advance(sequence)
         else:
-            self._exchange.remove(sequence)
+            self._transfers.remove(sequence)
         return events
 
     def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[Event]:
@@ -102,24 +104,24 @@ class StepCommitter:
         if finish:  # nothing to generate: only prompt log-probabilities were requested
             events.append(Finished(sequence.request, sequence.attempt, sequence.choices[0], finish))
         elif not sequence.outputs:
-            self._watch.moment("output 0", sequence.request)
-        for number, one in enumerate(sampled):
+            self._observer.on_event("output 0", sequence.request)
+        for number, token in enumerate(sampled):
             if finish:
                 break
-            sequence.tokens.append(one.token)
+            sequence.tokens.append(token.token)
             sequence.computed[TARGET] += number > 0
             finish = sequence.finish_reason(self._eos, self._max_model_len)
-            finish = "stop" if one.ends else finish
+            finish = "stop" if token.ends else finish
             self.generation_tokens += 1
-            events.append(_token(sequence, sequence.choices[0], one, finish))
+            events.append(_token(sequence, sequence.choices[0], token, finish))
         self._scheduler.tables.register(sequence)
         if finish:
-            self._watch.moment("finishing", sequence.request)
+            self._observer.on_event("finishing", sequence.request)
         if finish and sequence.open:
-            sequence.ending = _last(events)
+            sequence.final_event = _last(events)
         elif finish:
-            self._pace.ended(sequence.outputs)
-            self._exchange.remove(sequence)
+            self._averages.ended(sequence.outputs)
+            self._transfers.remove(sequence)
         return events
 
 

@@ -7,13 +7,19 @@ from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.observer import Journal, NoObserver, Observer, OfClients, StepPhase, Unwritten
+from streamserve.engine.observer import ClientObserver, Journal, NoObserver, NullJournal, Observer, StepPhase
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.transport import Incoming, Outgoing, Transport
-from streamserve.engine.validation import ends, infeasible_ends, may_be_infeasible, refusal, sequence_of
+from streamserve.engine.validation import (
+    final_events,
+    infeasible_events,
+    make_sequence,
+    may_be_infeasible,
+    refusal,
+)
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
@@ -27,7 +33,7 @@ from streamserve.protocol.messages import (
     ToEngine,
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
-from streamserve.protocol.tickets import CacheAddress, Join, Push, Release
+from streamserve.protocol.transfers import CacheAddress, Join, Push, Release
 from streamserve.scheduling.cost import SwapCost
 from streamserve.scheduling.eviction import DEFAULT_SWAP_COST, Costs
 from streamserve.scheduling.prefix import namespace
@@ -46,7 +52,7 @@ class Engine:
     * `swap_cost`: the cost of copying KV blocks to the host pool and back.
     * `transport` lets the engine send the KV of prompts to other workers.
     * `cache`, the address of the engine's KV pool, lets other workers send theirs to it.
-    * `watch` receives the lifecycle events of requests, `journal` what is about to be done.
+    * `observer` receives the lifecycle events of requests, `journal` what is about to be done.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class Engine:
         transport: Transport | None = None,
         cache: CacheAddress | None = None,
         name: str = "",
-        watch: Observer | None = None,
+        observer: Observer | None = None,
         journal: Journal | None = None,
     ) -> None:
         self.config = config
@@ -72,30 +78,30 @@ class Engine:
         self.clock = clock
         self.drafter = drafter
         speculation = speculation or Speculation(SpeculationPolicy("goodput"), default_cost)
-        planes = 1 + (drafter is not None and drafter.plane == DRAFT)
+        groups = 1 + (drafter is not None and drafter.group == DRAFT)
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
-        self.scheduler = Scheduler(config, planes, drafter is not None, costs)
-        self._watch = OfClients(watch) if watch else NoObserver()
-        self._journal = journal or Unwritten()
-        self.pace = RunningAverages()
+        self.scheduler = Scheduler(config, groups, drafter is not None, costs)
+        self._observer = ClientObserver(observer) if observer else NoObserver()
+        self._journal = journal or NullJournal()
+        self.averages = RunningAverages()
         self._drafting = Drafting(
-            drafter, speculation, self.scheduler, config, clock, draft_wait, self._watch, self.pace,
+            drafter, speculation, self.scheduler, config, clock, draft_wait, self._observer, self.averages,
             self._journal,
         )  # fmt: skip
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step could do nothing: sequences that wait for memory must go on waiting."""
         self._stepping = False
-        self._later: list[ToEngine] = []
+        self._deferred: list[ToEngine] = []
         pool = self.scheduler.tables.pool
         outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
         incoming = Incoming(cache, name, pool, config.block_size) if cache else None
         if transport or cache:
-            pool.note_changes()
-        self.exchange = KVTransferManager(self.scheduler, outgoing, incoming, self._watch)
+            pool.track_changes()
+        self.transfers = KVTransferManager(self.scheduler, outgoing, incoming, self._observer)
         eos = frozenset(model.eos_token_ids)
-        self._outcomes = StepCommitter(
-            self.scheduler, self.exchange, self.pace, self._watch, eos, config.max_model_len
+        self._committer = StepCommitter(
+            self.scheduler, self.transfers, self.averages, self._observer, eos, config.max_model_len
         )
         self._prompt_tokens = 0
         self._step_seconds = 0.0
@@ -123,11 +129,11 @@ class Engine:
         choice)."""
         self.stalled = False
         if self._stepping:
-            self._later.append(message)
+            self._deferred.append(message)
             return []
         self._journal.take(message)
         events = self._take(message)
-        self._journal.leave(self.exchange.moving())
+        self._journal.leave(self.transfers.moving())
         return events
 
     def _take(self, message: ToEngine) -> list[Event]:
@@ -139,7 +145,7 @@ class Engine:
             case Cancel():
                 return self._cancel(message)
             case Push() | Join() | Release():
-                self.exchange.handle(message)
+                self.transfers.handle(message)
                 return []
 
     def step(self) -> list[Event]:
@@ -149,8 +155,8 @@ class Engine:
             events = self._step()
         finally:
             self._stepping = False
-        self._journal.leave(self.exchange.moving())
-        later, self._later = self._later, []
+        self._journal.leave(self.transfers.moving())
+        later, self._deferred = self._deferred, []
         for message in later:
             events += self.handle(message)
         return events
@@ -162,43 +168,45 @@ class Engine:
         for sequence in able:
             sequence.tick(started)
         proposals = self.scheduler.plan(
-            batch_candidates(able, self.config, started, self.speculation, self.pace)
+            batch_candidates(able, self.config, started, self.speculation, self.averages)
         )
         trees = self._drafting.trees(proposals)
-        self._drafting.read_along(proposals)
+        self._drafting.catch_up_prompts(proposals)
         plan = self.scheduler.select(proposals, trees)
         if self.config.check:
             check_plan(plan, self.scheduler)
         self._drafting.read_ahead(plan)
         for span in plan.spans:
-            self.exchange.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
+            self.transfers.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         result = self._run(plan)
-        self.exchange.issue()
+        self.transfers.issue()
         events = self._admissions(proposals, started)
         for event in events:
-            self._watch.moment("first chunk", event.request)
+            self._observer.on_event("first chunk", event.request)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
-            events += self._outcomes.commit(span, outcome)
+            events += self._committer.commit(span, outcome)
             events += self.streams.progress(span.sequence, started)
         self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
         if self.stalled:
-            events += self._given_up()
+            events += self._give_up_write_backs()
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
-            check_state(self.scheduler, self.exchange)
+            check_state(self.scheduler, self.transfers)
         self._step_seconds += self.clock() - started
         return events
 
-    def _given_up(self) -> list[Event]:
+    def _give_up_write_backs(self) -> list[Event]:
         """End the KV write-backs that have no free blocks, when nothing else can proceed either: all other
         sequences may be waiting for the blocks reserved for them on another worker."""
-        waiting = [s for s in self.scheduler.sequences.values() if s.returned and s.waits]
+        waiting = [s for s in self.scheduler.sequences.values() if s.returned and s.waiting]
         for sequence in waiting:
-            self.exchange.remove(sequence)
-        return [Finished(s.request, s.attempt, 0, "error", "no room to return it") for s in waiting]
+            self.transfers.remove(sequence)
+        return [
+            Finished(s.request, s.attempt, 0, "error", "no free KV blocks to write it back") for s in waiting
+        ]
 
-    def cache_news(self) -> Cached | None:
+    def take_cache_updates(self) -> Cached | None:
         """Return the changes of the prefix index since the last call, for one worker of a stream pair; None
         without changes."""
         stored, dropped = self.scheduler.tables.pool.take_changes()
@@ -207,7 +215,7 @@ class Engine:
     def report(self) -> Report:
         """Return the engine's state and counters as of now."""
         scheduler, pool = self.scheduler, self.scheduler.tables.pool
-        running = len(scheduler.room.running())
+        running = len(scheduler.allocator.running())
         return Report(
             running=running,
             waiting=len(scheduler.sequences) - running,
@@ -215,12 +223,12 @@ class Engine:
             blocks_live=pool.size - pool.free,
             steps=scheduler.steps,
             prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._outcomes.generation_tokens,
+            generation_tokens=self._committer.generation_tokens,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
-            preemptions=scheduler.room.preemptions,
+            preemptions=scheduler.allocator.preemptions,
             copies_on_write=scheduler.tables.copies_on_write,
-            corrupted_requests=self._outcomes.corrupted_requests,
+            corrupted_requests=self._committer.corrupted_requests,
             step_seconds=self._step_seconds,
             step_parts=StepParts(
                 scheduling=self._scheduling_seconds,
@@ -229,9 +237,9 @@ class Engine:
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
-            evictions=EvictionReport(**vars(scheduler.room.evictions)),
+            evictions=EvictionReport(**vars(scheduler.allocator.evictions)),
             streams=StreamReport(**vars(self.streams.counters)),
-            transfer=self.exchange.report(),
+            transfer=self.transfers.report(),
         )
 
     @property
@@ -240,40 +248,40 @@ class Engine:
         return self.speculation.counters.draft_seconds + self._target_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
-        refused = self._refused(message)
+        refused = self._refuse(message)
         if refused is not None:
             return refused
-        self._watch.moment("submitted", message.request)
+        self._observer.on_event("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
-            self.exchange.remove(sequence)  # an earlier attempt: only the latest one is served
+            self.transfers.remove(sequence)  # an earlier attempt: only the latest one is served
         fresh = not any(message.outputs.values())
-        groups = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
-        for choices in groups:
+        parts = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
+        for choices in parts:
             root = namespace(self.model.fingerprint, message.cache_salt)
-            planes, survival = self.scheduler.tables.planes, self.streams.survival
-            sequence = sequence_of(message, choices, self.scheduler.new_id(), root, planes, survival)
+            groups, survival = self.scheduler.tables.groups, self.streams.survival
+            sequence = make_sequence(message, choices, self.scheduler.new_id(), root, groups, survival)
             self.scheduler.add(sequence)
-            if sequence.returned and sequence.pending - sequence.found > self.config.block_size:
+            if sequence.returned and sequence.pending - sequence.cached > self.config.block_size:
                 self.scheduler.remove(sequence)
-                return ends(message, "its KV is here no more")
+                return final_events(message, "its KV is no longer in this worker's cache")
         if message.phase in ("both", "prefill") and not message.open:
             self._prompt_tokens += len(message.prompt)
         return []
 
-    def _refused(self, message: Submit) -> list[Event] | None:
+    def _refuse(self, message: Submit) -> list[Event] | None:
         """Return the final events of a request that this engine must refuse, because it cannot run here or
         cannot meet its targets; None for an acceptable one."""
-        error = refusal(message, self.config, self.model, self.exchange.serves(message.phase))
+        error = refusal(message, self.config, self.model, self.transfers.serves(message.phase))
         if error:
-            return ends(message, error)
+            return final_events(message, error)
         if self.config.slo_admission and may_be_infeasible(message) and self.speculation.step_cost.observed:
             sequences = list(self.scheduler.sequences.values())
-            load = workload(sequences, self.config, message, self.speculation, self.pace)
-            return infeasible_ends(message, load) or None
+            load = workload(sequences, self.config, message, self.speculation, self.averages)
+            return infeasible_events(message, load) or None
         return None
 
     def _edit(self, message: Edit) -> list[Event]:
-        self._watch.moment("edit", message.request)
+        self._observer.on_event("edit", message.request)
         events = self.streams.edit(message)
         if message.finish:
             prompts = [
@@ -288,59 +296,63 @@ class Engine:
             for choice in sequence.choices:
                 if message.choice in (None, choice):
                     events.append(Finished(sequence.request, sequence.attempt, choice, "abort"))
-                    self._leave(sequence, choice)
+                    self._remove_choice(sequence, choice)
         return events
 
-    def _leave(self, sequence: Sequence, choice: int) -> None:
+    def _remove_choice(self, sequence: Sequence, choice: int) -> None:
         """Remove one choice; with its last choice the sequence is removed too."""
         sequence.choices = tuple(other for other in sequence.choices if other != choice)
         if not sequence.choices:
-            self.exchange.remove(sequence)
+            self.transfers.remove(sequence)
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Execute the plan; learn the cost of the step and which draft tokens were accepted."""
-        rows = sum(span.rows for span in plan.spans)
+        query_tokens = sum(span.query_tokens for span in plan.spans)
         kv_tokens = sum(span.start for span in plan.spans)
-        members = self._enter(plan, rows, kv_tokens)
+        members = self._enter(plan, query_tokens, kv_tokens)
         started = self.clock()
         if plan.swap_out or plan.swap_in:
-            self._watch.moment("swap")
+            self._observer.on_event("swap")
         result = self.executor.run(plan)
         spent = self.clock() - started if result.seconds is None else result.seconds
-        self._watch.moment("verified-before-commit")
+        self._observer.on_event("verified-before-commit")
         self._journal.enter("commit", members, plan=plan)
         live = self.scheduler.sequences
-        self._watch.ran([(live[span.sequence].request, span.rows) for span in plan.spans], spent)
+        self._observer.on_step(
+            [(live[span.sequence].request, span.query_tokens) for span in plan.spans], spent
+        )
         self._target_seconds += spent
-        self.scheduler.room.stepped(plan, spent, result.swap_seconds)
+        self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0:
-            brought = sum(len(outputs) for span in result.spans for outputs in span.outputs)
+            new_tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
             decoding = [outcome for outcome in result.spans if outcome.outputs]
             prompts = sum(len(span.tokens) for span in plan.spans) - len(decoding)
             tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
-            draft_tokens = rows - prompts - len(decoding)
-            self.pace.stepped(len(decoding), tokens, prompts, draft_tokens, self.speculation.drafting_seconds)
-            self.speculation.stepped(rows, kv_tokens, spent, brought)
+            draft_tokens = query_tokens - prompts - len(decoding)
+            self.averages.stepped(
+                len(decoding), tokens, prompts, draft_tokens, self.speculation.drafting_seconds
+            )
+            self.speculation.record_step(query_tokens, kv_tokens, spent, new_tokens)
             for span, outcome in zip(plan.spans, result.spans, strict=True):
                 if span.tree is not None and outcome.outputs and not outcome.error:
                     chosen = [one.token for one in outcome.outputs[0]]
                     sampled = not self.scheduler.sequences[span.sequence].params.greedy
-                    self.speculation.verified(span.sequence, span.tree, chosen, sampled)
+                    self.speculation.record_verification(span.sequence, span.tree, chosen, sampled)
         return result
 
-    def _enter(self, plan: StepPlan, rows: int, kv_tokens: int) -> list[Sequence]:
+    def _enter(self, plan: StepPlan, query_tokens: int, kv_tokens: int) -> list[Sequence]:
         """Write to the journal what is about to be computed, copied or sent, and the predicted seconds;
         returns the sequences concerned."""
         live = self.scheduler.sequences
         members = [live[span.sequence] for span in plan.spans]
-        members += [live[id] for id in self.scheduler.swap.moved if id in live]
-        members += self.exchange.moving()
+        members += [live[id] for id in self.scheduler.swap.moving if id in live]
+        members += self.transfers.moving()
         phase: StepPhase = "run"
         if plan.swap_out or plan.swap_in:
             phase = "swap"
         elif any(span.tree is not None and len(span.tree.tokens) > 1 for span in plan.spans):
             phase = "verify"
-        self._journal.enter(phase, members, self.speculation.step_cost(rows, kv_tokens), plan)
+        self._journal.enter(phase, members, self.speculation.step_cost(query_tokens, kv_tokens), plan)
         return members
 
     def _admissions(self, proposals: list[Proposal], now: float) -> list[Event]:

@@ -27,9 +27,9 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
     _raise_first(_plan_faults(plan, scheduler))
 
 
-def check_state(scheduler: Scheduler, exchange: KVTransferManager) -> None:
+def check_state(scheduler: Scheduler, transfers: KVTransferManager) -> None:
     """Check the engine's counts between steps. Raises InvariantError if one is wrong."""
-    _raise_first(_state_faults(scheduler, exchange))
+    _raise_first(_state_faults(scheduler, transfers))
 
 
 def _raise_first(faults: Iterable[str]) -> None:
@@ -39,18 +39,18 @@ def _raise_first(faults: Iterable[str]) -> None:
 
 def _plan_faults(plan: StepPlan, scheduler: Scheduler) -> Iterator[str]:
     config, tables = scheduler.config, scheduler.tables
-    rows = sum(span.rows for span in plan.spans)
-    if rows > config.max_num_batched_tokens:
-        yield f"the step has {rows} query tokens, more than {config.max_num_batched_tokens}"
+    query_tokens = sum(span.query_tokens for span in plan.spans)
+    if query_tokens > config.max_num_batched_tokens:
+        yield f"the step has {query_tokens} query tokens, more than {config.max_num_batched_tokens}"
     slots = sum(len(scheduler.sequences[span.sequence].choices) for span in plan.spans)
     if slots > config.max_num_seqs:
         yield f"the step has {slots} output choices, more than {config.max_num_seqs}"
     writers: Counter[int] = Counter()
     for span in plan.spans:
-        if span.start + span.rows > len(span.blocks) * config.block_size:
-            yield f"sequence {span.sequence} has no slot for all of its {span.rows} query tokens"
+        if span.start + span.query_tokens > len(span.blocks) * config.block_size:
+            yield f"sequence {span.sequence} has no slot for all of its {span.query_tokens} query tokens"
             continue
-        last = tables.blocks_for(span.start + span.rows)
+        last = tables.blocks_for(span.start + span.query_tokens)
         writers.update(span.blocks[span.start // config.block_size : last])
     copied = {block for pair in plan.swap_out for block in pair[:1]} | {block for _, block in plan.swap_in}
     for block, count in writers.items():
@@ -60,13 +60,13 @@ def _plan_faults(plan: StepPlan, scheduler: Scheduler) -> Iterator[str]:
             yield f"block {block} is written while it is swapped"
 
 
-def _state_faults(scheduler: Scheduler, exchange: KVTransferManager) -> Iterator[str]:
+def _state_faults(scheduler: Scheduler, transfers: KVTransferManager) -> Iterator[str]:
     sequences = scheduler.sequences.values()
     holders = Counter(block for sequence in sequences for block in sequence.blocks)
-    holders.update(exchange.held_blocks())
+    holders.update(transfers.held_blocks())
     yield from scheduler.tables.pool.faults(holders)
     yield from scheduler.swap.faults(sequence.swapped for sequence in sequences)
-    yield from exchange.faults()
+    yield from transfers.faults()
     for sequence in sequences:
         for fault in _sequence_faults(sequence, scheduler.tables):
             yield f"sequence {sequence.id} of {sequence.request}: {fault}"
@@ -78,20 +78,20 @@ def _sequence_faults(sequence: Sequence, tables: BlockTables) -> Iterator[str]:
     size, computed = tables.block_size, sequence.computed
     if sequence.blocks and sequence.swapped:
         yield "it holds blocks and is swapped"
-    if len(computed) != tables.planes:
-        yield f"it counts {len(computed)} KV groups of {tables.planes}"
+    if len(computed) != tables.groups:
+        yield f"it counts {len(computed)} KV groups of {tables.groups}"
     slots = (len(sequence.blocks) or len(sequence.swapped)) * size
     if max(computed) > slots:
         yield f"{computed} tokens are computed, but there are {slots} slots"
-    if max(computed) > len(sequence.tokens) or sequence.told > len(sequence.tokens):
-        yield f"{computed} tokens are computed and {sequence.told} synced of {len(sequence.tokens)}"
+    if max(computed) > len(sequence.tokens) or sequence.synced > len(sequence.tokens):
+        yield f"{computed} tokens are computed and {sequence.synced} synced of {len(sequence.tokens)}"
     if sequence.prompt_length > len(sequence.tokens) or not sequence.choices:
         yield f"it has {len(sequence.tokens)} tokens for choices {sequence.choices}"
     if len(sequence.hashes) * size > len(sequence.tokens):
-        yield f"{len(sequence.hashes)} blocks have names, of {len(sequence.tokens)} tokens"
+        yield f"{len(sequence.hashes)} blocks have hashes, of {len(sequence.tokens)} tokens"
     if (sequence.handoff and sequence.reserved) or (sequence.granted and not sequence.handoff):
         yield "it hands its KV over and receives it, or holds a reservation without handing over"
     if sequence.held and not (sequence.handoff or sequence.reserved):
-        yield "it takes no part in steps, though no transfer holds it"
+        yield "it is excluded from steps without a transfer"
     if sequence.reserved and sequence.held and len(sequence.blocks) * size <= computed[TARGET]:
         yield "its reservation has no blocks"

@@ -50,78 +50,83 @@ class KVAllocator:
         self._tables = tables
         self._swap = swap
         self._sequences = sequences
-        self._again: dict[int, int] = {}
+        self._recomputing: dict[int, int] = {}
         self._ranked: list[Sequence] = []
-        self._going: Container[int] = ()
+        self._proposed: Container[int] = ()
         self._idle = False
 
-    def begin(self, ranked: list[Sequence], going: Container[int], idle: bool) -> None:
-        """Begin a step. `ranked` holds the sequences, highest rank first; `going` will contain the ids of
+    def begin(self, ranked: list[Sequence], proposed: Container[int], idle: bool) -> None:
+        """Begin a step. `ranked` holds the sequences, highest rank first; `proposed` will contain the ids of
         those that are part of the step. In an `idle` step the tails of prompt streams count as work."""
-        self._ranked, self._going, self._idle = ranked, going, idle
+        self._ranked, self._proposed, self._idle = ranked, proposed, idle
 
     def admit(self, sequence: Sequence) -> int | None:
         """Admit a waiting sequence if all its tokens could fit: into free blocks, or into those of running
         sequences that rank lower. Returns how many of its tokens were cached; None if it must wait."""
-        if not self._seated(sequence):
+        if not self._claim_slots(sequence):
             return None
-        found = self._tables.match(sequence)
-        missing = self._missing(sequence, found)
-        free = self._free_beside(found) + self._swap.leaving
-        below = sum(len(s.blocks) for s in self._below(sequence))
+        cached = self._tables.match(sequence)
+        missing = self._missing(sequence, cached)
+        free = self._free_after(cached) + self._swap.pending_free
+        below = sum(len(s.blocks) for s in self._evictable(sequence))
         if self.running() and missing > free + below:
             return None
-        self._tables.attach(sequence, found)
-        return len(found) * self._config.block_size
+        self._tables.attach(sequence, cached)
+        return len(cached) * self._config.block_size
 
     def reserve(self, sequence: Sequence) -> bool:
         """Allocate blocks for all of an admitted sequence's tokens and the next one. Returns False, with
         nothing allocated, if there are not enough."""
-        rows = sequence.pending + 1
-        if self._evict_for(sequence, rows) and not self._tables.shortage(sequence, rows):
-            self._tables.grow(sequence, rows)
+        tokens = sequence.pending + 1
+        if self._evict_for(sequence, tokens) and not self._tables.shortage(sequence, tokens):
+            self._tables.grow(sequence, tokens)
             return True
         self._tables.drop(sequence)
         return False
 
-    def grow(self, sequence: Sequence, rows: int) -> int:
-        """Allocate slots for up to `rows` tokens; returns for how many."""
-        if self._tables.writable(sequence, rows):
-            return rows
-        self._evict_for(sequence, rows)
-        rows = min(rows, self._tables.room(sequence))
-        if rows:
-            self._tables.grow(sequence, rows)
-        return rows
+    def grow(self, sequence: Sequence, tokens: int) -> int:
+        """Allocate slots for up to `tokens` tokens; returns for how many."""
+        if self._tables.writable(sequence, tokens):
+            return tokens
+        self._evict_for(sequence, tokens)
+        tokens = min(tokens, self._tables.free_slots(sequence))
+        if tokens:
+            self._tables.grow(sequence, tokens)
+        return tokens
 
     def swap_in(self, sequence: Sequence) -> bool:
         """Swap a sequence in if there are enough blocks now; it takes part in steps from the next one on.
         Returns whether it was."""
-        found = self._tables.match(sequence)
-        if not self._seated(sequence):
+        cached = self._tables.match(sequence)
+        if not self._claim_slots(sequence):
             return False
-        wanted = self._swap.wanted(sequence, found) + 1  # and one block for its next tokens
-        while (short := wanted - self._free_beside(found) - self._swap.leaving) > 0:
-            if not self._evict_below(sequence, short):
+        blocks_needed = self._swap.blocks_needed(sequence, cached) + 1  # and one block for its next tokens
+        while (missing := blocks_needed - self._free_after(cached) - self._swap.pending_free) > 0:
+            if not self._evict_one(sequence, missing):
                 return False
-        if wanted > self._free_beside(found):
+        if blocks_needed > self._free_after(cached):
             return False
-        self.evictions.blocks_back += self._swap.back(sequence, found)
+        self.evictions.blocks_back += self._swap.back(sequence, cached)
         return True
 
-    def yields(self, sequence: Sequence) -> bool:
+    def must_yield(self, sequence: Sequence) -> bool:
         """Whether a swapped sequence must leave the free blocks to waiting sequences that outrank it.
 
         They would evict it for these blocks. As the service order may change from step to step, it would be
         swapped out and in again without end.
         """
-        found = self._tables.match(sequence)
-        left = self._free_beside(found) + self._swap.leaving - self._swap.wanted(sequence, found) - 1
+        cached = self._tables.match(sequence)
+        left = (
+            self._free_after(cached)
+            + self._swap.pending_free
+            - self._swap.blocks_needed(sequence, cached)
+            - 1
+        )
         holds, above = _holds_reservation(sequence), True
         for other in self._ranked:
             if other is sequence:
                 above = False
-            elif other.waits and not other.blocks and other.todo(self._idle):
+            elif other.waiting and not other.blocks and other.todo(self._idle):
                 other_holds = _holds_reservation(other)
                 outranks = other_holds if other_holds != holds else above
                 if outranks:
@@ -131,13 +136,13 @@ class KVAllocator:
                         return True
         return False
 
-    def known_by_now(self, sequence: Sequence) -> bool:
+    def drop_if_cached(self, sequence: Sequence) -> bool:
         """Whether the prefix index finds as many tokens of a swapped sequence as its host blocks hold; if so,
         the host blocks are freed."""
         known = len(self._tables.match(sequence)) * self._config.block_size
         if known >= sequence.computed[TARGET]:
             self._swap.forget(sequence)
-            sequence.computed = [0] * self._tables.planes
+            sequence.computed = [0] * self._tables.groups
         return not sequence.swapped
 
     def preempt(self, sequence: Sequence) -> None:
@@ -147,60 +152,60 @@ class KVAllocator:
         sequence.preempted_at = sequence.outputs
         self.preemptions += 1
         tokens = sequence.computed[TARGET]
-        verdict = decide(
+        decision = decide(
             "recompute" if sequence.held else self._config.eviction, self._costs, max(sequence.computed),
             self._config.block_size, sequence.survival if sequence.open else 1.0, self._swap.free,
         )  # fmt: skip
-        if verdict.swap:
-            self.evictions.swap_predicted += verdict.swap_seconds
+        if decision.swap:
+            self.evictions.swap_predicted += decision.swap_seconds
             self.evictions.swaps += 1
             self.evictions.blocks_out += self._swap.out(sequence)
             return
-        self.evictions.recompute_predicted += verdict.recompute_seconds
+        self.evictions.recompute_predicted += decision.recompute_seconds
         self.evictions.recomputes += 1
-        self._again[sequence.id] = tokens
+        self._recomputing[sequence.id] = tokens
         self._tables.drop(sequence)
         sequence.epoch += 1
-        sequence.told = 0
+        sequence.synced = 0
 
     def preempt_lowest(self) -> None:
         """Preempt the lowest-ranked running sequence that got a token since its last preemption, so that
         every sequence finishes."""
-        moved = [s for s in self._ranked if s.running and s.outputs > s.preempted_at]
-        if moved:
-            self.preempt(moved[-1])
+        moving = [s for s in self._ranked if s.running and s.outputs > s.preempted_at]
+        if moving:
+            self.preempt(moving[-1])
 
     def stepped(self, plan: StepPlan, seconds: float, swap_seconds: float) -> None:
         """Account for an executed plan, which took `seconds` in all, and whose swap copies took
         `swap_seconds`."""
-        self._swap.settle()
+        self._swap.complete()
         self.evictions.swap_seconds += swap_seconds
-        rows = sum(span.rows for span in plan.spans)
+        tokens = sum(span.query_tokens for span in plan.spans)
         for span in plan.spans:
-            again = self._again.get(span.sequence, 0) - span.start
+            again = self._recomputing.get(span.sequence, 0) - span.start
             if again > 0:  # recomputes KV that an eviction dropped
-                self.evictions.recompute_seconds += seconds * min(len(span.tokens), again) / rows
+                self.evictions.recompute_seconds += seconds * min(len(span.tokens), again) / tokens
             if again <= len(span.tokens):
-                self._again.pop(span.sequence, None)
+                self._recomputing.pop(span.sequence, None)
 
     def forget(self, sequence: Sequence) -> None:
         """Free all blocks that a sequence holds, host blocks included."""
         self._tables.drop(sequence)
         self._swap.forget(sequence)
-        self._again.pop(sequence.id, None)
+        self._recomputing.pop(sequence.id, None)
 
     def running(self) -> list[Sequence]:
         """Return the sequences that hold blocks."""
         return [sequence for sequence in self._sequences.values() if sequence.blocks]
 
-    def _seated(self, sequence: Sequence) -> bool:
+    def _claim_slots(self, sequence: Sequence) -> bool:
         """Whether there are sequence slots for one more sequence to run with those that have something to
         compute. Frees slots by preempting lower-ranked sequences, but only if that suffices."""
         if _slots(self._sequences.values()) <= self._config.max_num_seqs:
             return True
         working = [s for s in self.running() if s.held or s.todo(self._idle)]
         missing = _slots(working) + len(sequence.choices) - self._config.max_num_seqs
-        below = [s for s in self._below(sequence) if s.held or s.todo(self._idle)]
+        below = [s for s in self._evictable(sequence) if s.held or s.todo(self._idle)]
         if _slots(below) < missing:
             return False  # no eviction in vain: the victim would come back, and be evicted again
         while missing > 0:
@@ -208,42 +213,42 @@ class KVAllocator:
             self.preempt(below.pop())
         return True
 
-    def _free_beside(self, found: list[int]) -> int:
-        """Return the number of blocks that could be allocated once the cached blocks `found` are taken."""
-        return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in found)
+    def _free_after(self, cached: list[int]) -> int:
+        """Return the number of blocks that could be allocated once the blocks `cached` are taken."""
+        return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in cached)
 
-    def _missing(self, sequence: Sequence, found: list[int]) -> int:
-        """Return how many blocks a waiting sequence needs besides the cached blocks `found`."""
-        return self._tables.blocks_for(len(sequence.tokens) + 1) - len(found)
+    def _missing(self, sequence: Sequence, cached: list[int]) -> int:
+        """Return how many blocks a waiting sequence needs in addition to the blocks `cached`."""
+        return self._tables.blocks_for(len(sequence.tokens) + 1) - len(cached)
 
-    def _below(self, sequence: Sequence) -> list[Sequence]:
+    def _evictable(self, sequence: Sequence) -> list[Sequence]:
         """Return the running sequences that may be evicted for this one and are not part of the step yet:
         those that rank lower. The last of them is evicted first. A prompt that holds a transfer reservation
         waits neither for sequences without one, whatever their ranks, nor for those that wait for theirs.
         Otherwise both workers might wait for each other's blocks for ever."""
-        place, first = self._ranked.index(sequence), _holds_reservation(sequence)
-        lower = [s for s in self._ranked[:place] if first and not _holds_reservation(s)]
-        lower += [s for s in self._ranked[place + 1 :] if first or not _holds_reservation(s)]
+        index, first = self._ranked.index(sequence), _holds_reservation(sequence)
+        lower = [s for s in self._ranked[:index] if first and not _holds_reservation(s)]
+        lower += [s for s in self._ranked[index + 1 :] if first or not _holds_reservation(s)]
         lower = [s for s in lower if not s.held]  # blocks reserved in this very step are promised
         if sequence.granted:
             lower += [s for s in self._sequences.values() if s.held and s.handoff and not s.granted]
-        return [s for s in lower if s.blocks and s.id not in self._going and s.id not in self._swap.moved]
+        return [s for s in lower if s.blocks and s.id not in self._proposed and s.id not in self._swap.moving]
 
-    def _evict_for(self, sequence: Sequence, rows: int) -> bool:
-        """Evict lower-ranked sequences until the next `rows` tokens of a sequence fit, at the latest when the
-        step is over; returns False if they never will."""
-        while (short := self._tables.shortage(sequence, rows) - self._swap.leaving) > 0:
-            if not self._evict_below(sequence, short):
+    def _evict_for(self, sequence: Sequence, tokens: int) -> bool:
+        """Evict lower-ranked sequences until the next `tokens` tokens of a sequence fit, at the latest when
+        the step is over; returns False if they never will."""
+        while (missing := self._tables.shortage(sequence, tokens) - self._swap.pending_free) > 0:
+            if not self._evict_one(sequence, missing):
                 return False
         return True
 
-    def _evict_below(self, sequence: Sequence, short: int) -> bool:
-        """Evict one lower-ranked sequence, if there is one, where `short` blocks are missing. Idle prompt
+    def _evict_one(self, sequence: Sequence, missing: int) -> bool:
+        """Evict one lower-ranked sequence, if there is one, where `missing` blocks are missing. Idle prompt
         streams are evicted first."""
-        below = self._below(sequence)
+        below = self._evictable(sequence)
         if below:
-            resting = [s for s in below if s.open and not s.todo(self._idle)]
-            self.preempt(_best_fit(resting, short) if resting else below[-1])
+            idle = [s for s in below if s.open and not s.todo(self._idle)]
+            self.preempt(_best_fit(idle, missing) if idle else below[-1])
         return bool(below)
 
 
@@ -258,8 +263,8 @@ def _slots(sequences: Iterable[Sequence]) -> int:
     return sum(len(sequence.choices) for sequence in sequences)
 
 
-def _best_fit(resting: list[Sequence], short: int) -> Sequence:
-    """Return the smallest sequence that frees `short` blocks, or else the largest: copying blocks out takes
+def _best_fit(idle: list[Sequence], missing: int) -> Sequence:
+    """Return the smallest sequence that frees `missing` blocks, or else the largest: copying blocks out takes
     time."""
-    enough = [sequence for sequence in resting if len(sequence.blocks) >= short]
-    return (min if enough else max)(enough or resting, key=lambda sequence: len(sequence.blocks))
+    enough = [sequence for sequence in idle if len(sequence.blocks) >= missing]
+    return (min if enough else max)(enough or idle, key=lambda sequence: len(sequence.blocks))

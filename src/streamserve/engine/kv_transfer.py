@@ -11,30 +11,30 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
-from streamserve.protocol.tickets import Join, Push, Release
+from streamserve.protocol.transfers import Join, Push, Release
 
 
 class KVTransferManager:
-    """Manages the sequences of `scheduler` whose KV is sent or received. `watch` receives lifecycle events of
-    transfers."""
+    """Manages the sequences of `scheduler` whose KV is sent or received. `observer` receives lifecycle events
+    of transfers."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         outgoing: Outgoing | None,
         incoming: Incoming | None,
-        watch: Observer,
+        observer: Observer,
     ) -> None:
         self._scheduler = scheduler
         self._outgoing = outgoing
         self._incoming = incoming
-        self._watch = watch
-        self._told: list[TransferUpdate] = []
+        self._observer = observer
+        self._updates: list[TransferUpdate] = []
 
     @property
     def busy(self) -> bool:
-        """Whether KV is being sent to other workers: `news` returns when it has landed."""
-        return bool(self._told) or (self._outgoing is not None and self._outgoing.busy)
+        """Whether KV is being sent to other workers: `take_updates` returns when it has landed."""
+        return bool(self._updates) or (self._outgoing is not None and self._outgoing.busy)
 
     def moving(self) -> list[Sequence]:
         """Return the sequences whose KV may be in transfer to other workers."""
@@ -56,7 +56,7 @@ class KVTransferManager:
             case Join():
                 self._join(message)
             case Release():
-                sequence = self._incoming.release(message.ticket) if self._incoming else None
+                sequence = self._incoming.release(message.reservation_id) if self._incoming else None
                 if sequence is not None:
                     self._scheduler.remove(sequence)
 
@@ -65,15 +65,15 @@ class KVTransferManager:
         worker."""
         if self._incoming is not None:
             taken = self._scheduler.take_reserved()
-            self._told += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
+            self._updates += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
             for sequence in taken:
-                self._watch.moment("reserved", sequence.request)
+                self._observer.on_event("reserved", sequence.request)
 
     def advance(self, sequence: Sequence, coming: int = 0) -> None:
         """Send more KV of a sequence, including the next `coming` tokens that the step about to run
         computes."""
         if self._outgoing and sequence.handoff and self._outgoing.advance(sequence, coming):
-            self._watch.moment("mid-layer push", sequence.request)
+            self._observer.on_event("mid-layer push", sequence.request)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; blocks that other workers read or write are kept until they no longer do."""
@@ -83,19 +83,19 @@ class KVTransferManager:
             self._incoming.withdraw(sequence)
         self._scheduler.remove(sequence)
 
-    def news(self) -> list[TransferUpdate]:
+    def take_updates(self) -> list[TransferUpdate]:
         """Return the notifications since the last call, to be sent after the events so far. Removes sequences
         whose KV has landed elsewhere."""
         if self._outgoing is not None:
-            told, over = self._outgoing.poll()
-            self._told += told
-            for news in told:
-                if not news.error:
-                    self._watch.moment("last layer landed", news.request)
-            for sequence in over:
+            closed, finished = self._outgoing.poll()
+            self._updates += closed
+            for update in closed:
+                if not update.error:
+                    self._observer.on_event("last layer landed", update.request)
+            for sequence in finished:
                 self._scheduler.remove(sequence)
-        told_now, self._told = self._told, []
-        return told_now
+        updates, self._updates = self._updates, []
+        return updates
 
     def held_blocks(self) -> list[int]:
         """Return the blocks that transfers hold, in addition to those of sequences; one entry for each
@@ -120,31 +120,31 @@ class KVTransferManager:
         )
 
     def _push(self, message: Push) -> None:
-        ticket = message.ticket
+        reservation = message.reservation
         if self._outgoing is None:
-            error = "this worker hands nothing over"
-            self._told.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
+            error = "this worker does not send KV"
+            self._updates.append(Pushed(reservation.request, reservation.attempt, reservation.id, error))
             return
-        wanted = (
+        matching = (
             sequence
-            for sequence in self._scheduler.of(ticket.request)
-            if sequence.attempt == ticket.attempt and set(sequence.choices) & set(ticket.choices)
+            for sequence in self._scheduler.of(reservation.request)
+            if sequence.attempt == reservation.attempt and set(sequence.choices) & set(reservation.choices)
         )
-        if self._outgoing.grant(ticket, next(wanted, None)):
-            self._watch.moment("mid-layer push", ticket.request)
+        if self._outgoing.grant(reservation, next(matching, None)):
+            self._observer.on_event("mid-layer push", reservation.request)
 
     def _join(self, message: Join) -> None:
         """Let a sequence decode here: the KV of its prompt has landed."""
-        sequence = self._incoming.joined(message.ticket) if self._incoming else None
+        sequence = self._incoming.joined(message.reservation_id) if self._incoming else None
         if sequence is None:
-            error = "nobody waits for this ticket"
-            self._told.append(Pushed(message.request, message.attempt, message.ticket, error))
+            error = "no sequence waits for this reservation"
+            self._updates.append(Pushed(message.request, message.attempt, message.reservation_id, error))
             return
         sequence.held = sequence.reserved = False
         have = sequence.computed[TARGET]
-        for plane, known in enumerate(sequence.computed[: message.planes]):
+        for group, known in enumerate(sequence.computed[: message.groups]):
             if known >= have:  # the part that was not sent was cached in this group too
-                sequence.computed[plane] = len(sequence.tokens)
+                sequence.computed[group] = len(sequence.tokens)
         self._scheduler.tables.register(sequence)
         sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
         if not sequence.choices:

@@ -56,7 +56,7 @@ class Journal(Protocol):
         ...
 
 
-class Unwritten:
+class NullJournal:
     """A journal that records nothing."""
 
     def take(self, message: ToEngine) -> None:
@@ -78,37 +78,37 @@ class Unwritten:
 class Observer(Protocol):
     """Observes an engine: receives events when they happen."""
 
-    def moment(self, name: LifecycleEvent, request: str = "") -> None:
+    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Receive a lifecycle event of a request; `request` is empty for an event that all in a step
         share."""
         ...
 
-    def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Receive that a step has ended which took `seconds`; `rows` are the query tokens of each request."""
+    def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Receive that a step has ended which took `seconds`; `query_tokens`: those of each request."""
         ...
 
 
 class NoObserver:
     """An observer that does nothing."""
 
-    def moment(self, name: LifecycleEvent, request: str = "") -> None:
+    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Do nothing."""
 
-    def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
+    def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
         """Do nothing."""
 
 
-class OfClients:
-    """Passes the events of clients' requests on to `watch`, without those of KV write-backs."""
+class ClientObserver:
+    """Passes the events of clients' requests on to `observer`, without those of KV write-backs."""
 
-    def __init__(self, watch: Observer) -> None:
-        self._watch = watch
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
 
-    def moment(self, name: LifecycleEvent, request: str = "") -> None:
+    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Pass the event on if it is of a client's request."""
         if not request.startswith(RETURN):
-            self._watch.moment(name, request)
+            self._observer.on_event(name, request)
 
-    def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
+    def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
         """Pass the step on, with its clients' requests only."""
-        self._watch.ran([row for row in rows if not row[0].startswith(RETURN)], seconds)
+        self._observer.on_step([row for row in query_tokens if not row[0].startswith(RETURN)], seconds)

@@ -40,12 +40,12 @@ class Span(msgspec.Struct, frozen=True):
     """Query tokens of one sequence in one step.
 
     `tokens` are committed tokens at positions `start`, `start` + 1, …, whose KV this step computes in KV
-    cache group `plane`. A span that reaches the sequence's last committed token has a `tree` whose root is
+    cache group `group`. A span that reaches the sequence's last committed token has a `tree` whose root is
     that token (`tokens[-1]`); the tree's other nodes are query tokens too, at position `start + len(tokens) -
     1 + depth`. Rows, in order: `tokens`, then tree nodes 1, 2, …, whose KV goes to the following slots, in
     node order.
 
-    * `blocks`: the block table for positions 0 to `start + rows - 1`.
+    * `blocks`: the block table for positions 0 to `start + query_tokens - 1`.
     * Logits: none without a tree; for every tree node with one; for all of `tokens` if `prompt_logprobs`.
     * `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh prompt
       all of the request's (they fork from it; such a tree has one node). The sequence goes on as the first of
@@ -61,11 +61,11 @@ class Span(msgspec.Struct, frozen=True):
     tree: TokenTree | None = None
     choices: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
-    plane: int = TARGET
+    group: int = TARGET
     skip: int = 0
 
     @property
-    def rows(self) -> int:
+    def query_tokens(self) -> int:
         """Number of query tokens, skipped ones included."""
         return len(self.tokens) + (0 if self.tree is None else len(self.tree.tokens) - 1)
 
@@ -141,8 +141,8 @@ class Executor(Protocol):
 @dataclass(frozen=True)
 class DraftRequest:
     """Request a draft tree after a sequence's committed tokens. Of what the drafter knows of sequence `id`,
-    the first `keep` tokens still hold; `new_tokens` follow them. A changed `epoch` says that `keep` may be
-    shorter than before.
+    the first `retained` tokens still hold; `new_tokens` follow them. A changed `epoch` says that `retained`
+    may be shorter than before.
 
     The draft tokens are for output number `output` and the following ones of `choice`, sampled as `params`
     say: a drafter that uses the target's sampling noise drafts what the target will sample. `depth`, `width`
@@ -157,7 +157,7 @@ class DraftRequest:
 
     id: int
     epoch: int
-    keep: int
+    retained: int
     new_tokens: list[int]
     choice: int
     output: int
@@ -174,7 +174,7 @@ class Drafter(Protocol):
     """Proposes draft tokens: a small model, n-gram lookup, early layers, or a remote service."""
 
     @property
-    def plane(self) -> int | None:
+    def group(self) -> int | None:
         """The KV cache group that a request's blocks hold for it: the target's, a separate one, or none."""
         ...
 

@@ -75,9 +75,9 @@ class Streams:
         sequence = self._scheduler.sequences.get(id)
         if sequence is None or not sequence.open or sequence.outputs:
             return []
-        if sequence.todo(idle=False) and now - sequence.told_at < PROGRESS_SECONDS:
+        if sequence.todo(idle=False) and now - sequence.progress_at < PROGRESS_SECONDS:
             return []
-        sequence.told_at = now
+        sequence.progress_at = now
         return [_progress(sequence)]
 
     def _branches(self, message: Edit) -> list[Sequence]:
@@ -90,9 +90,9 @@ class Streams:
         ]
 
     def _refusal(self, message: Edit, sequence: Sequence) -> str:
-        length = message.keep + len(message.tokens)
-        if not 0 <= message.keep <= sequence.prompt_length:
-            return f"an edit keeps {message.keep} of {sequence.prompt_length} tokens"
+        length = message.retained + len(message.tokens)
+        if not 0 <= message.retained <= sequence.prompt_length:
+            return f"an edit keeps {message.retained} of {sequence.prompt_length} tokens"
         if message.finish and not length:
             return "the prompt is empty"
         if length > self._config.max_model_len:
@@ -120,23 +120,23 @@ class Streams:
         """Apply an edit to the sequence's tokens and KV. What executor and drafter know of it after the
         retained prefix is void."""
         before = sequence.prompt_length - sequence.tail
-        sequence.survival = learn_survival(sequence.survival, message.keep, before)
-        self.survival = learn_survival(self.survival, message.keep, before)
-        sequence.kept.append(message.keep)
+        sequence.survival = learn_survival(sequence.survival, message.retained, before)
+        self.survival = learn_survival(self.survival, message.retained, before)
+        sequence.retained_lengths.append(message.retained)
         self.counters.chunks += 1
         # The last token is always computed anew, since its logits are needed.
-        last = message.keep + len(message.tokens) - 1
-        self.counters.invalidated += self._scheduler.cut(sequence, max(0, min(message.keep, last)))
-        sequence.tokens = sequence.tokens[: message.keep] + message.tokens
+        last = message.retained + len(message.tokens) - 1
+        self.counters.invalidated += self._scheduler.truncate(sequence, max(0, min(message.retained, last)))
+        sequence.tokens = sequence.tokens[: message.retained] + message.tokens
         sequence.prompt_length = len(sequence.tokens)
         sequence.params = message.params or sequence.params
-        sequence.ending = None
-        sequence.first_token_at, sequence.decode_seconds, sequence.clocked = None, 0.0, 1
+        sequence.final_event = None
+        sequence.first_token_at, sequence.decode_seconds, sequence.clock_start = None, 0.0, 1
         sequence.preempted_at = -1
         sequence.epoch += 1
-        sequence.told = min(sequence.told, message.keep)
-        sequence.stale = True
-        sequence.chunk_at = message.arrival
+        sequence.synced = min(sequence.synced, message.retained)
+        sequence.state_stale = True
+        sequence.last_chunk_at = message.arrival
 
     def _finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
@@ -145,7 +145,7 @@ class Streams:
 
     def _release(self, sequence: Sequence) -> list[Event]:
         """Return the event that was held back, of an early answer that now stands."""
-        event: Token | Finished | None = sequence.ending
+        event: Token | Finished | None = sequence.final_event
         if event is None:
             return []
         self._scheduler.remove(sequence)
@@ -156,7 +156,7 @@ def _changes(message: Edit, sequence: Sequence) -> bool:
     """Whether the edit changes the prompt or its sampling parameters."""
     prompt = sequence.tokens[: sequence.prompt_length]
     params = message.params or sequence.params
-    return prompt[: message.keep] + message.tokens != prompt or params != sequence.params
+    return prompt[: message.retained] + message.tokens != prompt or params != sequence.params
 
 
 def _progress(sequence: Sequence) -> Progress:

@@ -18,25 +18,25 @@ from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_allocator import KVAllocator
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.swap import SwapSpace, cut
+from streamserve.engine.swap import SwapSpace, truncate
 from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.budget import divide
 from streamserve.scheduling.eviction import Costs
 from streamserve.scheduling.prefill import Chunk
 from streamserve.speculation.tree import TokenTree, root
 
-SHORT_END = 64
+MAX_PROMPT_TAIL = 64
 """A prompt may have draft tokens after it once at most this many of its tokens are left to compute: for more,
 the draft model would have to read as many while the client waits for the first token."""
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """Slots are allocated for the next `room` tokens of a sequence; `due` of them are computed whatever else
+    """Slots are allocated for the next `slots` tokens of a sequence; `due` of them are computed whatever else
     might be in the step. After them there may be `nodes` draft tokens, as far as there is headroom. `cached`
     is set when the sequence has just been admitted: the number of tokens found in the prefix index."""
 
     sequence: Sequence
-    room: int
+    slots: int
     due: int
     nodes: int
     cached: int | None
@@ -47,35 +47,36 @@ class _Step:
     """A step being composed, from the batch candidates `candidates`; the sequences in `decoding` decode.
 
     * `budget`: query tokens left.
-    * `places`: how many waiting sequences may still start; 0 once one has to wait that must not be overtaken.
-    * `seats`: sequence slots left, one for each output choice.
-    * `coming`: hashes of the blocks that running sequences are about to compute, of complete prompts and of
-      prompt streams.
-    * `busy`: whether a complete prompt is part of the step.
+    * `starts_left`: how many waiting sequences may still start; 0 once one has to wait that must not be
+      overtaken.
+    * `slots_left`: sequence slots left, one for each output choice.
+    * `pending_hashes`: hashes of the blocks that running sequences are about to compute, of complete prompts
+      and of prompt streams.
+    * `has_complete_prompt`: whether a complete prompt is part of the step.
     """
 
     candidates: BatchCandidates
     decoding: set[int]
     budget: int
-    places: int
-    seats: int
-    coming: tuple[set[bytes], set[bytes]] = field(default_factory=lambda: (set(), set()))
+    starts_left: int
+    slots_left: int
+    pending_hashes: tuple[set[bytes], set[bytes]] = field(default_factory=lambda: (set(), set()))
     proposals: dict[int, Proposal] = field(default_factory=dict)
-    busy: bool = False
+    has_complete_prompt: bool = False
 
 
 class Scheduler:
     """Owns the live sequences of one engine and, through `tables`, their blocks."""
 
-    def __init__(self, config: EngineConfig, planes: int, drafting: bool, costs: Costs) -> None:
+    def __init__(self, config: EngineConfig, groups: int, drafting: bool, costs: Costs) -> None:
         self.config = config
         self.drafting = drafting
         self.tables = BlockTables(
-            config.num_blocks, config.block_size, planes, prefix_caching=config.enable_prefix_caching
+            config.num_blocks, config.block_size, groups, prefix_caching=config.enable_prefix_caching
         )
         self.swap = SwapSpace(self.tables, config.swap_blocks)
         self.sequences: dict[int, Sequence] = {}
-        self.room = KVAllocator(config, costs, self.tables, self.swap, self.sequences)
+        self.allocator = KVAllocator(config, costs, self.tables, self.swap, self.sequences)
         self.released: list[int] = []
         self.reserved: list[Sequence] = []
         self._last_id = 0
@@ -116,154 +117,163 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free all it holds."""
-        self.room.forget(sequence)
+        self.allocator.forget(sequence)
         del self.sequences[sequence.id]
-        if sequence.known:
+        if sequence.state_sent:
             self.released.append(sequence.id)
 
     def plan(self, candidates: BatchCandidates) -> list[Proposal]:
         """Allocate blocks for the batch candidates in service order, and return the proposals. A proposed
         sequence holds its blocks until the step is committed."""
         step = self._begin(candidates)
-        for sequence in candidates.turns:
+        for sequence in candidates.service_order:
             if not step.budget:
                 break
-            chunk = self._due(sequence, step)
+            chunk = self._chunk(sequence, step)
             if chunk is None:
                 continue
             cached = None
-            sequence.waits = not sequence.running
-            if sequence.waits:
+            sequence.waiting = not sequence.running
+            if sequence.waiting:
                 cached = self._start(sequence, step)
                 if cached is None:
                     continue
-            rows = self.room.grow(sequence, min(sequence.todo(candidates.idle), step.budget, chunk.tokens))
-            if rows:
-                self._propose(sequence, rows, chunk, cached, step)
+            tokens = self.allocator.grow(
+                sequence, min(sequence.todo(candidates.idle), step.budget, chunk.tokens)
+            )
+            if tokens:
+                self._propose(sequence, tokens, chunk, cached, step)
             elif cached is not None:
                 self.tables.drop(sequence)
-                step.places = 0
+                step.starts_left = 0
         return list(step.proposals.values())
 
     def _begin(self, candidates: BatchCandidates) -> "_Step":
         self.steps += 1
-        decoding = {s.id for s in candidates.turns if s.decoding}
+        decoding = {s.id for s in candidates.service_order if s.decoding}
         step = _Step(
             candidates, decoding, candidates.budget, self.config.max_num_seqs, self.config.max_num_seqs
         )
-        self.room.begin(candidates.ranked, step.proposals, candidates.idle)
+        self.allocator.begin(candidates.ranked, step.proposals, candidates.idle)
         if self.config.preempt_every and self.steps % self.config.preempt_every == 0:
-            self.room.preempt_lowest()
-        if len(decoding) < len(candidates.turns):
-            for one in candidates.turns:
-                if one.running:
-                    step.coming[candidates.later(one)].update(self.tables.coming(one))
+            self.allocator.preempt_lowest()
+        if len(decoding) < len(candidates.service_order):
+            for other in candidates.service_order:
+                if other.running:
+                    step.pending_hashes[candidates.deferred(other)].update(self.tables.pending_hashes(other))
         return step
 
-    def _due(self, sequence: Sequence, step: "_Step") -> Chunk | None:
+    def _chunk(self, sequence: Sequence, step: "_Step") -> Chunk | None:
         """Return how many tokens of a sequence may be part of the step, memory aside; None if the sequence
         sits out."""
         candidates = step.candidates
-        if not sequence.todo(candidates.idle) or sequence.id in self.swap.moved:
+        if not sequence.todo(candidates.idle) or sequence.id in self.swap.moving:
             return None
-        beside_prompt = candidates.exclusive and not step.decoding.issuperset(step.proposals)
-        if sequence.id in step.decoding and (not sequence.running or beside_prompt):
+        with_prompt = candidates.exclusive and not step.decoding.issuperset(step.proposals)
+        if sequence.id in step.decoding and (not sequence.running or with_prompt):
             return None  # just evicted for one that ranks higher, or not to decode in a batch with a prompt
-        if step.busy and candidates.later(sequence):
+        if step.has_complete_prompt and candidates.deferred(sequence):
             return None  # deferred: no client waits for its output yet
         chunk = candidates.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
-        return chunk if chunk.tokens and step.seats >= len(sequence.choices) else None
+        return chunk if chunk.tokens and step.slots_left >= len(sequence.choices) else None
 
     def _start(self, sequence: Sequence, step: "_Step") -> int | None:
         """Admit a waiting sequence. Returns the number of its tokens that were cached; None if it is not to
         compute anything now. A sequence that holds a transfer reservation waits for no other: others may be
         waiting for the blocks reserved for it."""
-        if not (step.places or sequence.granted):
+        if not (step.starts_left or sequence.granted):
             return None
-        later = step.candidates.later(sequence)
+        deferred = step.candidates.deferred(sequence)
         head = None if sequence.reserved or sequence.granted else self.tables.next_hash(sequence)
-        if any(head in some for some in step.coming[: 1 + later]):
-            step.places -= 1
+        if any(head in hashes for hashes in step.pending_hashes[: 1 + deferred]):
+            step.starts_left -= 1
             return None  # another computes its next block: it will be a prefix hit soon
-        if sequence.swapped and not self.room.known_by_now(sequence):
-            if self.room.yields(sequence):
+        if sequence.swapped and not self.allocator.drop_if_cached(sequence):
+            if self.allocator.must_yield(sequence):
                 return None
-            step.places = step.places if self.room.swap_in(sequence) else 0
+            step.starts_left = step.starts_left if self.allocator.swap_in(sequence) else 0
             return None
-        cached = self.room.admit(sequence)
+        cached = self.allocator.admit(sequence)
         if cached is None:
-            step.places *= later
+            step.starts_left *= deferred
         elif not sequence.reserved:
-            step.coming[later].update(self.tables.coming(sequence))
+            step.pending_hashes[deferred].update(self.tables.pending_hashes(sequence))
             return cached
-        elif self.room.reserve(sequence):
+        elif self.allocator.reserve(sequence):
             sequence.held = True
             self.reserved.append(sequence)
         else:
-            step.places = 0
+            step.starts_left = 0
         return None
 
     def _propose(
-        self, sequence: Sequence, rows: int, chunk: Chunk, cached: int | None, step: "_Step"
+        self, sequence: Sequence, tokens: int, chunk: Chunk, cached: int | None, step: "_Step"
     ) -> None:
-        """Add a sequence to the step, with `rows` query tokens."""
-        step.busy = step.busy or not (sequence.open or sequence.id in step.decoding)
-        step.budget -= rows
-        step.seats -= len(sequence.choices)
-        sequence.waits = False
-        nodes = self._nodes(sequence, rows) if self.drafting else 0
-        step.proposals[sequence.id] = Proposal(sequence, rows, min(rows, chunk.due), nodes, cached)
+        """Add a sequence to the step, with `tokens` query tokens."""
+        step.has_complete_prompt = step.has_complete_prompt or not (
+            sequence.open or sequence.id in step.decoding
+        )
+        step.budget -= tokens
+        step.slots_left -= len(sequence.choices)
+        sequence.waiting = False
+        nodes = self._nodes(sequence, tokens) if self.drafting else 0
+        step.proposals[sequence.id] = Proposal(sequence, tokens, min(tokens, chunk.due), nodes, cached)
         if cached is not None and not sequence.returned:
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += cached
 
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:
         """Fix tree nodes and chunk sizes together by the budget, and free the blocks not needed."""
-        rooms = [proposal.room for proposal in proposals]
+        slots = [proposal.slots for proposal in proposals]
         drafted = [trees.get(proposal.sequence.id) for proposal in proposals]
         due = [proposal.due for proposal in proposals]
-        divided = divide(self.config.max_num_batched_tokens, rooms, due, drafted)
+        divided = divide(self.config.max_num_batched_tokens, slots, due, drafted)
         spans, admitted = [], []
         for proposal, (chunk, tree) in zip(proposals, divided, strict=True):
             sequence = proposal.sequence
             self.tables.trim(sequence, chunk + (len(tree) - 1 if tree else 0))
             if not chunk:
                 continue
-            if (sequence.stale or not sequence.known) and (sequence.early or not sequence.open):
+            if (sequence.state_stale or not sequence.state_sent) and (sequence.early or not sequence.open):
                 admitted.append(_state(sequence))
-                sequence.known, sequence.stale = True, False
+                sequence.state_sent, sequence.state_stale = True, False
             spans.append(_span(sequence, chunk, tree))
         released, self.released = self.released, []
-        outs, backs = self.swap.take()
-        return StepPlan(self.steps, admitted, released, self.tables.take_copies(), spans, outs, backs)
+        copies_out, copies_in = self.swap.take()
+        return StepPlan(
+            self.steps, admitted, released, self.tables.take_copies(), spans, copies_out, copies_in
+        )
 
     def take_reserved(self) -> list[Sequence]:
         """Return the sequences that have got blocks for another worker's KV since the last call."""
         reserved, self.reserved = self.reserved, []
         return reserved
 
-    def cut(self, sequence: Sequence, keep: int) -> int:
-        """Drop the KV after a sequence's first `keep` tokens; returns the number of tokens dropped."""
-        return cut(self.tables, self.swap, sequence, keep)
+    def truncate(self, sequence: Sequence, retained: int) -> int:
+        """Drop the KV after a sequence's first `retained` tokens; returns the number of tokens dropped."""
+        return truncate(self.tables, self.swap, sequence, retained)
 
-    def room_for(self, proposal: Proposal, nodes: int) -> int:
+    def allocate_draft_slots(self, proposal: Proposal, nodes: int) -> int:
         """Allocate slots for up to `nodes` draft tokens after the proposed ones, without evicting; returns
         for how many."""
-        nodes = min(nodes, self.tables.room(proposal.sequence) - proposal.room)
-        self.tables.grow(proposal.sequence, proposal.room + nodes)
+        nodes = min(nodes, self.tables.free_slots(proposal.sequence) - proposal.slots)
+        self.tables.grow(proposal.sequence, proposal.slots + nodes)
         return nodes
 
-    def _nodes(self, sequence: Sequence, rows: int) -> int:
-        """Return how many draft tokens may follow `rows` query tokens: only after the last token, and no more
-        than the sequence may still output."""
+    def _nodes(self, sequence: Sequence, tokens: int) -> int:
+        """Return how many draft tokens may follow `tokens` query tokens: only after the last token, and no
+        more than the sequence may still output."""
         pending = sequence.pending
-        if rows < pending or pending > (1 if sequence.open else SHORT_END) or len(sequence.choices) > 1:
+        if (
+            tokens < pending
+            or pending > (1 if sequence.open else MAX_PROMPT_TAIL)
+            or len(sequence.choices) > 1
+        ):
             return 0
         if not sequence.params.speculation.enabled or sequence.handoff:
             return 0  # a prefill worker samples one token of each choice
-        wanted = sequence.outputs_left(self.config.max_model_len) - 1
-        most = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
-        return max(0, min(most, wanted))
+        max_nodes = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
+        return max(0, min(max_nodes, sequence.outputs_left(self.config.max_model_len) - 1))
 
 
 def _state(sequence: Sequence) -> SequenceState:

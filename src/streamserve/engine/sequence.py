@@ -8,9 +8,9 @@ from math import inf
 from streamserve.engine.plan import TARGET
 from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.slo import NO_NEED, PAST, Need
+from streamserve.speculation.slo import MISSED_REQUIREMENT, NO_REQUIREMENT, LatencyRequirement
 
-EDITS = 64
+MAX_EDITS = 64
 """Number of edits of a prompt stream that are remembered."""
 
 
@@ -25,7 +25,7 @@ class Sequence:
     hashes     of the full blocks, as far as needed
 
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
-    choices; they fork when its prompt is computed, and then each has one. `told`: the number of tokens synced
+    choices; they fork when its prompt is computed, and then each has one. `synced`: the number of tokens sent
     to the drafter.
 
     While its prompt is `open` (a prompt stream) it may be edited, which `version` counts, and it is only
@@ -47,22 +47,22 @@ class Sequence:
     arrival: float
     computed: list[int]
     blocks: list[int] = field(default_factory=list)
-    found: int = 0
+    cached: int = 0
     """Cached prefix length in tokens, as of the last lookup in the prefix index."""
     hashes: list[bytes] = field(default_factory=list)
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0
     epoch: int = 0
-    told: int = 0
+    synced: int = 0
     preempted_at: int = -1
     """Number of outputs when it was last preempted."""
     first_token_at: float | None = None
     decode_seconds: float = 0.0
-    clocked: int = 1
+    clock_start: int = 1
     """Number of outputs when the decode clock started."""
-    known: bool = False
+    state_sent: bool = False
     """Whether the executor holds this sequence's sampling state."""
-    stale: bool = False
+    state_stale: bool = False
     """Whether the executor's sampling state is of an earlier prompt."""
     swapped: list[int] = field(default_factory=list)
     """Host blocks that hold the `computed` tokens' KV while the sequence is swapped out."""
@@ -70,17 +70,17 @@ class Sequence:
     early: bool = False
     tail: int = 0
     version: int = 0
-    chunk_at: float = 0.0
+    last_chunk_at: float = 0.0
     """When the latest part of the prompt arrived."""
     finished_at: float | None = None
     """When a prompt stream was finished; None for one that is open, and for other prompts."""
-    kept: deque[int] = field(default_factory=lambda: deque(maxlen=EDITS))
+    retained_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EDITS))
     """Retained prefix lengths of the latest edits, in tokens."""
     survival: float = 1.0
     """The share of a prompt stream that is expected to survive its next edit."""
-    told_at: float = -1.0
+    progress_at: float = -1.0
     """When the latest Progress event was sent."""
-    ending: Token | Finished | None = None
+    final_event: Token | Finished | None = None
     """The final event of an early answer, held back: it stands once the prompt is finished."""
     handoff: bool = False
     """Whether its KV goes to another worker."""
@@ -90,11 +90,11 @@ class Sequence:
     """Whether the transfer is a KV write-back for the next turn of a chat: no request waits for it."""
     reserved: bool = False
     """Whether another worker computes its KV: until that has arrived, it only needs blocks."""
-    forced: bool = False
+    aged_in: bool = False
     """Whether it was aged in: admitted although that may make other requests miss their targets."""
     held: bool = False
     """Whether it takes no part in steps, because other workers read or write its blocks."""
-    waits: bool = False
+    waiting: bool = False
     """Whether it could not start when it was last considered: for lack of memory or sequence slots, or
     because another sequence computes its next block."""
 
@@ -112,7 +112,7 @@ class Sequence:
         all but the last token, whose output is not needed yet, and its tail only where a step would be `idle`
         otherwise. A swapped prompt stream has nothing to compute until as many new tokens have arrived as it
         has computed: for fewer, the copies would take longer than they save."""
-        if self.ending is not None:
+        if self.final_event is not None:
             return 0
         pending = len(self.tokens) - self.computed[TARGET]
         if not self.open or self.early:
@@ -128,30 +128,33 @@ class Sequence:
         return self.open or self.finished_at is not None
 
     @property
-    def steady(self) -> int:
+    def edit_stability(self) -> int:
         """Edit stability: how many of the latest edits in a row retained the token to compute next."""
         computed = self.computed[TARGET]
-        return sum(1 for _ in takewhile(lambda kept: kept > computed, reversed(self.kept)))
+        return sum(1 for _ in takewhile(lambda kept: kept > computed, reversed(self.retained_lengths)))
 
     @property
-    def steady_rows(self) -> int:
+    def edit_stable_tokens(self) -> int:
         """How many tokens from there on are about as edit-stable: up to the end of the next retained prefix
         of a recent edit."""
         computed = self.computed[TARGET]
-        return min((kept for kept in self.kept if kept > computed), default=len(self.tokens)) - computed
+        return (
+            min((kept for kept in self.retained_lengths if kept > computed), default=len(self.tokens))
+            - computed
+        )
 
     @property
     def decoding(self) -> bool:
         """Whether it lacks only the KV of its last token, and is to be sampled."""
-        wanted = self.ending is None and (not self.open or self.early)
-        return wanted and bool(self.blocks) and len(self.tokens) == self.computed[TARGET] + 1
+        sampled = self.final_event is None and (not self.open or self.early)
+        return sampled and bool(self.blocks) and len(self.tokens) == self.computed[TARGET] + 1
 
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def asked_at(self) -> float:
+    def completed_at(self) -> float:
         """When the prompt was complete."""
         return self.arrival if self.finished_at is None else self.finished_at
 
@@ -160,23 +163,23 @@ class Sequence:
         """When its first token is due; None without a target, after the first token, and while the prompt is
         a stream: the time to first token counts from the end of the prompt."""
         ttft = self.params.slo.ttft_ms
-        return None if ttft is None or self.outputs or self.open else self.asked_at + ttft / 1000
+        return None if ttft is None or self.outputs or self.open else self.completed_at + ttft / 1000
 
     @property
-    def need(self) -> Need:
+    def requirement(self) -> LatencyRequirement:
         """What its target for the time per output token asks of this step: nothing before the first token,
         and nothing if the first token came too late, since such a request has already missed its targets."""
         tpot = self.params.slo.tpot_ms
         if tpot is None or not self.outputs:
-            return NO_NEED
+            return NO_REQUIREMENT
         if self.first_token_at is not None and self.late(self.first_token_at):
-            return PAST
-        return Need(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clocked))
+            return MISSED_REQUIREMENT
+        return LatencyRequirement(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clock_start))
 
     def late(self, now: float) -> bool:
         """Whether a first token at `now` would miss its target."""
         ttft = self.params.slo.ttft_ms
-        return ttft is not None and not self.open and now > self.asked_at + ttft / 1000
+        return ttft is not None and not self.open and now > self.completed_at + ttft / 1000
 
     def tpot(self, now: float) -> float | None:
         """Return its target for the time per output token, in seconds; inf if it has missed its target for
@@ -193,14 +196,14 @@ class Sequence:
         if self.first_token_at is None:
             if len(self.tokens) == self.prompt_length:
                 return
-            self.first_token_at, self.clocked = now, self.outputs
+            self.first_token_at, self.clock_start = now, self.outputs
         self.decode_seconds = max(0.0, now - self.first_token_at)
 
     def outputs_left(self, max_model_len: int) -> int:
         """Return how many tokens it may still output."""
-        room = max_model_len - len(self.tokens)
+        left = max_model_len - len(self.tokens)
         limit = self.params.max_tokens
-        return room if limit is None else min(room, limit - self.outputs)
+        return left if limit is None else min(left, limit - self.outputs)
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Return why the sequence ends with its last token; None if it goes on."""
@@ -233,6 +236,6 @@ class Sequence:
             early=self.early,
             tail=self.tail,
             version=self.version,
-            chunk_at=self.chunk_at,
+            last_chunk_at=self.last_chunk_at,
             survival=self.survival,
         )

@@ -19,12 +19,12 @@ class SwapSpace:
 
     def __init__(self, tables: BlockTables, size: int) -> None:
         self.size = size
-        self.moved: set[int] = set()
+        self.moving: set[int] = set()
         """Ids of the sequences that are swapped out or in during this step."""
         self._tables = tables
         self._free = list(range(size))
-        self._outs: list[tuple[int, int]] = []
-        self._backs: list[tuple[int, int]] = []
+        self._copies_out: list[tuple[int, int]] = []
+        self._copies_in: list[tuple[int, int]] = []
         self._pinned: list[list[int]] = []
         self._emptied: list[int] = []
 
@@ -34,7 +34,7 @@ class SwapSpace:
         return len(self._free)
 
     @property
-    def leaving(self) -> int:
+    def pending_free(self) -> int:
         """Number of KV blocks that will be free when this step is over."""
         return sum(self._tables.pool.sole(block) for blocks in self._pinned for block in blocks)
 
@@ -43,67 +43,67 @@ class SwapSpace:
         self._tables.trim_to(sequence, max(sequence.computed))
         blocks, sequence.blocks = sequence.blocks, []
         sequence.swapped = [self._free.pop() for _ in blocks]
-        self._outs += zip(blocks, sequence.swapped, strict=True)
+        self._copies_out += zip(blocks, sequence.swapped, strict=True)
         self._pinned.append(blocks)
-        self.moved.add(sequence.id)
+        self.moving.add(sequence.id)
         return len(blocks)
 
-    def wanted(self, sequence: Sequence, found: list[int]) -> int:
-        """Return the number of KV blocks to allocate for a swapped sequence, whose `found` blocks are still
+    def blocks_needed(self, sequence: Sequence, cached: list[int]) -> int:
+        """Return the number of KV blocks to allocate for a swapped sequence, whose `cached` blocks are still
         cached."""
-        return max(0, len(sequence.swapped) - len(found))
+        return max(0, len(sequence.swapped) - len(cached))
 
-    def back(self, sequence: Sequence, found: list[int]) -> int:
-        """Swap a sequence in: first the `found` blocks of the prefix index, which hold less than was
+    def back(self, sequence: Sequence, cached: list[int]) -> int:
+        """Swap a sequence in: first the `cached` blocks of the prefix index, which hold less than was
         computed, then copies of the rest. Returns the number of copies."""
         computed = list(sequence.computed)
-        self._tables.attach(sequence, found)
-        fresh = [self._tables.pool.allocate() for _ in sequence.swapped[len(found) :]]
-        self._backs += zip(sequence.swapped[len(found) :], fresh, strict=True)
-        for plane, known in enumerate(sequence.computed):
-            whole = known == len(found) * self._tables.block_size
-            sequence.computed[plane] = computed[plane] if whole else min(known, computed[plane])
+        self._tables.attach(sequence, cached)
+        fresh = [self._tables.pool.allocate() for _ in sequence.swapped[len(cached) :]]
+        self._copies_in += zip(sequence.swapped[len(cached) :], fresh, strict=True)
+        for group, known in enumerate(sequence.computed):
+            whole = known == len(cached) * self._tables.block_size
+            sequence.computed[group] = computed[group] if whole else min(known, computed[group])
         sequence.blocks += fresh
-        self.moved.add(sequence.id)
+        self.moving.add(sequence.id)
         self._emptied += sequence.swapped
         sequence.swapped = []
         return len(fresh)
 
-    def forget(self, sequence: Sequence, keep: int = 0) -> None:
-        """Free a sequence's host blocks except the first `keep`. No copy of this step may read them."""
-        self._free += sequence.swapped[keep:]
-        del sequence.swapped[keep:]
+    def forget(self, sequence: Sequence, retained: int = 0) -> None:
+        """Free a sequence's host blocks except the first `retained`. No copy of this step may read them."""
+        self._free += sequence.swapped[retained:]
+        del sequence.swapped[retained:]
 
     def faults(self, swapped: Iterable[list[int]]) -> Iterator[str]:
         """Yield what is wrong with the host blocks between steps, where sequences hold those `swapped`."""
         blocks = [block for held in swapped for block in held] + self._free
         if sorted(blocks) != list(range(self.size)):
             yield f"{len(blocks)} host blocks are held or free, of {self.size}, not each once"
-        if self._pinned or self._emptied or self._outs or self._backs or self.moved:
+        if self._pinned or self._emptied or self._copies_out or self._copies_in or self.moving:
             yield "a copy of the last step is not settled"
 
     def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return this step's copies: (KV block, host block) out, and (host block, KV block) in."""
-        copies = self._outs, self._backs
-        self._outs, self._backs = [], []
+        copies = self._copies_out, self._copies_in
+        self._copies_out, self._copies_in = [], []
         return copies
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Complete the step's copies: free the blocks that they read."""
         for blocks in self._pinned:
             self._tables.pool.release(blocks)
         self._free += self._emptied
         self._pinned, self._emptied = [], []
-        self.moved.clear()
+        self.moving.clear()
 
 
-def cut(tables: BlockTables, swap: SwapSpace, sequence: Sequence, keep: int) -> int:
-    """Truncate a sequence's KV to its first `keep` tokens, on the device or the host; returns how many tokens
-    of the target's KV were dropped. A partly retained block that other sequences hold is copied when it is
-    written to."""
-    dropped = max(0, sequence.computed[TARGET] - keep)
-    sequence.computed = [min(computed, keep) for computed in sequence.computed]
-    del sequence.hashes[keep // tables.block_size :]
+def truncate(tables: BlockTables, swap: SwapSpace, sequence: Sequence, retained: int) -> int:
+    """Truncate a sequence's KV to its first `retained` tokens, on the device or the host; returns how many
+    tokens of the target's KV were dropped. A partly retained block that other sequences hold is copied when
+    it is written to."""
+    dropped = max(0, sequence.computed[TARGET] - retained)
+    sequence.computed = [min(computed, retained) for computed in sequence.computed]
+    del sequence.hashes[retained // tables.block_size :]
     blocks = tables.blocks_for(max(sequence.computed))
     if sequence.swapped:
         swap.forget(sequence, blocks)

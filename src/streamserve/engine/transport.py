@@ -18,7 +18,7 @@ from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import Pushed
 from streamserve.protocol.reports import TransferReport
-from streamserve.protocol.tickets import CacheAddress, TransferReservation
+from streamserve.protocol.transfers import CacheAddress, TransferReservation
 
 
 class TransferError(Exception):
@@ -43,9 +43,9 @@ class Transport(Protocol):
         """Raise TransferError unless blocks can be written to that address."""
         ...
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], upcoming: bool = False) -> int:
         """Start writing blocks (own block, block there) in all KV cache groups; returns the job's number.
-        With `coming` the step about to run fills the target's KV: each layer is written as soon as it is
+        With `upcoming` the step about to run fills the target's KV: each layer is written as soon as it is
         computed."""
         ...
 
@@ -57,15 +57,15 @@ class Transport(Protocol):
 @dataclass
 class _Sending:
     """A transfer reservation being served. `sequence` is None once it has been removed: only pushes in flight
-    are waited for. The KV of the first `planes` groups is complete in all that was sent. `waited`: whether a
+    are waited for. The KV of the first `groups` groups is complete in all that was sent. `waited`: whether a
     request is to decode after the transfer. `error`: of the transport."""
 
-    ticket: TransferReservation
+    reservation: TransferReservation
     sequence: Running | None
     sent_tokens: int
-    planes: int
+    groups: int
     waited: bool
-    flying: dict[int, list[int]] = field(default_factory=dict)
+    in_flight: dict[int, list[int]] = field(default_factory=dict)
     computed_at: float | None = None
     sent: int = 0
     error: str = ""
@@ -93,72 +93,76 @@ class Outgoing:
     def held_blocks(self) -> list[int]:
         """Return the blocks that are being read, once for each push."""
         sending = [*self._sending.values(), *self._closing]
-        return [block for one in sending for blocks in one.flying.values() for block in blocks]
+        return [block for one in sending for blocks in one.in_flight.values() for block in blocks]
 
     def sequences(self) -> list[Running]:
         """Return the sequences whose KV is sent."""
         return [sending.sequence for sending in self._sending.values() if sending.sequence]
 
-    def grant(self, ticket: TransferReservation, sequence: Running | None) -> bool:
+    def grant(self, reservation: TransferReservation, sequence: Running | None) -> bool:
         """Accept a transfer reservation for `sequence`, or refuse it; None where no sequence matches (any
         more). Returns whether anything was sent at once."""
-        served = [sending.ticket for sending in [*self._sending.values(), *self._closing]]
-        if ticket in served:
+        served = [sending.reservation for sending in [*self._sending.values(), *self._closing]]
+        if reservation in served:
             return False  # a duplicate: the result of the first one holds for it
         error = ""
-        if any(ticket.id == other.id for other in served):
-            error = "another ticket has this name"
+        if any(reservation.id == other.id for other in served):
+            error = "another reservation has this id"
         elif sequence is None or sequence.id in self._sending:
-            error = "the request is not here"
-        elif ticket.tokens != len(sequence.tokens) or ticket.have % self._block_size:
-            error = f"the ticket is for {ticket.tokens} tokens, not for {len(sequence.tokens)}"
-        elif not self._fits(ticket):
-            error = "the ticket's blocks are not one of its cache for each of its tokens' blocks"
+            error = "this worker does not have the request"
+        elif reservation.tokens != len(sequence.tokens) or reservation.start % self._block_size:
+            error = f"the reservation is for {reservation.tokens} tokens, not for {len(sequence.tokens)}"
+        elif not self._fits(reservation):
+            error = "the reservation's blocks do not match its tokens: it needs one distinct block for each"
         else:
             try:
-                self._transport.check(ticket.to)
+                self._transport.check(reservation.to)
             except TransferError as failure:
                 error = str(failure)
                 self._counts = replace(self._counts, failed=self._counts.failed + 1)
         if error or sequence is None:
-            self._refused.append(Pushed(ticket.request, ticket.attempt, ticket.id, error))
+            self._refused.append(Pushed(reservation.request, reservation.attempt, reservation.id, error))
             return False
         self._sending[sequence.id] = _Sending(
-            ticket, sequence, ticket.have, len(sequence.computed), not sequence.returned
+            reservation, sequence, reservation.start, len(sequence.computed), not sequence.returned
         )
         sequence.granted = True
         if sequence.held and not sequence.running:  # preempted while it waited: compute it again
-            sequence.held, sequence.stale = False, True
+            sequence.held, sequence.state_stale = False, True
         return self.advance(sequence)
 
-    def _fits(self, ticket: TransferReservation) -> bool:
+    def _fits(self, reservation: TransferReservation) -> bool:
         """Whether a reservation's blocks are as many as its tokens need, each once, all in its cache."""
-        needed = -(-ticket.tokens // self._block_size) - ticket.have // self._block_size
-        inside = all(0 <= block < ticket.to.num_blocks for block in ticket.blocks)
-        return ticket.have >= 0 and inside and len(set(ticket.blocks)) == len(ticket.blocks) == needed
+        needed = -(-reservation.tokens // self._block_size) - reservation.start // self._block_size
+        inside = all(0 <= block < reservation.to.num_blocks for block in reservation.blocks)
+        return (
+            reservation.start >= 0
+            and inside
+            and len(set(reservation.blocks)) == len(reservation.blocks) == needed
+        )
 
-    def advance(self, sequence: Running, coming: int = 0) -> bool:
-        """Push what the sequence has computed, and the next `coming` tokens that the step about to run
+    def advance(self, sequence: Running, upcoming: int = 0) -> bool:
+        """Push what the sequence has computed, and the next `upcoming` tokens that the step about to run
         computes: whole blocks, and at the end the rest. Sends nothing while its KV is in the host pool: it is
         swapped in before more is computed. Returns whether anything was sent."""
         sending = self._sending.get(sequence.id)
         if sending is None or sending.error or not sequence.running:
             return False
-        ticket, size = sending.ticket, self._block_size
-        computed = min(sequence.computed[0] + coming, ticket.tokens)
-        done = computed == ticket.tokens
-        if sequence.computed[0] >= ticket.tokens and sending.computed_at is None:
+        reservation, size = sending.reservation, self._block_size
+        computed = min(sequence.computed[0] + upcoming, reservation.tokens)
+        done = computed == reservation.tokens
+        if sequence.computed[0] >= reservation.tokens and sending.computed_at is None:
             sending.computed_at = self._clock()
         first, last = sending.sent_tokens // size, -(-computed // size) if done else computed // size
         if last > first:
-            skipped = ticket.have // size
-            copies = [(sequence.blocks[i], ticket.blocks[i - skipped]) for i in range(first, last)]
+            skipped = reservation.start // size
+            copies = [(sequence.blocks[i], reservation.blocks[i - skipped]) for i in range(first, last)]
             for block, _ in copies:
                 self._pool.share(block)
-            job = self._transport.push(ticket.to, copies, coming > 0)
-            sending.flying[job] = [block for block, _ in copies]
+            job = self._transport.push(reservation.to, copies, upcoming > 0)
+            sending.in_flight[job] = [block for block, _ in copies]
             if min(sequence.computed[1:], default=computed) < computed:
-                sending.planes = 1  # a draft model has not read all of it
+                sending.groups = 1  # a draft model has not read all of it
         sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
         return last > first
 
@@ -172,15 +176,15 @@ class Outgoing:
     @property
     def busy(self) -> bool:
         """Whether there is anything that `poll` will report."""
-        return bool(self._refused or self._closing or any(s.flying for s in self._sending.values()))
+        return bool(self._refused or self._closing or any(s.in_flight for s in self._sending.values()))
 
     def poll(self) -> tuple[list[Pushed], list[Running]]:
         """Return the notifications of reservations that are done with, and the sequences no longer needed
         here."""
-        owners = {job: s for s in [*self._sending.values(), *self._closing] for job in s.flying}
+        owners = {job: s for s in [*self._sending.values(), *self._closing] for job in s.in_flight}
         for landed in self._transport.landed():
             sending = owners[landed.job]
-            self._pool.release(sending.flying.pop(landed.job))
+            self._pool.release(sending.in_flight.pop(landed.job))
             sending.sent += landed.sent
             sending.error = sending.error or landed.error
             counts = self._counts
@@ -189,35 +193,43 @@ class Outgoing:
                 sent_bytes=counts.sent_bytes + landed.sent,
                 wire_seconds=counts.wire_seconds + landed.seconds,
             )
-        told, self._refused = self._refused, []
+        closed, self._refused = self._refused, []
         free: list[Running] = []
-        over = [s for s in self._sending.values() if not s.flying and (s.error or _complete(s))]
-        for sending in over:
-            told.append(self._told(sending))
+        done = [s for s in self._sending.values() if not s.in_flight and (s.error or _complete(s))]
+        for sending in done:
+            closed.append(self._closed(sending))
             if sending.sequence is not None:
                 free.append(sending.sequence)
                 del self._sending[sending.sequence.id]
-        told += [self._told(sending) for sending in self._closing if not sending.flying]
-        self._closing = [sending for sending in self._closing if sending.flying]
-        return told, free
+        closed += [self._closed(sending) for sending in self._closing if not sending.in_flight]
+        self._closing = [sending for sending in self._closing if sending.in_flight]
+        return closed, free
 
-    def _told(self, sending: _Sending) -> Pushed:
-        ticket, since, counts = sending.ticket, sending.computed_at, self._counts
-        error = sending.error or ("the request went away" if sending.sequence is None else "")
-        late = since is not None and sending.waited and not error
-        exposed = self._clock() - since if since is not None and late else 0.0
+    def _closed(self, sending: _Sending) -> Pushed:
+        reservation, since, counts = sending.reservation, sending.computed_at, self._counts
+        error = sending.error or ("the request was removed" if sending.sequence is None else "")
+        exposed_to_client = since is not None and sending.waited and not error
+        exposed = self._clock() - since if since is not None and exposed_to_client else 0.0
         self._counts = replace(
             counts,
             handed_over=counts.handed_over + (not error),
             failed=counts.failed + bool(sending.error),
             exposed_seconds=counts.exposed_seconds + exposed,
         )
-        return Pushed(ticket.request, ticket.attempt, ticket.id, error, sending.sent, exposed, sending.planes)
+        return Pushed(
+            reservation.request,
+            reservation.attempt,
+            reservation.id,
+            error,
+            sending.sent,
+            exposed,
+            sending.groups,
+        )
 
 
 def _complete(sending: _Sending) -> bool:
     """Whether all has been sent and computed: the last blocks may be sent before they are computed."""
-    return sending.sent_tokens == sending.ticket.tokens and sending.computed_at is not None
+    return sending.sent_tokens == sending.reservation.tokens and sending.computed_at is not None
 
 
 class Incoming:
@@ -252,7 +264,7 @@ class Incoming:
 
     def issue(self, sequence: Running) -> TransferReservation:
         """Issue a reservation for a sequence that holds blocks for all its tokens."""
-        have = sequence.computed[0]
+        start = sequence.computed[0]
         id = f"{self._name}/{next(self._numbers)}"
         self._waiting[id] = sequence
         last = -(-len(sequence.tokens) // self._block_size)
@@ -262,14 +274,14 @@ class Incoming:
             attempt=sequence.attempt,
             choices=sequence.choices,
             tokens=len(sequence.tokens),
-            have=have,
-            blocks=sequence.blocks[have // self._block_size : last],
+            start=start,
+            blocks=sequence.blocks[start // self._block_size : last],
             to=self._address,
         )
 
-    def joined(self, ticket: str) -> Running | None:
+    def joined(self, reservation_id: str) -> Running | None:
         """Return the sequence whose KV has landed; None for a reservation that is not open here."""
-        sequence = self._waiting.pop(ticket, None)
+        sequence = self._waiting.pop(reservation_id, None)
         if sequence is not None:
             counts = self._counts
             self._counts = replace(
@@ -283,17 +295,17 @@ class Incoming:
     def withdraw(self, sequence: Running) -> None:
         """Remove a sequence before its KV has landed: its uncached blocks stay in quarantine until
         `release`."""
-        for ticket, other in self._waiting.items():
+        for reservation_id, other in self._waiting.items():
             if other is sequence:
                 own = sequence.blocks[sequence.computed[0] // self._block_size :]
                 for block in own:
                     self._pool.share(block)
-                self._quarantine[ticket] = own
-                del self._waiting[ticket]
+                self._quarantine[reservation_id] = own
+                del self._waiting[reservation_id]
                 return
 
-    def release(self, ticket: str) -> Running | None:
+    def release(self, reservation_id: str) -> Running | None:
         """End a reservation that no worker writes to any more. Returns the sequence that still waits for it,
         if any."""
-        self._pool.release(self._quarantine.pop(ticket, []))
-        return self._waiting.pop(ticket, None)
+        self._pool.release(self._quarantine.pop(reservation_id, []))
+        return self._waiting.pop(reservation_id, None)

@@ -13,17 +13,17 @@ def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: boo
     if not message.outputs or not (message.prompt or message.open):
         return "the prompt is empty"
     if message.open and message.params.prompt_logprobs is not None:
-        return "a prompt that is still arriving has no prompt log-probabilities"
+        return "prompt_logprobs is not available for a prompt stream"
     if length > config.max_model_len:
         return f"the prompt has {length} tokens, but the model's limit is {config.max_model_len}"
     if not serves:
-        return f"this worker does not {message.phase} for others"
+        return f"this worker does not serve the {message.phase} phase of requests"
     if len(message.outputs) > config.max_num_seqs:
         return f"n is {len(message.outputs)}, but at most {config.max_num_seqs} sequences run at once"
     if any(not 0 <= choice < message.params.n for choice in message.outputs):
         return f"choices {sorted(message.outputs)} are not among {message.params.n}"
-    told = (message.prompt, *message.outputs.values())
-    if any(not 0 <= token < model.vocab_size for tokens in told for token in tokens):
+    token_lists = (message.prompt, *message.outputs.values())
+    if any(not 0 <= token < model.vocab_size for tokens in token_lists for token in tokens):
         return f"the prompt holds a token outside the vocabulary of {model.vocab_size}"
     return ""
 
@@ -34,20 +34,22 @@ def may_be_infeasible(message: Submit) -> bool:
     return not (any(message.outputs.values()) or message.phase == "decode" or message.open)
 
 
-def infeasible_ends(message: Submit, load: Load) -> list[Event]:
+def infeasible_events(message: Submit, load: Load) -> list[Event]:
     """Return the final events of a request whose latency targets are infeasible at this load; none if
     feasible."""
     slo = message.params.slo
     tpot = slo.tpot_ms if message.phase == "both" else None  # otherwise another worker decodes
-    found = infeasible(slo.ttft_ms, tpot, len(message.prompt), load)
-    if found is None:
+    verdict = infeasible(slo.ttft_ms, tpot, len(message.prompt), load)
+    if verdict is None:
         return []
-    missed, again = found
+    missed, retry_after = verdict
     error = f"the latency targets cannot be met at present (slo_admission): {'; '.join(missed)}"
-    return ends(message, error, 503, again)
+    return final_events(message, error, 503, retry_after)
 
 
-def ends(message: Submit, error: str, status: int = 400, retry_after: float | None = None) -> list[Event]:
+def final_events(
+    message: Submit, error: str, status: int = 400, retry_after: float | None = None
+) -> list[Event]:
     """Return a final event with an error for each choice."""
     return [
         Finished(message.request, message.attempt, choice, "error", error, status, retry_after)
@@ -55,8 +57,8 @@ def ends(message: Submit, error: str, status: int = 400, retry_after: float | No
     ]
 
 
-def sequence_of(
-    message: Submit, choices: tuple[int, ...], id: int, root: bytes, planes: int, survival: float
+def make_sequence(
+    message: Submit, choices: tuple[int, ...], id: int, root: bytes, groups: int, survival: float
 ) -> Sequence:
     """Return the sequence that these choices of a request start as. `survival`: the share of a prompt stream
     that its edits are expected to retain."""
@@ -71,7 +73,7 @@ def sequence_of(
         root=root,
         priority=message.priority,
         arrival=message.arrival,
-        computed=[0] * planes,
+        computed=[0] * groups,
         prompt_logprobs_done=message.params.prompt_logprobs is None
         or 0 not in choices
         or message.phase == "decode",
@@ -83,6 +85,6 @@ def sequence_of(
         early=message.answer_early,
         tail=message.tail,
         version=message.version,
-        chunk_at=message.arrival,
+        last_chunk_at=message.arrival,
         survival=survival,
     )

@@ -84,10 +84,12 @@ class ReferenceAttention:
     def _plan_sequence(self, part: SpanRows, window: int | None) -> _SequencePlan:
         span, block_size = part.span, self._cache.block_size
         first = _first_visible(part.positions[span.start + span.skip :], window) // block_size
-        blocks = span.blocks[first : -(-(span.start + span.rows) // block_size)]
+        blocks = span.blocks[first : -(-(span.start + span.query_tokens) // block_size)]
         tiles = [
-            self._plan_tile(part, window, begin, min(begin + QUERY_TILE, span.rows), first * block_size)
-            for begin in range(span.skip, span.rows, QUERY_TILE)
+            self._plan_tile(
+                part, window, begin, min(begin + QUERY_TILE, span.query_tokens), first * block_size
+            )
+            for begin in range(span.skip, span.query_tokens, QUERY_TILE)
         ]
         return _SequencePlan(self._cache.read_index(blocks), tiles)
 

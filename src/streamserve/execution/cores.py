@@ -14,10 +14,10 @@ from streamserve.execution.native.build import cache_folder
 
 
 @dataclass(frozen=True)
-class Cores:
+class ReservedCores:
     """Processors reserved against the user's other workers, until `release` or the end of the process."""
 
-    numbers: tuple[int, ...]
+    cpus: tuple[int, ...]
     handles: tuple[int, ...]
 
     def release(self) -> None:
@@ -25,24 +25,24 @@ class Cores:
         _close(self.handles)
 
 
-def claim(count: int, folder: Path | None = None) -> Cores | None:
+def reserve_cores(count: int, folder: Path | None = None) -> ReservedCores | None:
     """Reserve `count` of the processors that this process may use; None if fewer are free."""
     folder = folder or cache_folder().parent / "cores"
-    numbers: list[int] = []
+    cpus: list[int] = []
     handles: list[int] = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in sorted(os.sched_getaffinity(0)):
-            handle = _lock(folder / str(number)) if len(numbers) < count else None
+            handle = _lock(folder / str(number)) if len(cpus) < count else None
             if handle is not None:
-                numbers.append(number)
+                cpus.append(number)
                 handles.append(handle)
     except OSError:
         pass  # a folder that cannot be written: treated as if no processor were free
-    if len(numbers) < count:
+    if len(cpus) < count:
         _close(handles)
         return None
-    return Cores(tuple(numbers), tuple(handles))
+    return ReservedCores(tuple(cpus), tuple(handles))
 
 
 def _lock(path: Path) -> int | None:

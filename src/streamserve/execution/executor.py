@@ -16,7 +16,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows, lay_out
 from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.model import Model
-from streamserve.execution.rejection import verify_drawn
+from streamserve.execution.rejection import verify_by_rejection
 from streamserve.execution.sampling import (
     NOT_FINITE,
     Chooser,
@@ -104,7 +104,7 @@ class TorchExecutor:
         self._sequences: dict[int, _Sequence] = {}
 
     @property
-    def planes(self) -> int:
+    def groups(self) -> int:
         return 1
 
     @property
@@ -118,18 +118,18 @@ class TorchExecutor:
         if not (plan.swap_out or plan.swap_in):
             return StepResult(self._run(plan))
         if self._host is None:
-            raise ValueError("this executor has no host pool to swap with")
+            raise ValueError("this executor has no host pool for swapped KV")
         with self._host.copying(plan.swap_out, plan.swap_in) as copies:
             spans = self._run(plan)
         return StepResult(spans, swap_seconds=copies.seconds)
 
     def _run(self, plan: StepPlan) -> list[SpanResult]:
-        self._take(plan)
+        self._update_sequences(plan)
         self._cache.copy_blocks(plan.copies)
         if not plan.spans:
             return []
-        if any(span.plane != TARGET for span in plan.spans):
-            raise ValueError("this executor has one KV plane, the target's")
+        if any(span.group != TARGET for span in plan.spans):
+            raise ValueError("this executor has one KV cache group, the target's")
         layout = lay_out(plan.spans, self._cache.block_size)
         hidden = self._forward(layout)
         outputs = self._outputs(layout, hidden)
@@ -170,11 +170,11 @@ class TorchExecutor:
         sequence = self._sequences.get(part.span.sequence)
         return sequence.error if sequence else ""
 
-    def _take(self, plan: StepPlan) -> None:
+    def _update_sequences(self, plan: StepPlan) -> None:
         for sequence in plan.released:
             self._sequences.pop(sequence, None)
         for state in plan.admitted:
-            self._sequences[state.sequence] = _remember(state, self._grammars)
+            self._sequences[state.sequence] = _new_sequence(state, self._grammars)
 
     def _forward(self, layout: Layout) -> Tensor:
         """Return the hidden states [rows, hidden] of the step; writes its keys and values to the cache."""
@@ -194,13 +194,13 @@ class TorchExecutor:
         for branch in branches:
             if branch.walk.tree.draws:
                 _verify_drawn(branch, sampler)
-        following = [branch for branch in branches if not branch.walk.tree.draws]
+        shared_noise = [branch for branch in branches if not branch.walk.tree.draws]
         verify(
-            [branch.walk for branch in following],
-            lambda going: sampler.sample([following[number].row() for number in going]),
+            [branch.walk for branch in shared_noise],
+            lambda active: sampler.sample([shared_noise[number].row() for number in active]),
         )
-        lost = {branch.part.span.sequence for branch in branches if not branch.finite}
-        branches = [branch for branch in branches if branch.part.span.sequence not in lost]
+        not_finite = {branch.part.span.sequence for branch in branches if not branch.finite}
+        branches = [branch for branch in branches if branch.part.span.sequence not in not_finite]
         self._compact(branches)
         for branch in branches:
             # A sequence continues as its root's first choice; the others are admitted as separate sequences.
@@ -209,7 +209,7 @@ class TorchExecutor:
         sampled = iter(_with_logprobs(branches, logits))
         return [
             None
-            if part.span.sequence in lost
+            if part.span.sequence in not_finite
             else []
             if part.span.tree is None
             else list(islice(sampled, len(part.span.choices)))
@@ -248,23 +248,23 @@ class TorchExecutor:
         if count is None:
             return []
         prompt = self._sequences[span.sequence].prompt
-        following = prompt[span.start + 1 : span.start + 1 + len(span.tokens)]
-        rows = hidden[part.offset : part.offset + len(following)]
-        counts = [count] * len(following)
-        return token_logprobs(lambda piece: self._model.logits(rows[piece]), following, counts)
+        targets = prompt[span.start + 1 : span.start + 1 + len(span.tokens)]
+        rows = hidden[part.offset : part.offset + len(targets)]
+        counts = [count] * len(targets)
+        return token_logprobs(lambda piece: self._model.logits(rows[piece]), targets, counts)
 
 
 def _verify_drawn(branch: _Branch, sampler: Sampler) -> None:
     params, output = branch.sequence.params, len(branch.sequence.outputs)
     try:
-        verify_drawn(
+        verify_by_rejection(
             branch.walk, lambda: sampler.distribution(branch.row()), params.seed or 0, branch.choice, output
         )
     except NotFiniteError:
         branch.walk.tokens.append(NOT_FINITE)
 
 
-def _remember(state: SequenceState, grammars: Grammars | None) -> _Sequence:
+def _new_sequence(state: SequenceState, grammars: Grammars | None) -> _Sequence:
     prompt_ids = np.unique(np.asarray(state.prompt, dtype=np.int64))
     sequence = _Sequence(state.params, state.prompt, prompt_ids, list(state.outputs))
     if state.params.grammar is not None:
@@ -279,14 +279,14 @@ def _remember(state: SequenceState, grammars: Grammars | None) -> _Sequence:
 
 def _with_logprobs(branches: Sequence[_Branch], logits: Tensor) -> list[list[Sampled]]:
     """Return the branches' tokens, with log-probabilities for the requests that ask for them."""
-    asking = [branch for branch in branches if branch.sequence.params.logprobs is not None]
-    if not asking:
+    with_logprobs = [branch for branch in branches if branch.sequence.params.logprobs is not None]
+    if not with_logprobs:
         return [
             [Sampled(token, ends=branch.ends(token)) for token in branch.walk.tokens] for branch in branches
         ]
-    rows = [branch.root + node for branch in asking for node in branch.walk.path]
-    tokens = [token for branch in asking for token in branch.walk.tokens]
-    counts = [branch.sequence.params.logprobs or 0 for branch in asking for _ in branch.walk.tokens]
+    rows = [branch.root + node for branch in with_logprobs for node in branch.walk.path]
+    tokens = [token for branch in with_logprobs for token in branch.walk.tokens]
+    counts = [branch.sequence.params.logprobs or 0 for branch in with_logprobs for _ in branch.walk.tokens]
     entries = iter(token_logprobs(lambda piece: logits[rows[piece]], tokens, counts))
     outputs = []
     for branch in branches:

@@ -28,26 +28,26 @@ class Fields:
         """Return the value of `field`; `default` if it is absent, None if it is null."""
         return self.values.get(field, default)
 
-    def integer(self, field: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """Return a positive integer up to `most`. Absent or null takes `default`, and is refused if that is
-        None."""
+    def integer(self, field: str, default: int | None = None, maximum: int = MAX_SIZE) -> int:
+        """Return a positive integer up to `maximum`. Absent or null takes `default`, and is refused if that
+        is None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self.refuse(field, f"must be a positive integer, not {_shown(value)}")
-        if value > most:
-            self.refuse(field, f"must be at most {most}, not {_shown(value)}")
+        if value > maximum:
+            self.refuse(field, f"must be at most {maximum}, not {_shown(value)}")
         return value
 
     def number(
-        self, field: str, default: float | None = None, least: float = 1e-30, most: float = 1e30
+        self, field: str, default: float | None = None, minimum: float = 1e-30, maximum: float = 1e30
     ) -> float:
-        """Return a number from `least` to `most`, which are positive. Absent or null takes `default`, and is
-        refused if that is None."""
+        """Return a number from `minimum` to `maximum`, which are positive. Absent or null takes `default`,
+        and is refused if that is None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             self.refuse(field, f"must be a positive number, not {_shown(value)}")
-        if not least <= value <= most:
-            self.refuse(field, f"must be from {least:g} to {most:g}, not {_shown(value)}")
+        if not minimum <= value <= maximum:
+            self.refuse(field, f"must be from {minimum:g} to {maximum:g}, not {_shown(value)}")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:

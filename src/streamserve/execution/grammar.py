@@ -20,8 +20,8 @@ Mask = NDArray[np.uint8]
 """One bit a token, 1 where it is allowed; bit 0 of byte 0 is token 0. Tokens beyond the end are not
 allowed."""
 
-KEPT = 64
-"""Compiled grammars that are kept for later requests."""
+MAX_COMPILED = 64
+"""Number of compiled grammars that stay cached for later requests."""
 
 
 class GrammarError(ValueError):
@@ -37,18 +37,18 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, LLMatcher | GrammarError] = OrderedDict()
         self._lock = Lock()
 
-    def knows(self, grammar: Grammar) -> bool:
+    def is_cached(self, grammar: Grammar) -> bool:
         """Return whether `begin` can use a cached compilation."""
         with self._lock:
             return grammar in self._compiled
 
     def prepare(self, grammar: Grammar) -> None:
         """Compile `grammar`, in any thread; `begin` raises its errors."""
-        if not self.knows(grammar):
+        if not self.is_cached(grammar):
             try:
-                self._keep(grammar, self._compile(grammar))
+                self._cache(grammar, self._compile(grammar))
             except GrammarError as error:
-                self._keep(grammar, error)
+                self._cache(grammar, error)
 
     def begin(self, grammar: Grammar, outputs: Sequence[int]) -> "Matcher":
         """Return a matcher positioned after `outputs`. Raises GrammarError if the grammar cannot be
@@ -69,19 +69,19 @@ class Grammars:
 
     def _prototype(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
-            found = self._compiled.get(grammar)
-        found = found or self._compile(grammar)
-        self._keep(grammar, found)
-        if isinstance(found, GrammarError):
-            raise found
-        return found
+            compiled = self._compiled.get(grammar)
+        compiled = compiled or self._compile(grammar)
+        self._cache(grammar, compiled)
+        if isinstance(compiled, GrammarError):
+            raise compiled
+        return compiled
 
-    def _keep(self, grammar: Grammar, found: LLMatcher | GrammarError) -> None:
+    def _cache(self, grammar: Grammar, compiled: LLMatcher | GrammarError) -> None:
         """Cache the result of compiling a grammar, as the most recently used one."""
         with self._lock:
-            self._compiled[grammar] = found
+            self._compiled[grammar] = compiled
             self._compiled.move_to_end(grammar)
-            if len(self._compiled) > KEPT:
+            if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
@@ -129,7 +129,7 @@ class Matcher:
             return ends
         return mask | ends if self._matcher.is_accepting() else mask & ~ends
 
-    def prefix(self, path: Sequence[int]) -> int:
+    def count_accepted(self, path: Sequence[int]) -> int:
         """Return how many tokens of `path` the grammar accepts after the committed ones, up to the end of
         text."""
         if self.error:
@@ -152,7 +152,7 @@ class Matcher:
 
     def _text(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return `tokens` up to the first end-of-text token, if they contain one."""
-        ends = (place for place, token in enumerate(tokens) if token in self._eos_token_ids)
+        ends = (index for index, token in enumerate(tokens) if token in self._eos_token_ids)
         return tokens[: next(ends, len(tokens))]
 
     def _move_to(self, path: Sequence[int]) -> bool:
@@ -164,15 +164,15 @@ class Matcher:
         if common < len(self._path):
             self._matcher.rollback(len(self._path) - common)
             del self._path[common:]
-        rest = list(path[common:])
-        taken = self._matcher.try_consume_tokens(rest) if rest else 0
-        self._path += rest[:taken]
+        remaining = list(path[common:])
+        taken = self._matcher.try_consume_tokens(remaining) if remaining else 0
+        self._path += remaining[:taken]
         self._note_error()
-        return taken == len(rest)
+        return taken == len(remaining)
 
     def _note_error(self) -> None:
         if self._matcher.is_error():
-            self.error = f"the grammar's parser gave up: {self._matcher.get_error()}"
+            self.error = f"the grammar's parser failed: {self._matcher.get_error()}"
 
     @cached_property
     def _only_end(self) -> Mask:

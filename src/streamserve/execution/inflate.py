@@ -67,8 +67,8 @@ def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
         raise CheckpointError(f"{source}: only LlamaForCausalLM is inflated, not {spec.architecture}")
     if spec.qkv_bias or spec.out_bias or spec.mlp_bias:
         raise CheckpointError(f"{source}: biases are not inflated")
-    ratio, rest = divmod(shape.hidden, spec.hidden_size)
-    if rest or ratio < 1 or ratio & (ratio - 1) or ratio.bit_length() % 2 == 0:
+    ratio, remainder = divmod(shape.hidden, spec.hidden_size)
+    if remainder or ratio < 1 or ratio & (ratio - 1) or ratio.bit_length() % 2 == 0:
         allowed = ", ".join(str(spec.hidden_size * 4**power) for power in range(4))
         raise CheckpointError(f"hidden size {shape.hidden} is not exact for this model; possible: {allowed}")
     heads = shape.heads or spec.num_heads * ratio
@@ -107,12 +107,12 @@ def origin(layer: int, layers: int, source_layers: int) -> tuple[int, bool]:
     return number, layer == first
 
 
-def _write_shards(target: Path, checkpoint: Checkpoint, spec: ModelSpec, grown: ModelSpec) -> None:
+def _write_shards(target: Path, checkpoint: Checkpoint, spec: ModelSpec, inflated: ModelSpec) -> None:
     """Write one file for embedding, norm and head, and one a layer, so that one layer is in memory at a
     time."""
     total, weight_map = 0, dict[str, str]()
-    count = grown.num_layers + 1
-    for number, tensors in enumerate(_parts(checkpoint, spec, grown), start=1):
+    count = inflated.num_layers + 1
+    for number, tensors in enumerate(_parts(checkpoint, spec, inflated), start=1):
         name = f"model-{number:05d}-of-{count:05d}.safetensors"
         save_file(tensors, target / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
@@ -121,9 +121,9 @@ def _write_shards(target: Path, checkpoint: Checkpoint, spec: ModelSpec, grown: 
     (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _parts(checkpoint: Checkpoint, spec: ModelSpec, grown: ModelSpec) -> Iterator[dict[str, Tensor]]:
-    shapes = weight_shapes(grown)
-    root = (grown.hidden_size // spec.hidden_size) ** 0.5
+def _parts(checkpoint: Checkpoint, spec: ModelSpec, inflated: ModelSpec) -> Iterator[dict[str, Tensor]]:
+    shapes = weight_shapes(inflated)
+    root = (inflated.hidden_size // spec.hidden_size) ** 0.5
 
     def padded(name: str, source: str) -> Tensor:
         tensor = checkpoint.tensor([source], checkpoint.dtype(source))
@@ -134,16 +134,16 @@ def _parts(checkpoint: Checkpoint, spec: ModelSpec, grown: ModelSpec) -> Iterato
 
     ends = [name for name in (EMBEDDING, FINAL_NORM, HEAD) if name in shapes]
     yield {name: padded(name, name) for name in ends}
-    for layer in range(grown.num_layers):
-        number, counts = origin(layer, grown.num_layers, spec.num_layers)
-        own, theirs = f"model.layers.{layer}.", f"model.layers.{number}."
+    for layer in range(inflated.num_layers):
+        number, effective = origin(layer, inflated.num_layers, spec.num_layers)
+        target_prefix, source_prefix = f"model.layers.{layer}.", f"model.layers.{number}."
         tensors = {}
-        for name in (name for name in shapes if name.startswith(own)):
-            part = name.removeprefix(own)
-            silent = part in OUTPUTS and not counts
+        for name in (name for name in shapes if name.startswith(target_prefix)):
+            part = name.removeprefix(target_prefix)
+            zeroed = part in OUTPUTS and not effective
             tensors[name] = (
-                torch.zeros(shapes[name], dtype=checkpoint.dtype(theirs + part))
-                if silent
-                else (padded(name, theirs + part))
+                torch.zeros(shapes[name], dtype=checkpoint.dtype(source_prefix + part))
+                if zeroed
+                else (padded(name, source_prefix + part))
             )
         yield tensors

@@ -40,7 +40,7 @@ class KVCache:
         # use.
         self.data = torch.empty(shape, dtype=dtype) if memory is None else memory.view(dtype).view(shape)
         self._vectors = [layer.view(-1, spec.head_dim) for layer in self.data]
-        self._planes = [layer.view(-1, block_size * spec.head_dim) for layer in self.data]
+        self._head_blocks = [layer.view(-1, block_size * spec.head_dim) for layer in self.data]
 
     def as_bytes(self) -> Tensor:
         """Return the same memory as [layer, block, bytes]."""
@@ -52,9 +52,9 @@ class KVCache:
 
     def write_index(self, slots: Ints) -> Tensor:
         """Return the indices at which `write` puts the vectors of these slots: [k|v, slot, head], flat."""
-        plane = np.arange(2 * self._heads).reshape(2, 1, self._heads)
+        head = np.arange(2 * self._heads).reshape(2, 1, self._heads)
         block, offset = np.divmod(slots.reshape(1, -1, 1), self.block_size)
-        return torch.from_numpy(((block * 2 * self._heads + plane) * self.block_size + offset).ravel())
+        return torch.from_numpy(((block * 2 * self._heads + head) * self.block_size + offset).ravel())
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store `keys` and `values` [rows, head, dim] in the slots from which `index` was made."""
@@ -64,12 +64,12 @@ class KVCache:
 
     def read_index(self, blocks: Sequence[int]) -> Tensor:
         """Return the indices at which `read` finds these blocks: [k|v, head, block], flat."""
-        plane = np.arange(2 * self._heads)[:, None]
-        return torch.from_numpy((np.asarray(blocks, dtype=np.int64) * 2 * self._heads + plane).ravel())
+        head = np.arange(2 * self._heads)[:, None]
+        return torch.from_numpy((np.asarray(blocks, dtype=np.int64) * 2 * self._heads + head).ravel())
 
     def read(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [head, slot, dim] of all slots, in order, of the blocks in `index`."""
-        gathered = self._planes[layer].index_select(0, index)
+        gathered = self._head_blocks[layer].index_select(0, index)
         keys, values = gathered.view(2, self._heads, -1, self.data.shape[-1])
         return keys, values
 

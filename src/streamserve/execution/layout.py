@@ -26,7 +26,7 @@ class SpanRows(msgspec.Struct, frozen=True, dict=True):
     def positions(self) -> Ints:
         """The positions of all the sequence's slots, from 0 on; tree nodes of equal depth share a
         position."""
-        positions = np.arange(self.span.start + self.span.rows)
+        positions = np.arange(self.span.start + self.span.query_tokens)
         positions[self.span.start :] = _positions(self.span)
         return positions
 
@@ -51,7 +51,7 @@ class Layout:
             row
             for part in self.parts
             if part.span.tree is not None
-            for row in range(part.root, part.offset + part.span.rows)
+            for row in range(part.root, part.offset + part.span.query_tokens)
         ]
 
 
@@ -64,17 +64,19 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
     for span in spans:
         _check(span, block_size)
         offsets.append(len(tokens))
-        guesses = () if span.tree is None else span.tree.tokens[1:]
-        tokens += [*span.tokens, *guesses][span.skip :]
+        draft_tokens = () if span.tree is None else span.tree.tokens[1:]
+        tokens += [*span.tokens, *draft_tokens][span.skip :]
         positions += _positions(span)[span.skip :]
-        for place in range(span.start + span.skip, span.start + span.rows):
-            slots.append(span.blocks[place // block_size] * block_size + place % block_size)
-    kept = np.asarray(slots, dtype=np.int64)
+        for position in range(span.start + span.skip, span.start + span.query_tokens):
+            slots.append(span.blocks[position // block_size] * block_size + position % block_size)
+    slot_array = np.asarray(slots, dtype=np.int64)
     parts = [
-        SpanRows(span, offset, kept[offset : offset + span.rows - span.skip])
+        SpanRows(span, offset, slot_array[offset : offset + span.query_tokens - span.skip])
         for span, offset in zip(spans, offsets, strict=True)
     ]
-    return Layout(parts, np.asarray(tokens, dtype=np.int64), np.asarray(positions, dtype=np.int64), kept)
+    return Layout(
+        parts, np.asarray(tokens, dtype=np.int64), np.asarray(positions, dtype=np.int64), slot_array
+    )
 
 
 def _positions(span: Span) -> Sequence[int]:
@@ -88,14 +90,14 @@ def _positions(span: Span) -> Sequence[int]:
 def _check(span: Span, block_size: int) -> None:
     if not span.tokens:
         raise ValueError(f"sequence {span.sequence}: its span has no tokens")
-    if not 0 <= span.skip < span.rows:
-        raise ValueError(f"sequence {span.sequence}: its span skips {span.skip} of {span.rows} rows")
-    if len(span.blocks) * block_size < span.start + span.rows:
+    if not 0 <= span.skip < span.query_tokens:
+        raise ValueError(f"sequence {span.sequence}: its span skips {span.skip} of {span.query_tokens} rows")
+    if len(span.blocks) * block_size < span.start + span.query_tokens:
         raise ValueError(f"sequence {span.sequence}: {len(span.blocks)} blocks cannot hold its span")
     if span.tree is not None and span.tree.tokens[0] != span.tokens[-1]:
         raise ValueError(f"sequence {span.sequence}: the tree's root is not the span's last token")
     if len(span.choices) > 1 and span.tree is not None and len(span.tree) > 1:
-        raise ValueError(f"sequence {span.sequence}: choices can fork only where nothing is guessed")
+        raise ValueError(f"sequence {span.sequence}: choices can fork only without draft tokens")
 
 
 def ancestors(tree: TokenTree) -> NDArray[np.bool_]:

@@ -14,20 +14,20 @@ from streamserve.engine.plan import DRAFT, TARGET, Drafter
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.drafters.choice import DraftChoice, choose_draft
-from streamserve.execution.drafters.guesses import best_guesses
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
+from streamserve.execution.drafters.selection import select_draft_tokens
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.linear import packs
 from streamserve.execution.memory import after_weights, available_bytes, size_pool, size_swap
 from streamserve.execution.model import Model
-from streamserve.execution.native.attention import MOST_QUERIES, NativeAttention
+from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
 from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
-from streamserve.execution.native.sampling import NativeChooser, NativeGuesser
+from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weights import (
@@ -50,7 +50,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
-    `team`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
+    `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
     groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group."""
 
     executor: TorchExecutor
@@ -58,7 +58,7 @@ class Loaded:
     model_info: ModelInfo
     kv_cache_bytes: int
     model: Model
-    team: ThreadPool | None
+    pool: ThreadPool | None
     cache: KVCache
     drafter: Drafter | None = None
     caches: tuple[KVCache, ...] = ()
@@ -85,39 +85,41 @@ def load(
     spec = read_spec(folder)
     checkpoint = Checkpoint(folder)
     check_weights(checkpoint, spec)
-    team = _choose_backend(config, spec, cores)
+    pool = _choose_backend(config, spec, cores)
     dtype = _compute_dtype(config, spec, checkpoint)
     draft = choose_draft(config.draft, folder, spec)
     free = after_weights(
-        weight_bytes(spec, dtype, _head_is_second(team, dtype)), int(available_bytes() * memory_share)
+        weight_bytes(spec, dtype, _tied_head_is_copied(pool, dtype)), int(available_bytes() * memory_share)
     )
     block_bytes = bytes_per_block(spec, config.block_size, dtype)
     draft_bytes = bytes_per_block(draft.spec, config.block_size, dtype) if draft.spec else 0
     if draft.spec:
-        free = after_weights(weight_bytes(draft.spec, dtype, _head_is_second(team, dtype)), free)
+        free = after_weights(weight_bytes(draft.spec, dtype, _tied_head_is_copied(pool, dtype)), free)
         block_bytes += draft_bytes
     swap_blocks = size_swap(config, block_bytes, free)
     free -= swap_blocks * block_bytes
     blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
-    model = _load_model(checkpoint, spec, dtype, team)
+    model = _load_model(checkpoint, spec, dtype, pool)
     memory = allocate(blocks * block_bytes) if allocate else None
-    own, other = (None, None) if memory is None else memory.tensor_split([blocks * draft_bytes])[::-1]
-    cache = KVCache(spec, blocks, config.block_size, dtype, own)
-    attention = attention_on(cache, spec, team)
+    target_memory, draft_memory = (
+        (None, None) if memory is None else memory.tensor_split([blocks * draft_bytes])[::-1]
+    )
+    cache = KVCache(spec, blocks, config.block_size, dtype, target_memory)
+    attention = make_attention(cache, spec, pool)
     eos = spec.eos_token_ids
     grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
-    drawing = config.speculation_mode == "rejection"
-    drafter = _load_drafter(draft, model, cache, team, drawing, grammars, other)
-    apart = isinstance(drafter, ModelDrafter) and drafter.plane == DRAFT
-    caches = (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and apart else (cache,)
+    rejection_sampling = config.speculation_mode == "rejection"
+    drafter = _load_drafter(draft, model, cache, pool, rejection_sampling, grammars, draft_memory)
+    separate = isinstance(drafter, ModelDrafter) and drafter.group == DRAFT
+    caches = (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and separate else (cache,)
     host = HostPool(caches, swap_blocks) if swap_blocks else None
     return Loaded(
-        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(team) if team else None, host),
+        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(pool) if pool else None, host),
         _engine_config(config, blocks, max_len, swap_blocks),
-        _model_info(checkpoint, model, max_len, attention.row_invariant, _head_is_second(team, dtype)),
+        _model_info(checkpoint, model, max_len, attention.row_invariant, _tied_head_is_copied(pool, dtype)),
         blocks * block_bytes,
         model,
-        team,
+        pool,
         cache,
         drafter,
         caches,
@@ -129,8 +131,8 @@ def _load_drafter(
     draft: DraftChoice,
     model: Model,
     cache: KVCache,
-    team: ThreadPool | None,
-    drawing: bool,
+    pool: ThreadPool | None,
+    rejection_sampling: bool,
     grammars: Grammars | None,
     memory: Tensor | None,
 ) -> ModelDrafter | NGramDrafter | None:
@@ -139,64 +141,73 @@ def _load_drafter(
     eos = model.spec.eos_token_ids
     if draft.kind == "ngram":
         return NGramDrafter(eos, grammars)
-    guesser = NativeGuesser(team) if team else best_guesses
+    selector = NativeDraftSelector(pool) if pool else select_draft_tokens
     if draft.kind == "self":
         first = replace(model.spec, num_layers=draft.layers, windows=model.spec.windows[: draft.layers])
-        early = Model(first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head)
-        early = NativeModel.of(early, team) if team else early
-        attention = attention_on(cache, first, team)
-        return ModelDrafter(early, cache, attention, TARGET, drawing, eos, grammars, guesser)
+        early_model = Model(
+            first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head
+        )
+        early_model = NativeModel.of(early_model, pool) if pool else early_model
+        attention = make_attention(cache, first, pool)
+        return ModelDrafter(
+            early_model, cache, attention, TARGET, rejection_sampling, eos, grammars, selector
+        )
     if draft.spec:
-        small = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, team)
-        own = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory)
-        attention = attention_on(own, draft.spec, team)
-        return ModelDrafter(small, own, attention, DRAFT, drawing, eos, grammars, guesser)
+        draft_model = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, pool)
+        draft_cache = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory)
+        attention = make_attention(draft_cache, draft.spec, pool)
+        return ModelDrafter(
+            draft_model, draft_cache, attention, DRAFT, rejection_sampling, eos, grammars, selector
+        )
     return None
 
 
-def drafter_on(loaded: Loaded, plane: int = TARGET) -> ModelDrafter:
+def make_drafter(loaded: Loaded, group: int = TARGET) -> ModelDrafter:
     """Return a separate drafter, as a draft service has: on the loaded model, whose pool is the blocks'
-    `plane` (KV cache group)."""
-    team, spec = loaded.team, loaded.model.spec
-    attention = attention_on(loaded.cache, spec, team)
-    guesser = NativeGuesser(team) if team else best_guesses
+    `group` (KV cache group)."""
+    pool, spec = loaded.pool, loaded.model.spec
+    attention = make_attention(loaded.cache, spec, pool)
+    selector = NativeDraftSelector(pool) if pool else select_draft_tokens
     eos = spec.eos_token_ids
-    return ModelDrafter(loaded.model, loaded.cache, attention, plane, eos_token_ids=eos, guesser=guesser)
+    return ModelDrafter(loaded.model, loaded.cache, attention, group, eos_token_ids=eos, selector=selector)
 
 
 def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> ThreadPool | None:
     """Return the kernels' thread pool; None where plain torch computes."""
     threads = config.threads or len(os.sched_getaffinity(0))
-    fits = spec.num_heads // spec.num_kv_heads <= MOST_QUERIES
+    fits = spec.num_heads // spec.num_kv_heads <= MAX_QUERY_GROUP
     library = kernels() if config.backend != "reference" and fits else None
     if library is None and config.backend == "native":
-        raise CheckpointError("--backend native: there are no kernels for this model here (see the log)")
+        raise CheckpointError(
+            "--backend native: no kernels are available for this model on this machine (the log says why); "
+            "use --backend auto or reference"
+        )
     # With the kernels, torch runs only small operations: its threads would spin on the kernels' cores.
     torch.set_num_threads(1 if library else threads)
     return ThreadPool(library, threads, cpus=cores[1:threads]) if library else None
 
 
-def _head_is_second(team: ThreadPool | None, dtype: torch.dtype) -> bool:
+def _tied_head_is_copied(pool: ThreadPool | None, dtype: torch.dtype) -> bool:
     """Return whether a tied head is stored in addition to the embedding. The kernels need no second copy:
     they read embedding rows from the packed weight."""
-    return team is None and packs(dtype)
+    return pool is None and packs(dtype)
 
 
 def _load_model(
-    checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, team: ThreadPool | None
+    checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, pool: ThreadPool | None
 ) -> Model:
-    if team is None:
+    if pool is None:
         return load_model(checkpoint, spec, dtype)
-    linear, gate_up = partial(NativeLinear, team), partial(NativeLinear, team, paired=True)
-    return NativeModel.of(load_model(checkpoint, spec, dtype, linear, gate_up), team)
+    linear, gate_up = partial(NativeLinear, pool), partial(NativeLinear, pool, paired=True)
+    return NativeModel.of(load_model(checkpoint, spec, dtype, linear, gate_up), pool)
 
 
-def attention_on(cache: KVCache, spec: ModelSpec, team: ThreadPool | None) -> AttentionBackend:
-    """Return attention over `cache`: by the kernels on `team`, or in plain torch without one."""
+def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:
+    """Return attention over `cache`: by the kernels on `pool`, or in plain torch without one."""
     group = spec.num_heads // spec.num_kv_heads
-    if team is None:
+    if pool is None:
         return ReferenceAttention(cache, spec.windows, group)
-    return NativeAttention(team, cache, spec.windows, group)
+    return NativeAttention(pool, cache, spec.windows, group)
 
 
 def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
@@ -235,7 +246,7 @@ def _engine_config(
 
 
 def _model_info(
-    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, second: bool
+    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, tied_head_copied: bool
 ) -> ModelInfo:
     spec, dtype = model.spec, str(model.dtype).removeprefix("torch.")
     return ModelInfo(
@@ -244,7 +255,7 @@ def _model_info(
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, model.dtype, second),
+        weight_bytes=weight_bytes(spec, model.dtype, tied_head_copied),
         dtype=dtype,
         row_invariant=row_invariant,
         fingerprint=_fingerprint(checkpoint, spec, model.dtype),

@@ -25,22 +25,25 @@ def _machine_bytes(proc: Path) -> int:
 def _group_bytes(proc: Path, groups: Path) -> list[int]:
     """Return what each control group of this process leaves: of version 1, or of version 2 all along its
     path."""
-    left = [_left(groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]
+    headroom = [_group_headroom(groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]
     path = _entry_text(proc / "self/cgroup", "0::")
     if path is not None:
         group = groups / path.lstrip("/")
-        inside = [group, *group.parents]
-        left += [_left(one, "memory.max", "memory.current") for one in inside[: inside.index(groups) + 1]]
-    return [one for one in left if one is not None]
+        ancestors = [group, *group.parents]
+        headroom += [
+            _group_headroom(group, "memory.max", "memory.current")
+            for group in ancestors[: ancestors.index(groups) + 1]
+        ]
+    return [value for value in headroom if value is not None]
 
 
-def _left(group: Path, limit: str, usage: str) -> int | None:
+def _group_headroom(group: Path, limit: str, usage: str) -> int | None:
     """Return limit minus usage, where inactive file pages do not count as used."""
     try:
-        left = int((group / limit).read_text()) - int((group / usage).read_text())
+        headroom = int((group / limit).read_text()) - int((group / usage).read_text())
     except (OSError, ValueError):
         return None  # no such group, or no limit ("max")
-    return left + (_entry(group / "memory.stat", "inactive_file ") or 0)
+    return headroom + (_entry(group / "memory.stat", "inactive_file ") or 0)
 
 
 def _entry(path: Path, name: str) -> int | None:
@@ -73,7 +76,7 @@ def size_pool(config: ModelConfig, block_bytes: int, model_limit: int, available
     if max_len > model_limit:
         raise CheckpointError(f"--max-model-len {max_len} is above the checkpoint's {model_limit} positions")
     context = -(-max_len // config.block_size)
-    blocks, source = _wanted_blocks(config, block_bytes, context, available)
+    blocks, source = _requested_blocks(config, block_bytes, context, available)
     if not 0 < blocks * block_bytes <= available:
         raise CheckpointError(
             f"{source} makes a KV pool of {blocks} blocks of {_mib(block_bytes)}: "
@@ -99,7 +102,7 @@ def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
     return blocks
 
 
-def _wanted_blocks(config: ModelConfig, block_bytes: int, context: int, available: int) -> tuple[int, str]:
+def _requested_blocks(config: ModelConfig, block_bytes: int, context: int, available: int) -> tuple[int, str]:
     """Return the pool's size in blocks, and the setting that determines it."""
     if config.num_blocks is not None:
         return config.num_blocks, f"--num-blocks {config.num_blocks}"

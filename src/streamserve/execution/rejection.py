@@ -36,11 +36,11 @@ def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> P
 def draw(probabilities: Probabilities, number: float) -> int:
     """Return the token at `number` in (0, 1) of the cumulative distribution."""
     cumulated = np.cumsum(probabilities)
-    place = np.searchsorted(cumulated, number * cumulated[-1], side="right")
-    return int(min(place, np.flatnonzero(probabilities)[-1]))
+    index = np.searchsorted(cumulated, number * cumulated[-1], side="right")
+    return int(min(index, np.flatnonzero(probabilities)[-1]))
 
 
-def verify_drawn(
+def verify_by_rejection(
     walk: Walk, target: Callable[[], Probabilities], seed: int, choice: int, output: int
 ) -> None:
     """Complete `walk` over a tree that carries `draws`. `target()` returns the distribution [vocabulary] at

@@ -84,21 +84,21 @@ class Sampler:
             return self._chooser(self._logits, rows, adjusted)
         tokens = [NOT_FINITE] * len(rows)
         drawn: list[tuple[int, Ids, Scores]] = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if not self._finite[row.logits]:
                 continue
             if row.params.greedy and not self._adjusted(row):
-                tokens[place] = self._best[row.logits]
+                tokens[index] = self._best[row.logits]
                 continue
             scores = self._scores(row)
             if row.params.greedy:
-                tokens[place] = int(scores.argmax())
+                tokens[index] = int(scores.argmax())
             else:
                 scores /= row.params.temperature
-                ids = survivors(scores, row.params)
-                drawn.append((place, ids, scores[ids]))
-        for place, token in zip((place for place, _, _ in drawn), _draw(rows, drawn), strict=True):
-            tokens[place] = token
+                ids = filtered_ids(scores, row.params)
+                drawn.append((index, ids, scores[ids]))
+        for index, token in zip((index for index, _, _ in drawn), _draw(rows, drawn), strict=True):
+            tokens[index] = token
         return tokens
 
     def distribution(self, row: Row) -> Scores:
@@ -108,11 +108,11 @@ class Sampler:
             raise NotFiniteError
         scores = self._scores(row)
         scores /= row.params.temperature
-        ids = survivors(scores, row.params)
-        shares = np.zeros(len(scores))
-        shares[ids] = np.exp(scores[ids] - scores[ids].max())
-        shares /= shares.sum()
-        return shares
+        ids = filtered_ids(scores, row.params)
+        probabilities = np.zeros(len(scores))
+        probabilities[ids] = np.exp(scores[ids] - scores[ids].max())
+        probabilities /= probabilities.sum()
+        return probabilities
 
     def _scores(self, row: Row) -> Scores:
         """Return a row's logits after all processing that precedes the temperature."""
@@ -145,13 +145,13 @@ def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
         scores[list(params.logit_bias)] += list(params.logit_bias.values())
     if params.allowed_token_ids:
         allowed = list(params.allowed_token_ids)
-        kept = scores[allowed]
+        allowed_scores = scores[allowed]
         scores[:] = -np.inf
-        scores[allowed] = kept
+        scores[allowed] = allowed_scores
     if row.allowed is None:
         scores[row.forbidden(eos_token_ids)] = -np.inf
     else:
-        _keep_to_grammar(scores, row, eos_token_ids)
+        _apply_grammar_mask(scores, row, eos_token_ids)
     if not params.penalized:
         return
     outputs, counts = np.unique(np.asarray(row.outputs, dtype=np.int64), return_counts=True)
@@ -162,18 +162,18 @@ def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
     scores[outputs] -= params.frequency_penalty * counts + params.presence_penalty
 
 
-def _keep_to_grammar(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
+def _apply_grammar_mask(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
     """Mask `scores`, in place, to what the row's grammar allows. Tokens that would end a text too early
     (min_tokens, ignore_eos) are masked as well, unless the grammar allows nothing else."""
     assert row.allowed is not None
     allowed = np.unpackbits(row.allowed, count=len(scores), bitorder="little").astype(bool)
-    unwanted = [*row.forbidden(eos_token_ids), *(eos_token_ids if row.params.ignore_eos else ())]
-    wanted = allowed.copy()
-    wanted[unwanted] = False
-    scores[~(wanted if wanted.any() else allowed)] = -np.inf
+    excluded = [*row.forbidden(eos_token_ids), *(eos_token_ids if row.params.ignore_eos else ())]
+    preferred = allowed.copy()
+    preferred[excluded] = False
+    scores[~(preferred if preferred.any() else allowed)] = -np.inf
 
 
-def survivors(scores: Scores, params: SamplingParams) -> Ids:
+def filtered_ids(scores: Scores, params: SamplingParams) -> Ids:
     """Return the ids of the tokens that min_p, top_k and top_p leave, ascending, without those that no noise
     could make win. `scores` [vocabulary] are already divided by the temperature. Of equal scores the lower
     ids stay."""
@@ -206,11 +206,11 @@ def _nucleus(scores: Scores, top_p: float) -> Ids:
 
 def highest(scores: NDArray[np.floating], count: int) -> Ids:
     """Return the indices of the `count` highest scores, best first, equal ones in order."""
-    places = np.arange(len(scores))
+    indices = np.arange(len(scores))
     if count < len(scores):
         threshold = np.partition(scores, -count)[-count] if count else np.inf
-        places = np.flatnonzero(scores >= threshold)
-    best_first: Ids = places[np.argsort(-scores[places], kind="stable")]
+        indices = np.flatnonzero(scores >= threshold)
+    best_first: Ids = indices[np.argsort(-scores[indices], kind="stable")]
     return best_first[:count]
 
 
@@ -220,14 +220,14 @@ def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list
         return []
     sizes = [len(ids) for _, ids, _ in drawn]
 
-    def spread(values: list[int]) -> NDArray[np.uint64]:
+    def repeated(values: list[int]) -> NDArray[np.uint64]:
         return np.repeat(np.array(values, dtype=np.uint64), sizes)
 
-    picked = [rows[place] for place, _, _ in drawn]
+    picked = [rows[index] for index, _, _ in drawn]
     noise = gumbel(
-        spread([seed_of(row.params) for row in picked]),
-        spread([row.choice for row in picked]),
-        spread([len(row.outputs) for row in picked]),
+        repeated([seed_of(row.params) for row in picked]),
+        repeated([row.choice for row in picked]),
+        repeated([len(row.outputs) for row in picked]),
         np.concatenate([ids for _, ids, _ in drawn]),
     )
     parts = np.split(noise, np.cumsum(sizes)[:-1])

@@ -97,7 +97,7 @@ def read_spec(folder: Path) -> ModelSpec:
     family = ARCHITECTURES[name]
     _refuse_unsupported(config)
     heads = config.integer("num_attention_heads")
-    layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
+    layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
     attention_bias = config.flag("attention_bias", False)
     spec = ModelSpec(
@@ -109,7 +109,7 @@ def read_spec(folder: Path) -> ModelSpec:
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", family.kv_heads or heads),
         head_dim=_head_dim(config, family),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6, most=1.0),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6, maximum=1.0),
         rope=_rope(config),
         windows=_windows(config, family.windows, family.window, layers),
         max_position_embeddings=config.integer("max_position_embeddings"),

@@ -36,24 +36,24 @@ class HostPool:
         self._thread = ThreadPoolExecutor(1, "swap")
 
     @contextmanager
-    def copying(self, outs: Copies, backs: Copies) -> Iterator[Copying]:
+    def copying(self, copies_out: Copies, copies_in: Copies) -> Iterator[Copying]:
         """Copy blocks out (cache, host), then others back (host, cache), while the body of `with` runs. The
         body must not touch them. The copies are complete when the `with` block ends."""
         copies = Copying()
-        future = self._thread.submit(self.copy, outs, backs)
+        future = self._thread.submit(self.copy, copies_out, copies_in)
         try:
             yield copies
         finally:
             copies.seconds = future.result()
 
     @torch.inference_mode()
-    def copy(self, outs: Copies, backs: Copies) -> float:
+    def copy(self, copies_out: Copies, copies_in: Copies) -> float:
         """Do the same copies synchronously; return how many seconds they took."""
         started = time.perf_counter()
         for cache, blocks in zip(self._caches, self._blocks, strict=True):
-            for block, host in outs:
+            for block, host in copies_out:
                 blocks[host].copy_(cache.data[:, block])
-            for host, block in backs:
+            for host, block in copies_in:
                 cache.data[:, block].copy_(blocks[host])
         return time.perf_counter() - started
 

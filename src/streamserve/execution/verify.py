@@ -29,12 +29,12 @@ class Walk:
 def verify(walks: Sequence[Walk], sample: Callable[[list[int]], list[int]]) -> None:
     """Complete `walks`. `sample(numbers)` returns the target's token at the last node of each of these walks,
     where the tokens before it are the walk's `tokens` so far."""
-    going = list(range(len(walks)))
-    while going:
-        for number, token in zip(going, sample(going), strict=True):
+    active = list(range(len(walks)))
+    while active:
+        for number, token in zip(active, sample(active), strict=True):
             walk = walks[number]
             walk.tokens.append(token)
             child = walk.tree.child(walk.path[-1], token)
             if child is not None:
                 walk.path.append(child)
-        going = [number for number in going if not walks[number].done]
+        active = [number for number in active if not walks[number].done]

@@ -63,11 +63,11 @@ def count_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype, second: bool) -> int:
-    """Return the bytes of the loaded weights. `second`: a tied head is packed in addition to the
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool) -> int:
+    """Return the bytes of the loaded weights. `tied_head_copied`: a tied head is packed in addition to the
     embedding."""
-    twice = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and second else 0
-    return (count_parameters(spec) + twice) * dtype.itemsize
+    copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
+    return (count_parameters(spec) + copied) * dtype.itemsize
 
 
 def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:

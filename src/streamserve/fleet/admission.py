@@ -19,11 +19,11 @@ class Admission:
         self._max_requests = max_requests
         self._max_waiting_tokens = max_waiting_tokens
         self._finished = Rate()
-        self._begun_tokens = Rate()
+        self._started_tokens = Rate()
 
-    def begun(self, now: float, tokens: int) -> None:
+    def started(self, now: float, tokens: int) -> None:
         """Record that a prompt of `tokens` tokens has been scheduled."""
-        self._begun_tokens.add(now, tokens)
+        self._started_tokens.add(now, tokens)
 
     def finished(self, now: float) -> None:
         """Record that a request has ended."""
@@ -35,18 +35,18 @@ class Admission:
         if len(requests) >= self._max_requests:
             waiting = sum(not request.admitted for request in requests)
             message = f"{len(requests)} requests are open, which is the limit (max_requests)"
-            return _later(message, self._finished.seconds_for(now, waiting + 1))
+            return _retry_later(message, self._finished.seconds_for(now, waiting + 1))
         tokens = sum(len(r.opened.prompt) for r in requests if not r.admitted)
         if tokens and tokens + len(event.prompt) > self._max_waiting_tokens:
             message = (
                 f"the prompt has {len(event.prompt)} tokens, and {tokens} tokens are waiting already; "
                 f"the limit is {self._max_waiting_tokens} (max_waiting_tokens)"
             )
-            return _later(message, self._begun_tokens.seconds_for(now, tokens))
+            return _retry_later(message, self._started_tokens.seconds_for(now, tokens))
         return None
 
 
-def _later(message: str, seconds: float | None) -> RequestError:
+def _retry_later(message: str, seconds: float | None) -> RequestError:
     """Return a refusal with a Retry-After of `seconds`, within bounds, if they are known."""
     low, high = RETRY_AFTER
     retry_after = low if seconds is None else min(max(seconds, low), high)

@@ -26,13 +26,13 @@ class Open:
 
 @dataclass(frozen=True)
 class Edit:
-    """A client's edit of its prompt stream: the first `keep` tokens are retained, followed by `tokens`; the
-    last `tail` of all are as in Submit. Versions ascend. With `finish` the prompt is complete and is
+    """A client's edit of its prompt stream: the first `retained` tokens stay, followed by `tokens`; the last
+    `tail` of all are as in Submit. Versions ascend. With `finish` the prompt is complete and is
     answered, with `params` if given."""
 
     request: str
     version: int
-    keep: int
+    retained: int
     tokens: list[int]
     finish: bool = False
     params: SamplingParams | None = None
@@ -48,7 +48,7 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Rest:
+class Drain:
     """An operator starts draining a worker (`draining`: it gets no new requests) or ends that."""
 
     worker: str
@@ -56,7 +56,7 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Heard:
+class WorkerMessage:
     """A message from a worker's process. `incarnation` counts the starts of the process."""
 
     worker: str
@@ -65,7 +65,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Lost:
+class WorkerLost:
     """A worker's process ended, or could not be started. `suspects`: the attempts in its last step, which was
     in this `phase`; None if unknown. `report`: the name of its crash report, if it wrote one."""
 
@@ -78,7 +78,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """A worker's sign of life from its journal, last updated `at` a time. In a `phase` of a step, it last
     made progress at `moved_at`, and the whole step is predicted to take `predicted` seconds."""
 
@@ -93,7 +93,7 @@ class Tick:
     """Time passed: check for workers that are silent or hang. `beats` are the workers' signs of life, by name
     and incarnation."""
 
-    beats: Mapping[tuple[str, int], Beat] = field(default_factory=dict)
+    beats: Mapping[tuple[str, int], Heartbeat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,5 +137,5 @@ class Kill:
     worker: str
 
 
-FleetEvent = Open | Edit | Close | Rest | Heard | Lost | Tick
+FleetEvent = Open | Edit | Close | Drain | WorkerMessage | WorkerLost | Tick
 Command = Send | Deliver | Refuse | Start | Kill

@@ -1,9 +1,9 @@
 """The fleet's state machine, without input or output: events in, commands out. The asyncio and ZeroMQ runtime
 around it is in `runtime`.
 
-    API server  Open, Edit, Close     ┌───────┐   Deliver, Refuse   → API server
-    workers     FromWorker, Lost   →  │ Fleet │   Send              → workers
-    clock       Tick                  └───────┘   Start, Kill       → processes
+    API server  Open, Edit, Close, Drain      ┌───────┐   Deliver, Refuse   → API server
+    workers     WorkerMessage, WorkerLost  →  │ Fleet │   Send              → workers
+    clock       Tick                          └───────┘   Start, Kill       → processes
 
 For each request it stores the tokens that were delivered to the client. When a worker dies, its requests go
 to another worker (or to the same one after its restart) as a new attempt that carries those tokens and
@@ -20,19 +20,19 @@ from streamserve.fleet.events import (
     Close,
     Command,
     Deliver,
+    Drain,
     Edit,
     FleetEvent,
-    Heard,
     Kill,
-    Lost,
     Open,
     Refuse,
-    Rest,
     Send,
     Tick,
+    WorkerLost,
+    WorkerMessage,
 )
 from streamserve.fleet.isolation import Isolation, conviction
-from streamserve.fleet.kv_writeback import Returns
+from streamserve.fleet.kv_writeback import WritebackManager
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
 from streamserve.fleet.requests import GapError, OpenRequest
@@ -68,8 +68,8 @@ class Fleet:
         self.supervisor = WorkerSupervisor(config.topology, config.stuck_after)
         self.quarantine = Quarantine(config.topology, config.max_attempts)
         self.requests: dict[str, OpenRequest] = {}
-        self.tickets = ReservationBook()
-        self.returns = Returns(config.topology)
+        self.reservations = ReservationBook()
+        self.writebacks = WritebackManager(config.topology)
         self.placement = Placement(self.supervisor, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._isolation = Isolation(
@@ -96,11 +96,11 @@ class Fleet:
                 return list(self._edit(event, now))
             case Close():
                 return list(self._close(event, now))
-            case Rest():
-                return list(self._rest(event, now))
-            case Heard():
+            case Drain():
+                return list(self._drain(event, now))
+            case WorkerMessage():
                 return list(self._heard(event, now))
-            case Lost():
+            case WorkerLost():
                 return list(self._lost(event, now))
             case Tick():
                 return list(self._tick(event, now))
@@ -140,8 +140,8 @@ class Fleet:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
             return
         refusal = self._admission.refusal(event, self.requests.values(), now)
-        if refusal is None and (closed := self.supervisor.closed()):
-            refusal = self._unserved(closed, now)
+        if refusal is None and (reason := self.supervisor.unavailable_reason()):
+            refusal = self._unavailable(reason, now)
         if refusal:
             yield Refuse(event.request, refusal)
             return
@@ -158,46 +158,46 @@ class Fleet:
         if self.edit_refusal(event):
             return
         request = self.requests[event.request]
-        void = request.edit(event)
+        withdrawn = request.edit(event)
         if request.worker is not None:
             params = request.limited(event.params) if event.params else None
             message = messages.Edit(
-                event.request, request.attempt, event.version, event.keep, event.tokens, event.finish,
+                event.request, request.attempt, event.version, event.retained, event.tokens, event.finish,
                 params, event.tail, now,
             )  # fmt: skip
             yield Send(request.worker, message)
             yield from self._reserve(request)
-        if void:
-            withdrawn = Withdrawn(event.request, request.attempt, event.version)
-            yield Deliver(event.request, [withdrawn], last=False)
+        if withdrawn:
+            notice = Withdrawn(event.request, request.attempt, event.version)
+            yield Deliver(event.request, [notice], last=False)
 
     def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Route a request to the router's choice; without a free route candidate it stays waiting."""
-        if not self.supervisor.served:
-            yield self._refuse(request, self._unserved(self.health()[1], now))
+        if not self.supervisor.can_serve:
+            yield self._refuse(request, self._unavailable(self.health()[1], now))
             return
         name, trial = request.name, self.quarantine.trial
         if self.quarantine.waits(name):
             return
         if trial and name in trial.group.members:
-            place = self.placement.choose(request, now, only=trial.place)
+            chosen = self.placement.choose(request, now, only=trial.workers)
         else:
-            place = self.placement.choose(request, now, without=self.quarantine.reserved(now))
-        if place is None:
+            chosen = self.placement.choose(request, now, without=self.quarantine.reserved(now))
+        if chosen is None:
             return
-        front, decode, tokens = place
+        front, decode, tokens = chosen
         # Do not hand a request to a decode worker if it ends with its first token or is answered while its
         # prompt changes.
         params, early = request.opened.params, request.opened.answer_early
-        whole = decode is None or params.max_tokens in (0, 1) or early
-        request.worker, request.decode = front, None if whole else decode
-        request.handing = set() if whole else set(request.open_choices)
-        request.awaits = None
+        local = decode is None or params.max_tokens in (0, 1) or early
+        request.worker, request.decode = front, None if local else decode
+        request.transferring = set() if local else set(request.open_choices)
+        request.awaited_version = None
         ttft = request.opened.params.slo.ttft_ms
         deadline = None if ttft is None else request.arrival + ttft / 1000
         self.workers[front].queue(request.opened.request, Queued(tokens, deadline), now)
-        self.workers[request.decode or front].coming.add(request.opened.request)
-        yield Send(front, request.submit("both" if whole else "prefill"))
+        self.workers[request.decode or front].incoming.add(request.opened.request)
+        yield Send(front, request.submit("both" if local else "prefill"))
 
     def _close(self, event: Close, now: float) -> Iterator[Command]:
         request = self.requests.get(event.request)
@@ -207,13 +207,13 @@ class Fleet:
             request.open_choices.clear()
         else:
             request.open_choices.discard(event.choice)
-            request.handing.discard(event.choice)
+            request.transferring.discard(event.choice)
         for worker in sorted(request.workers):
             yield Send(worker, Cancel(event.request, event.choice))
         if not request.open_choices:
             self._end(request, now)
 
-    def _heard(self, event: Heard, now: float) -> Iterator[Command]:
+    def _heard(self, event: WorkerMessage, now: float) -> Iterator[Command]:
         worker = self.supervisor.hear(event.worker, event.incarnation, now)
         if worker is None:
             return
@@ -231,14 +231,14 @@ class Fleet:
             case Report():
                 worker.reported(event.message)
             case Cached():
-                self.placement.view.told(event.worker, event.message, worker.blocks)
+                self.placement.view.update(event.worker, event.message, worker.blocks)
             case Events():
                 yield from self._deliver(event.message.events, now)
             case Transfers():
-                for news in event.message.news:
-                    yield from self._transfer(event.worker, news, now)
+                for update in event.message.updates:
+                    yield from self._transfer(event.worker, update, now)
 
-    def _rest(self, event: Rest, now: float) -> Iterator[Command]:
+    def _drain(self, event: Drain, now: float) -> Iterator[Command]:
         """Set whether a worker is draining. Requests that wait for it are placed elsewhere; requests already
         there continue."""
         self.workers[event.worker].draining = event.draining
@@ -254,19 +254,19 @@ class Fleet:
         by_request: dict[str, list[Event]] = {}
         for event in events:
             by_request.setdefault(event.request, []).append(event)
-        for name, news in by_request.items():
+        for name, reported in by_request.items():
             request = self.requests.get(name)
             if request is None:
-                if any(isinstance(event, Finished) for event in news):
-                    yield from self.returns.drop(name)
+                if any(isinstance(event, Finished) for event in reported):
+                    yield from self.writebacks.drop(name)
                 continue
             try:
-                fresh = [taken for event in news if (taken := request.accept(event, now)) is not None]
+                fresh = [new for event in reported if (new := request.accept(event, now)) is not None]
             except GapError as gap:
                 yield from self._cancel(request)
                 yield self._refuse(request, RequestError(str(gap), status=500))
                 continue
-            yield from self._noticed(request, news, fresh, now)
+            yield from self._update_records(request, reported, fresh, now)
             last = not request.open_choices
             if last:
                 if request.decode and name not in self.workers[request.decode].decoding:
@@ -276,27 +276,27 @@ class Fleet:
                     yield from self._cancel(request)  # the other half of the pair still holds it
                 self._end(request, now)
                 if not refused:
-                    yield from self.returns.begin(request, self.workers, now)
+                    yield from self.writebacks.begin(request, self.workers, now)
             if fresh or last:
                 yield Deliver(name, fresh, last)
         yield from self._isolation.advance(now)
 
-    def _noticed(
-        self, request: OpenRequest, news: list[Event], fresh: list[Event], now: float
+    def _update_records(
+        self, request: OpenRequest, reported: list[Event], fresh: list[Event], now: float
     ) -> Iterator[Command]:
         """Update the fleet's records (admission, worker load, quarantine, KV reservation) from a request's
         events."""
         if any(isinstance(event, Admitted) for event in fresh):
-            self._admission.begun(now, len(request.opened.prompt))
+            self._admission.started(now, len(request.opened.prompt))
         if request.worker and any(isinstance(event, Token) for event in fresh):
-            self.workers[request.worker].begun(request.opened.request, now)
+            self.workers[request.worker].started(request.opened.request, now)
             if request.decode is None:
                 self._decodes(request)
-            if not request.handing and request.decoded:
-                self.quarantine.showed(request)
+            if not request.transferring and request.decoded:
+                self.quarantine.progressed(request)
         if request.opened.open and any(isinstance(event, Progress) for event in fresh):
-            self.quarantine.showed(request)
-        if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in news):
+            self.quarantine.progressed(request)
+        if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in reported):
             request.planned = True
             yield from self._reserve(request)
 
@@ -308,42 +308,42 @@ class Fleet:
             request.reserving = True
             yield Send(request.decode, request.submit("decode"))
 
-    def _transfer(self, worker: str, news: TransferUpdate, now: float) -> Iterator[Command]:
-        known = ChainMap(self.requests, self.returns.open)
-        request = known.get(news.request)
-        if isinstance(news, Reserved):
-            yield from self.returns.reserved(news.request)
-            yield from self.tickets.reserved(worker, news, request)
+    def _transfer(self, worker: str, update: TransferUpdate, now: float) -> Iterator[Command]:
+        known = ChainMap(self.requests, self.writebacks.open)
+        request = known.get(update.request)
+        if isinstance(update, Reserved):
+            yield from self.writebacks.reserved(update.request)
+            yield from self.reservations.reserved(worker, update, request)
             return
-        commands, again = self.tickets.pushed(worker, news, known)
+        commands, again = self.reservations.pushed(worker, update, known)
         yield from commands
-        name = again.opened.request if again else news.request
-        if name in self.returns.open:
-            yield from self.returns.drop(name) if again else self.returns.over(name)
+        name = again.opened.request if again else update.request
+        if name in self.writebacks.open:
+            yield from self.writebacks.drop(name) if again else self.writebacks.complete(name)
         elif again:
             yield from self._cancel(again)
-            yield from self._retry(again, f"its KV could not be moved: {news.error}", now)
-        elif request and request.decode and not request.handing:
+            yield from self._retry(again, f"its KV could not be transferred: {update.error}", now)
+        elif request and request.decode and not request.transferring:
             self._decodes(request)
 
     def _decodes(self, request: OpenRequest) -> None:
         """Record that a request's prompt is computed and its KV is at the worker that decodes it."""
-        place = request.decode or request.worker
-        if place:
-            self.workers[place].decodes(request.opened.request)
+        worker = request.decode or request.worker
+        if worker:
+            self.workers[worker].decodes(request.opened.request)
 
-    def _lost(self, event: Lost, now: float) -> Iterator[Command]:
+    def _lost(self, event: WorkerLost, now: float) -> Iterator[Command]:
         """Blame the requests of the lost step; requeue all requests that depended on the worker."""
-        if not self.supervisor.lives(event.worker, event.incarnation):
+        if not self.supervisor.is_current(event.worker, event.incarnation):
             return
         affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
-        blamed, convicted = self.quarantine.lost(event.worker, affected, event.suspects)
+        blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects)
         yield from self.supervisor.lose(event.worker, event.incarnation, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
-        yield from self.tickets.lose(event.worker)
-        yield from self.returns.lose(event.worker)
+        yield from self.reservations.lose(event.worker)
+        yield from self.writebacks.lose(event.worker)
         for request in affected:
-            yield from self._withdraw(request, gone=event.worker)
+            yield from self._withdraw(request, ended_worker=event.worker)
         for request in convicted:
             self.convicted += 1
             yield self._refuse(request, conviction(request, event))
@@ -351,10 +351,10 @@ class Fleet:
         yield from self._isolation.advance(now)
         yield from self._place_waiting(now)
 
-    def _withdraw(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
+    def _withdraw(self, request: OpenRequest, ended_worker: str = "") -> Iterator[Command]:
         """Remove a request from its workers and prepare a next attempt that continues after the delivered
         tokens."""
-        yield from self._cancel(request, gone)
+        yield from self._cancel(request, ended_worker)
         self._leave(request)
         request.next_attempt(next(self._attempts))
 
@@ -374,9 +374,9 @@ class Fleet:
         else:
             yield from self._place(request, now)
 
-    def _cancel(self, request: OpenRequest, gone: str = "") -> Iterator[Command]:
-        """Cancel a request at all its workers except `gone`."""
-        for worker in sorted(request.workers - {gone}):
+    def _cancel(self, request: OpenRequest, ended_worker: str = "") -> Iterator[Command]:
+        """Cancel a request at all its workers except `ended_worker`."""
+        for worker in sorted(request.workers - {ended_worker}):
             yield Send(worker, Cancel(request.opened.request))
 
     def _leave(self, request: OpenRequest) -> None:
@@ -388,20 +388,20 @@ class Fleet:
         self._admission.finished(now)
         self.placement.ended(request)
         for worker in request.workers:
-            self.supervisor.worked(worker)
+            self.supervisor.reset_backoff(worker)
         self._forget(request)
 
     def _forget(self, request: OpenRequest) -> None:
         self._leave(request)
         del self.requests[request.name]
-        self.quarantine.left(request.name)
+        self.quarantine.clear(request.name)
 
-    def _unserved(self, why: str, now: float) -> RequestError:
+    def _unavailable(self, why: str, now: float) -> RequestError:
         return RequestError(why, status=503, retry_after=self.supervisor.retry_after(now))
 
     def _fail_all(self, now: float) -> Iterator[Command]:
         """Refuse all requests if no worker can serve them any more."""
-        if not self.supervisor.served:
+        if not self.supervisor.can_serve:
             for request in list(self.requests.values()):
                 yield from self._place(request, now)
 

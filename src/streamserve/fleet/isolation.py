@@ -3,7 +3,7 @@ have to leave these."""
 
 from collections.abc import Callable, Iterator
 
-from streamserve.fleet.events import Command, Lost
+from streamserve.fleet.events import Command, WorkerLost
 from streamserve.fleet.quarantine import Quarantine, Trial
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.supervisor import WorkerSupervisor
@@ -30,44 +30,44 @@ class Isolation:
 
     def advance(self, now: float) -> Iterator[Command]:
         """Begin the next trial if its workers are ready; without suspects, route the requests that wait."""
-        held = bool(self._quarantine.place)
+        was_active = bool(self._quarantine.workers)
         group = self._quarantine.next(self._requests)
         if group is None or now < self._quarantine.recess_until:
-            if held and not self._quarantine.reserved(now):
+            if was_active and not self._quarantine.reserved(now):
                 yield from self._place_waiting(now)
             return
-        place = self._place()
-        if not self._supervisor.whole(place):
+        workers = self._trial_workers()
+        if not self._supervisor.is_healthy(workers):
             return
-        self._quarantine.begin(place, now)
+        self._quarantine.begin(workers, now)
         for request in list(self._requests.values()):
-            if request.workers & place:
+            if request.workers & workers:
                 yield from self._withdraw(request)
         yield from self._place_waiting(now)
 
     def tick(self, now: float) -> Iterator[Command]:
         """Suspend a trial that other requests have waited for too long."""
         trial = self._quarantine.trial
-        if trial and trial.overdue(now) and self._held_up(trial):
+        if trial and trial.overdue(now) and self._blocks_others(trial):
             for name in self._quarantine.suspend(now):
                 if name in self._requests:
                     yield from self._withdraw(self._requests[name])
             yield from self._place_waiting(now)
         yield from self.advance(now)
 
-    def _place(self) -> frozenset[str]:
+    def _trial_workers(self) -> frozenset[str]:
         """Return the workers to hold trials on: those of the first death, or others if these cannot serve."""
-        serving, place = self._supervisor.serving(), self._quarantine.place
-        others = (other for other in self._supervisor.topology.places() if serving.issuperset(other))
-        return place if serving.issuperset(place) else next(others, place)
+        serving, workers = self._supervisor.serving(), self._quarantine.workers
+        others = (other for other in self._supervisor.topology.candidates() if serving.issuperset(other))
+        return workers if serving.issuperset(workers) else next(others, workers)
 
-    def _held_up(self, trial: Trial) -> bool:
+    def _blocks_others(self, trial: Trial) -> bool:
         """Return whether requests that are not in a trial wait for its end."""
         waiting = (name for name, request in self._requests.items() if request.worker is None)
         return any(name not in trial.group.members and not self._quarantine.waits(name) for name in waiting)
 
 
-def conviction(request: OpenRequest, event: Lost) -> RequestError:
+def conviction(request: OpenRequest, event: WorkerLost) -> RequestError:
     """Return the error for the client of a request that ends every worker that computes it."""
     how = f"{request.tries} times while it ran alone" if request.tries else f"in {request.strikes} steps"
     phase = f", in phase {event.phase}" if event.phase else ""

@@ -9,7 +9,7 @@ from streamserve.fleet.events import Deliver, Refuse
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Event, PromptLogprobs, Token
 
-EVENT_BYTES, SCORE_BYTES = 200, 120
+EVENT_BYTES, LOGPROB_BYTES = 200, 120
 """Approximate bytes of an event, and of each log-probability in it."""
 
 FAIR_BYTES = 64 << 10
@@ -18,36 +18,40 @@ exceeded."""
 
 
 @dataclass
-class Undelivered:
+class MailboxBudget:
     """The budget of all mailboxes, in bytes, and the bytes in use."""
 
     limit: int = 64 << 20
-    held: int = 0
+    used: int = 0
 
 
 class Mailbox:
     """The events that a client has not read yet. Beyond the budget they are replaced by an error, and
     `overflowed` is set. Only one task at a time may read."""
 
-    def __init__(self, budget: Undelivered) -> None:
+    def __init__(self, budget: MailboxBudget) -> None:
         self.overflowed = False
         self._budget = budget
-        self._held = 0
+        self._used = 0
         self._waiting: deque[tuple[Deliver | Refuse, int]] = deque()
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, news: Deliver | Refuse) -> None:
+    def put(self, message: Deliver | Refuse) -> None:
         """Append the next events."""
         if self.overflowed:
             return
-        size = _size(news.events) if isinstance(news, Deliver) else 0
-        if self._held + size > FAIR_BYTES and self._budget.held + size > self._budget.limit:
+        size = _size(message.events) if isinstance(message, Deliver) else 0
+        if self._used + size > FAIR_BYTES and self._budget.used + size > self._budget.limit:
             self.clear()
             self.overflowed = True
-            error = RequestError("the reply was left unread for too long", status=503, retry_after=1.0)
-            news, size = Refuse(news.request, error), 0
+            error = RequestError(
+                "the client did not read its events, and the server's buffer is full",
+                status=503,
+                retry_after=1.0,
+            )
+            message, size = Refuse(message.request, error), 0
         self._count(size)
-        self._waiting.append((news, size))
+        self._waiting.append((message, size))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -56,9 +60,9 @@ class Mailbox:
         while not self._waiting:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        news, size = self._waiting.popleft()
+        message, size = self._waiting.popleft()
         self._count(-size)
-        return news
+        return message
 
     def empty(self) -> bool:
         """Return whether the queue is empty."""
@@ -67,11 +71,11 @@ class Mailbox:
     def clear(self) -> None:
         """Discard the queued events."""
         self._waiting.clear()
-        self._count(-self._held)
+        self._count(-self._used)
 
     def _count(self, size: int) -> None:
-        self._held += size
-        self._budget.held += size
+        self._used += size
+        self._budget.used += size
 
 
 def _size(events: Sequence[Event]) -> int:
@@ -81,4 +85,4 @@ def _size(events: Sequence[Event]) -> int:
             scores += len(event.top) if event.top else 0
         elif isinstance(event, PromptLogprobs):
             scores += sum(1 + len(entry.top) for entry in event.entries)
-    return len(events) * EVENT_BYTES + scores * SCORE_BYTES
+    return len(events) * EVENT_BYTES + scores * LOGPROB_BYTES

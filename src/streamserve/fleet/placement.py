@@ -14,19 +14,19 @@ from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.protocol.messages import Cached
 from streamserve.scheduling.prefix import extend_hashes, namespace
-from streamserve.scheduling.routing import NOBODY, Arrival, Decision, Place, Router
+from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, RouteCandidate, Router
 
 REMEMBERED_DECISIONS = 100
 
 
 @dataclass(frozen=True)
-class Explained:
+class RoutingRecord:
     """A routing decision and its inputs."""
 
     time: float
     request: str
     prompt_tokens: int
-    places: tuple[str, ...]
+    candidates: tuple[str, ...]
     cached: tuple[int, ...]
     decision: Decision
 
@@ -47,20 +47,20 @@ class PrefixView:
             count += 1
         return count
 
-    def learn(self, worker: str, hashes: Sequence[bytes], most: int) -> None:
-        """Record that a worker computes these blocks; it holds `most` blocks at most."""
+    def learn(self, worker: str, hashes: Sequence[bytes], limit: int) -> None:
+        """Record that a worker computes these blocks; it holds `limit` blocks at most."""
         known = self._blocks.setdefault(worker, OrderedDict())
         for digest in hashes:
             known[digest] = None
             known.move_to_end(digest)
-        while len(known) > most:
+        while len(known) > limit:
             known.popitem(last=False)
 
-    def told(self, worker: str, news: Cached, most: int) -> None:
+    def update(self, worker: str, changes: Cached, limit: int) -> None:
         """Apply a worker's report of stored and dropped blocks."""
-        self.learn(worker, news.stored, most)
+        self.learn(worker, changes.stored, limit)
         known = self._blocks.get(worker, OrderedDict())
-        for digest in news.dropped:
+        for digest in changes.dropped:
             known.pop(digest, None)
 
     def forget(self, worker: str) -> None:
@@ -76,7 +76,7 @@ class Placement:
     def __init__(self, supervisor: WorkerSupervisor, router: Router, continue_tokens: int) -> None:
         self._supervisor = supervisor
         self._continue_tokens = continue_tokens
-        self.recent: deque[Explained] = deque(maxlen=REMEMBERED_DECISIONS)
+        self.recent: deque[RoutingRecord] = deque(maxlen=REMEMBERED_DECISIONS)
         self.view = PrefixView()
         self._router = router
         self._turn = 0
@@ -95,7 +95,7 @@ class Placement:
         if not all(candidates):
             return None
         hashes = self._hashes(candidates[0][0][0], request.cache_salt, request.opened.prompt)
-        chosen = [self._route(request, places, hashes, now) for places in candidates]
+        chosen = [self._route(request, part, hashes, now) for part in candidates]
         self._turn += 1
         front = chosen[0][0]
         back = next((back for _, back in chosen if back and back != front), None)
@@ -119,8 +119,8 @@ class Placement:
         lacks at most `continue_tokens` tokens. Computing these there then costs less than computing what the
         prefill worker lacks and transferring the KV."""
         known = self.view.cached(back, hashes)
-        left = len(request.opened.prompt) - known * self._supervisor.workers[back].block_size
-        if left > self._continue_tokens or request.opened.open:
+        missing = len(request.opened.prompt) - known * self._supervisor.workers[back].block_size
+        if missing > self._continue_tokens or request.opened.open:
             return False
         whole = request.opened.params.prompt_logprobs is not None  # needs the whole prompt computed
         return not whole and known > self.view.cached(front, hashes)
@@ -148,20 +148,20 @@ class Placement:
     ) -> tuple[str, str]:
         workers = self._supervisor.workers
         names = {name for pair in candidates for name in pair}
-        loads = {name: workers[name].load(name, now) if name else NOBODY for name in names}
+        loads = {name: workers[name].load(name, now) if name else IDLE_WORKER for name in names}
         cached = [
             self.view.cached(front, hashes) * workers[front].block_size if front else 0
             for front, _ in candidates
         ]
-        places = [
-            Place(loads[front], loads[back], count)
+        options = [
+            RouteCandidate(loads[front], loads[back], count)
             for (front, back), count in zip(candidates, cached, strict=True)
         ]
         tokens, slo = len(request.opened.prompt), request.opened.params.slo
         arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
-        decision = self._router(arrival, places, self._turn)
+        decision = self._router(arrival, options, self._turn)
         named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
-        self.recent.append(Explained(now, request.opened.request, tokens, named, tuple(cached), decision))
+        self.recent.append(RoutingRecord(now, request.opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
 
     def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:

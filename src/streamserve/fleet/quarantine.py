@@ -45,10 +45,10 @@ class Group:
 
 @dataclass
 class Trial:
-    """A group on trial at the workers `place` since a time; `pending` members have not been cleared yet."""
+    """A group on trial at `workers` since a time; `pending` members have not been cleared yet."""
 
     group: Group
-    place: frozenset[str]
+    workers: frozenset[str]
     pending: set[str]
     since: float
 
@@ -65,12 +65,12 @@ class Trial:
 
 @dataclass
 class Quarantine:
-    """All suspects of one fleet. A request that died alone `max_tries` times is given up."""
+    """All suspects of one fleet. A request that ended its worker `max_tries` times alone is refused."""
 
     topology: Topology
     max_tries: int
     trial: Trial | None = None
-    place: frozenset[str] = frozenset()
+    workers: frozenset[str] = frozenset()
     """The workers on which trials are held; empty without suspects."""
     suspected: int = 0
     """The number of times a request became a suspect so far."""
@@ -91,18 +91,18 @@ class Quarantine:
     def reserved(self, now: float) -> frozenset[str]:
         """Return the workers that other requests must not be sent to."""
         if self.trial or (self._groups and now >= self.recess_until):
-            return self.place
+            return self.workers
         return frozenset()
 
-    def lost(
+    def worker_died(
         self, worker: str, affected: Sequence[OpenRequest], suspects: frozenset[int] | None
     ) -> tuple[bool, list[OpenRequest]]:
         """Process the death of a worker. `affected` requests depended on it; `suspects` are the attempts in
         the lost step, None if unknown. Returns whether some request is blamed, and the requests to give
         up."""
         named = [r for r in affected if suspects is None or r.attempt in suspects]
-        if self.trial and worker in self.trial.place:
-            return self._died(self.trial, affected, named)
+        if self.trial and worker in self.trial.workers:
+            return self._trial_died(self.trial, affected, named)
         if not named:
             for request in affected:
                 request.unexplained += 1
@@ -111,7 +111,7 @@ class Quarantine:
             return False, []
         if min(request.cleared for request in named) >= CLEARED:
             named = list(affected)  # none of these is the cause, although they were in the lost step
-        self.place = self.place or self.topology.place_of(worker)
+        self.workers = self.workers or self.topology.candidate_of(worker)
         convicted = self._strike(named)
         self._groups.extend(self._split([r for r in named if r not in convicted]))
         return True, convicted
@@ -126,14 +126,14 @@ class Quarantine:
             if members:
                 self._groups.appendleft(Group(members, group.split, group.turns))
                 return self._groups[0]
-        self.place = frozenset()
+        self.workers = frozenset()
         return None
 
-    def begin(self, place: frozenset[str], now: float) -> Trial:
-        """Begin the trial of the next group on the workers `place`."""
+    def begin(self, workers: frozenset[str], now: float) -> Trial:
+        """Begin the trial of the next group on `workers`."""
         group = self._groups.popleft()
-        self.place = place
-        self.trial = Trial(group, place, set(group.members), now)
+        self.workers = workers
+        self.trial = Trial(group, workers, set(group.members), now)
         return self.trial
 
     def suspend(self, now: float) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ class Quarantine:
         self.recess_until = now + (now - trial.since)
         return trial.group.members
 
-    def showed(self, request: OpenRequest) -> None:
+    def progressed(self, request: OpenRequest) -> None:
         """Record progress of a request: tokens were decoded, or a part of its prompt stream was computed."""
         trial = self.trial
         if trial is None or request.name not in trial.pending:
@@ -154,16 +154,16 @@ class Quarantine:
             return
         request.cleared += 1
         request.tries = 0
-        self.left(request.name)
+        self.clear(request.name)
 
-    def left(self, name: str) -> None:
+    def clear(self, name: str) -> None:
         """Record that a request is cleared or over."""
         if self.trial is not None:
             self.trial.pending.discard(name)
             if not self.trial.pending:
                 self.trial = None
 
-    def _died(
+    def _trial_died(
         self, trial: Trial, affected: Sequence[OpenRequest], named: Sequence[OpenRequest]
     ) -> tuple[bool, list[OpenRequest]]:
         """Process a death in a trial: blame its members that were in the lost step, else all members."""
@@ -194,12 +194,12 @@ class Quarantine:
 
     def _split(self, requests: Sequence[OpenRequest]) -> list[Group]:
         """Split suspects into two groups: those with the most lost steps, if they are at most half of all,
-        and the rest; else halves."""
+        and the others; else halves."""
         if not requests:
             return []
         ranked = sorted(requests, key=lambda request: -request.strikes)
-        most = sum(request.strikes == ranked[0].strikes for request in ranked)
-        half = most if most <= len(ranked) // 2 else -(-len(ranked) // 2)
+        top = sum(request.strikes == ranked[0].strikes for request in ranked)
+        half = top if top <= len(ranked) // 2 else -(-len(ranked) // 2)
         split = next(self._splits)
         parts = (ranked[:half], ranked[half:])
         return [Group(tuple(r.name for r in part), split) for part in parts if part]

@@ -11,9 +11,9 @@ from streamserve.fleet.events import Edit, Open
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
+    DraftVerified,
     Event,
     Finished,
-    Guessed,
     Phase,
     Progress,
     PromptLogprobs,
@@ -35,12 +35,13 @@ class OpenRequest:
     message for an earlier request of the same name is never taken for this one's.
 
     `worker` computes the prompt and, except in a stream pair, the output tokens. In a pair, `decode`
-    computes the tokens of all choices except those in `handing`, whose KV has not been transferred yet. It is
+    computes the tokens of all choices except those in `transferring`, whose KV has not arrived yet. It is
     asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). `resumed`
-    has the outputs with which the current attempt began; `began` has the time of each choice's first token.
+    has the outputs with which the current attempt began; `first_token_at` has the time of each choice's
+    first token.
 
     `opened` holds the latest prompt. After an edit of a prompt that is answered early, the worker's tokens
-    belong to an older version until the worker confirms version `awaits`, which is then cleared.
+    belong to an older version until the worker confirms version `awaited_version`, which is then cleared.
     """
 
     opened: Open
@@ -50,7 +51,7 @@ class OpenRequest:
     decode: str | None = None
     planned: bool = False
     reserving: bool = False
-    handing: set[int] = field(default_factory=set)
+    transferring: set[int] = field(default_factory=set)
     resumed: dict[int, list[int]] = field(default_factory=dict)
     losses: int = 0
     strikes: int = 0
@@ -59,10 +60,10 @@ class OpenRequest:
     unexplained: int = 0
     isolated: bool = False
     outputs: dict[int, list[int]] = field(default_factory=dict)
-    began: dict[int, float] = field(default_factory=dict)
+    first_token_at: dict[int, float] = field(default_factory=dict)
     open_choices: set[int] = field(default_factory=set)
     admitted: bool = False
-    awaits: int | None = None
+    awaited_version: int | None = None
     prompt_logprobs: int = 0
 
     @property
@@ -96,14 +97,14 @@ class OpenRequest:
         """Return whether it cannot continue without `worker`."""
         if self.decode is None:
             return self.worker == worker
-        return self.decode == worker or (self.worker == worker and bool(self.handing))
+        return self.decode == worker or (self.worker == worker and bool(self.transferring))
 
     def next_attempt(self, number: int) -> None:
         """Reset the record for a new attempt that continues after the delivered tokens."""
         self.attempt = number
         self.worker = self.decode = None
         self.planned = self.reserving = False
-        self.handing = set()
+        self.transferring = set()
         self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items()}
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
@@ -114,10 +115,10 @@ class OpenRequest:
         if event.version <= opened.version:
             message = f"version {event.version} is not newer than {opened.version}, the current one"
             return RequestError(message, status=409)
-        if not 0 <= event.keep <= len(opened.prompt):
-            message = f"keep is {event.keep}, but the prompt has {len(opened.prompt)} tokens"
+        if not 0 <= event.retained <= len(opened.prompt):
+            message = f"retained is {event.retained}, but the prompt has {len(opened.prompt)} tokens"
             return RequestError(message, status=400)
-        if not 0 <= event.tail <= event.keep + len(event.tokens):
+        if not 0 <= event.tail <= event.retained + len(event.tokens):
             return RequestError(f"tail is {event.tail}, more than the prompt's tokens", status=400)
         if event.params is not None and event.params.n != opened.params.n:
             return RequestError("the number of choices (n) cannot change", status=400)
@@ -128,7 +129,7 @@ class OpenRequest:
         before = self.opened
         self.opened = replace(
             before,
-            prompt=before.prompt[: event.keep] + event.tokens,
+            prompt=before.prompt[: event.retained] + event.tokens,
             params=event.params or before.params,
             open=not event.finish,
             tail=event.tail,
@@ -137,13 +138,13 @@ class OpenRequest:
         same = (self.opened.prompt, self.opened.params) == (before.prompt, before.params)
         if same or not before.answer_early:
             return False
-        self.awaits = event.version if self.worker is not None else None
-        given = any(self.outputs.values())
-        if given:
+        self.awaited_version = event.version if self.worker is not None else None
+        withdrawn = any(self.outputs.values())
+        if withdrawn:
             self.outputs = {choice: [] for choice in self.outputs}
             self.resumed = {choice: [] for choice in self.outputs}
-            self.began.clear()
-        return given
+            self.first_token_at.clear()
+        return withdrawn
 
     def submit(self, phase: Phase) -> Submit:
         """Return the message that submits this attempt to a worker; it continues after the tokens delivered
@@ -158,7 +159,11 @@ class OpenRequest:
             self.arrival,
             opened.priority,
             self.cache_salt,
-            {choice: self.began[choice] for choice in sorted(self.open_choices) if self.resumed[choice]},
+            {
+                choice: self.first_token_at[choice]
+                for choice in sorted(self.open_choices)
+                if self.resumed[choice]
+            },
             opened.open,
             opened.answer_early,
             opened.tail,
@@ -175,37 +180,37 @@ class OpenRequest:
             return self._accept_prompt_logprobs(event)
         if isinstance(event, Progress):
             return event if event.version == self.opened.version else None
-        if isinstance(event, Withdrawn):  # the client has been told already
-            if self.awaits is not None and event.version >= self.awaits:
-                self.awaits = None
+        if isinstance(event, Withdrawn):  # the client has been notified already
+            if self.awaited_version is not None and event.version >= self.awaited_version:
+                self.awaited_version = None
             return None
         if event.choice not in self.open_choices:
             return None
         if isinstance(event, Admitted):
             fresh, self.admitted = not self.admitted, True
             return event if fresh else None
-        if isinstance(event, Guessed):
+        if isinstance(event, DraftVerified):
             return event
         if isinstance(event, Finished):
             self._end(event.choice)
             return event
-        if self.awaits is not None:
+        if self.awaited_version is not None:
             return None
-        given = self.outputs[event.choice]
-        if event.index > len(given):
-            raise GapError(f"token {event.index} of choice {event.choice} came after {len(given)} tokens")
-        if event.index < len(given):
+        delivered = self.outputs[event.choice]
+        if event.index > len(delivered):
+            raise GapError(f"token {event.index} of choice {event.choice} came after {len(delivered)} tokens")
+        if event.index < len(delivered):
             return None
-        if not given:
-            self.began[event.choice] = now
-        given.append(event.token)
+        if not delivered:
+            self.first_token_at[event.choice] = now
+        delivered.append(event.token)
         if event.finish:
             self._end(event.choice)
         return event
 
     def _end(self, choice: int) -> None:
         self.open_choices.discard(choice)
-        self.handing.discard(choice)
+        self.transferring.discard(choice)
 
     def _accept_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
         """Return the new part of the prompt logprobs, or None. A next attempt recomputes the prompt, perhaps

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from streamserve.fleet.events import Send
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Pushed, Reserved
-from streamserve.protocol.tickets import Join, Push, Release, TransferReservation
+from streamserve.protocol.transfers import Join, Push, Release, TransferReservation
 
 
 @dataclass(frozen=True)
 class OpenReservation:
     """Permission for the worker `writer` to write into blocks of the worker `owner`."""
 
-    ticket: TransferReservation
+    reservation: TransferReservation
     writer: str
     owner: str
 
@@ -32,54 +32,58 @@ class ReservationBook:
     def __len__(self) -> int:
         return len(self._open)
 
-    def reserved(self, owner: str, news: Reserved, request: OpenRequest | None) -> list[Send]:
+    def reserved(self, owner: str, update: Reserved, request: OpenRequest | None) -> list[Send]:
         """Process a reservation of blocks: send it to its writer if the request still needs it, else release
         it. A reservation that is open already is neither sent nor released again."""
-        ticket = news.ticket
-        wanted = request is not None and request.attempt == news.attempt and request.decode == owner
-        own = (ticket.request, ticket.attempt) == (news.request, news.attempt)
-        if ticket.id in self._open:
+        reservation = update.reservation
+        current = request is not None and request.attempt == update.attempt and request.decode == owner
+        own = (reservation.request, reservation.attempt) == (update.request, update.attempt)
+        if reservation.id in self._open:
             return []
-        if request is None or not wanted or not own or request.worker is None:
-            return [Send(owner, Release(ticket.id))]
-        self._open[ticket.id] = OpenReservation(ticket, request.worker, owner)
-        return [Send(request.worker, Push(ticket))]
+        if request is None or not current or not own or request.worker is None:
+            return [Send(owner, Release(reservation.id))]
+        self._open[reservation.id] = OpenReservation(reservation, request.worker, owner)
+        return [Send(request.worker, Push(reservation))]
 
     def pushed(
-        self, worker: str, news: Pushed, requests: Mapping[str, OpenRequest]
+        self, worker: str, update: Pushed, requests: Mapping[str, OpenRequest]
     ) -> tuple[list[Send], OpenRequest | None]:
         """Process the end of a transfer: the reservation's choices decode at the owner, unless their KV is
         missing. Returns what to send, and the request that has to start over, if any. The stored entry takes
         precedence over the report, and only the reservation's writer can close it."""
-        entry = self._open.get(news.ticket)
+        entry = self._open.get(update.reservation_id)
         if entry and worker != entry.writer:
             return [], None
-        self._open.pop(news.ticket, None)
-        told = (news.request, news.attempt)
-        name, attempt = (entry.ticket.request, entry.ticket.attempt) if entry else told
+        self._open.pop(update.reservation_id, None)
+        reported = (update.request, update.attempt)
+        name, attempt = (entry.reservation.request, entry.reservation.attempt) if entry else reported
         request = requests.get(name)
-        closing = _released(entry) if entry else self._ask_again(worker, told)
+        closing = _released(entry) if entry else self._resend(worker, reported)
         if request is None or request.attempt != attempt:
             return closing, None
-        going = request.handing & set(entry.ticket.choices) if entry else set()
-        if entry and going and told == (name, attempt) and not news.error:
-            request.handing -= going
-            choices = sorted(going & request.outputs.keys())
+        arrived = request.transferring & set(entry.reservation.choices) if entry else set()
+        if entry and arrived and reported == (name, attempt) and not update.error:
+            request.transferring -= arrived
+            choices = sorted(arrived & request.outputs.keys())
             outputs = {choice: list(request.outputs[choice]) for choice in choices}
-            began = {choice: request.began[choice] for choice in choices}
-            join = Join(name, attempt, news.ticket, outputs, began, news.planes)
+            began = {choice: request.first_token_at[choice] for choice in choices}
+            join = Join(name, attempt, update.reservation_id, outputs, began, update.groups)
             return [Send(entry.owner, join)], None
-        unknown = entry is None and worker == request.worker and bool(request.handing)
-        again = bool(going) or unknown or worker == request.decode
+        unknown = entry is None and worker == request.worker and bool(request.transferring)
+        again = bool(arrived) or unknown or worker == request.decode
         return closing, request if again else None
 
-    def _ask_again(self, worker: str, told: tuple[str, int]) -> list[Send]:
+    def _resend(self, worker: str, reported: tuple[str, int]) -> list[Send]:
         """Handle a worker's report of an unknown reservation. It may have received that one in place of a
         stored one, so the stored ones of the same request are sent again: the worker refuses a reservation it
         has never seen, and the blocks are then free."""
         entries = [entry for entry in self._open.values() if entry.writer == worker]
-        own = [entry.ticket for entry in entries if (entry.ticket.request, entry.ticket.attempt) == told]
-        return [Send(worker, Push(ticket)) for ticket in own]
+        own = [
+            entry.reservation
+            for entry in entries
+            if (entry.reservation.request, entry.reservation.attempt) == reported
+        ]
+        return [Send(worker, Push(reservation)) for reservation in own]
 
     def lose(self, worker: str) -> Iterator[Send]:
         """Close the reservations of a worker whose process has ended, both as writer and as owner. Owners
@@ -92,4 +96,4 @@ class ReservationBook:
 
 
 def _released(entry: OpenReservation | None) -> list[Send]:
-    return [Send(entry.owner, Release(entry.ticket.id))] if entry else []
+    return [Send(entry.owner, Release(entry.reservation.id))] if entry else []

@@ -1,8 +1,8 @@
 """The asyncio runtime of the Fleet: worker processes, their ZeroMQ messages, and the clients' queues.
 
-clients ── open/close ──▶ Fleet.handle ── Send ──▶ ROUTER ═══ ipc ═══ DEALER  worker process
-        ◀─── Deliver ───                ◀─ Heard ──                     (config on its stdin; exits
-                                        ◀─ Lost ─── exit status          when that pipe closes)
+clients ── open/close ──▶ Fleet.handle ── Send ──────────▶ ROUTER ═══ ipc ═══ DEALER  worker process
+        ◀─── Deliver ───                ◀─ WorkerMessage ──                     (config on its stdin; exits
+                                        ◀─ WorkerLost ───── exit status          when that pipe closes)
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from streamserve.fleet.events import (
     Close,
     Command,
     Deliver,
+    Drain,
     Edit,
     FleetEvent,
-    Heard,
     Kill,
-    Lost,
     Open,
     Refuse,
-    Rest,
     Send,
     Start,
     Tick,
+    WorkerLost,
+    WorkerMessage,
 )
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.mailbox import Mailbox, Undelivered
+from streamserve.fleet.mailbox import Mailbox, MailboxBudget
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.tracing.recorder import Recorder
 from streamserve.fleet.worker_process import WorkerProcess, start_worker
@@ -92,7 +92,7 @@ class FleetRuntime:
         self._recorder = recorder
         self._settings = settings
         self._clients: dict[str, Mailbox] = {}
-        self._undelivered = Undelivered()
+        self._mailbox_budget = MailboxBudget()
         self._processes: dict[str, WorkerProcess] = {}
         self._tasks = TaskSupervisor(self._give_up)
         self._failure: FleetError | None = None
@@ -115,8 +115,8 @@ class FleetRuntime:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(self._endpoint)
         self._free = weakref.finalize(self, _free, os.getpid(), self._socket, self._context, folder)
-        self._tasks.keep(self._receive, "receive")
-        self._tasks.keep(self._tick, "tick")
+        self._tasks.run_loop(self._receive, "receive")
+        self._tasks.run_loop(self._tick, "tick")
         await self._do(self.fleet.start(time.monotonic()))
 
     async def close(self) -> None:
@@ -160,7 +160,7 @@ class FleetRuntime:
             for failure in (worker.failure for worker in self.fleet.workers.values()):
                 if failure:
                     raise (CheckpointError if failure.code == 2 else StartError)(failure.error)
-            if not self.fleet.supervisor.served:
+            if not self.fleet.supervisor.can_serve:
                 raise StartError(self.fleet.health()[1])
             self._changed.clear()
             await self._changed.wait()
@@ -189,7 +189,7 @@ class FleetRuntime:
             raise RequestError(str(self._failure), status=500)
         if request.request in self._clients:
             raise RequestError(f"request id {request.request} is in use", status=409)
-        queue = Mailbox(self._undelivered)
+        queue = Mailbox(self._mailbox_budget)
         self._clients[request.request] = queue
         done = False
         try:
@@ -197,12 +197,12 @@ class FleetRuntime:
             if queue.empty():
                 yield []
             while not done:
-                news = await queue.get()
-                if isinstance(news, Refuse):
+                message = await queue.get()
+                if isinstance(message, Refuse):
                     done = not queue.overflowed
-                    raise news.error
-                done = news.last
-                yield news.events
+                    raise message.error
+                done = message.last
+                yield message.events
         finally:
             del self._clients[request.request]
             queue.clear()
@@ -218,13 +218,13 @@ class FleetRuntime:
             raise error
         await self._handle(edit)
 
-    async def rest(self, worker: str, draining: bool) -> int:
+    async def drain(self, worker: str, draining: bool) -> int:
         """Start or end draining a worker; return the number of requests open at it or at its partner in a
         pair. Raises RequestError if there is no such worker."""
         if worker not in self.fleet.workers:
             names = ", ".join(self.fleet.workers)
             raise RequestError(f"there is no worker {worker!r}; there are {names}", status=404)
-        await self._handle(Rest(worker, draining))
+        await self._handle(Drain(worker, draining))
         return self.fleet.open_at(worker)
 
     async def cancel(self, request: str, choice: int | None = None) -> None:
@@ -243,7 +243,7 @@ class FleetRuntime:
         try:
             recorder.observe(event, commands, now)
         except Exception:
-            logger.exception("what happens to requests is not written down any more")
+            logger.exception("the request recorder failed: requests are no longer recorded")
             self._observer_failures += 1
             self._recorder = None
 
@@ -259,7 +259,8 @@ class FleetRuntime:
                     self._tasks.spawn(self._run(command))
                 case Kill():
                     logger.error(
-                        "worker %s has been silent for too long, or does not fit: killing it", command.worker
+                        "worker %s has not responded for too long, or its KV format differs: killing it",
+                        command.worker,
                     )
                     self._kill(command.worker)
 
@@ -279,7 +280,7 @@ class FleetRuntime:
         try:
             process = await self._launch(self._settings(worker, incarnation, self._endpoint))
         except OSError as error:
-            lost = Lost(worker, incarnation, f"it could not be started: {error}", frozenset())
+            lost = WorkerLost(worker, incarnation, f"it could not be started: {error}", frozenset())
         else:
             self._processes[worker] = process
             if self._closing:
@@ -298,20 +299,20 @@ class FleetRuntime:
             parts = await self._socket.recv_multipart()
             sender = self._sender(parts)
             if sender is None:
-                logger.warning("a message of %r is ignored: it is no worker that runs now", parts[0][:64])
+                logger.warning("ignored a message of %r, which is not a running worker", parts[0][:64])
                 continue
             worker, incarnation = sender
             try:
                 message = decode_from_worker(parts[1])
             except msgspec.DecodeError:
-                logger.exception("worker %s sent what cannot be read: killing it", worker)
+                logger.exception("worker %s sent a message that cannot be decoded: killing it", worker)
                 self._kill(worker)
                 continue
             if isinstance(message, Traced):
                 if self._recorder:
-                    self._recorder.worked(worker, message.work)
+                    self._recorder.record_work(worker, message.work)
                 continue
-            await self._hear(Heard(worker, incarnation, message))
+            await self._hear(WorkerMessage(worker, incarnation, message))
             self._changed.set()
 
     def _sender(self, parts: list[bytes]) -> tuple[str, int] | None:
@@ -324,17 +325,17 @@ class FleetRuntime:
             return None
         return worker, state.incarnation
 
-    async def _hear(self, event: Heard) -> None:
+    async def _hear(self, event: WorkerMessage) -> None:
         """Process a worker's message. If that fails, only the message's requests fail, or its worker is
         killed."""
         try:
             await self._handle(event)
             return
         except Exception:
-            logger.exception("a message of worker %s could not be taken", event.worker)
+            logger.exception("failed to process a message of worker %s", event.worker)
         if isinstance(event.message, Events):
             error = RequestError("the server failed to handle this request", status=500)
-            for name in {one.request for one in event.message.events}:
+            for name in {failed.request for failed in event.message.events}:
                 await self._do(self.fleet.abandon(name, error))
         elif not isinstance(event.message, Report | Cached):
             self._kill(event.worker)
@@ -342,9 +343,9 @@ class FleetRuntime:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            found = {name: process.beat() for name, process in self._processes.items()}
+            latest = {name: process.beat() for name, process in self._processes.items()}
             states = self.fleet.workers
-            beats = {(name, states[name].incarnation): beat for name, beat in found.items() if beat}
+            beats = {(name, states[name].incarnation): beat for name, beat in latest.items() if beat}
             await self._handle(Tick(beats))
 
     def _kill(self, worker: str) -> None:

@@ -1,7 +1,7 @@
 """The background tasks of the fleet's runtime; every failure is handled.
 
-keep    a loop: an exception is logged, and it restarts; too many in a row are fatal
-spawn   runs once: an exception is fatal
+run_loop  a loop: an exception is logged, and it restarts; too many in a row are fatal
+spawn     runs once: an exception is fatal
 """
 
 import asyncio
@@ -33,9 +33,9 @@ class TaskSupervisor:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    def keep(self, make: Callable[[], Work], name: str) -> None:
+    def run_loop(self, make: Callable[[], Work], name: str) -> None:
         """Run a loop; restart it when it fails."""
-        self.spawn(self._keep(make, name))
+        self.spawn(self._restart_loop(make, name))
 
     async def close(self) -> None:
         """Cancel all tasks and wait for their ends."""
@@ -43,7 +43,7 @@ class TaskSupervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, make: Callable[[], Work], name: str) -> None:
+    async def _restart_loop(self, make: Callable[[], Work], name: str) -> None:
         failures: deque[float] = deque(maxlen=MAX_FAILURES)
         while True:
             try:
@@ -53,7 +53,7 @@ class TaskSupervisor:
                 if len(failures) == MAX_FAILURES and now - failures[0] < FAILURE_WINDOW:
                     raise
                 failures.append(now)
-                logger.exception("the fleet's task %r failed; it begins anew", name)
+                logger.exception("the fleet's task %r failed; restarting it", name)
             await asyncio.sleep(RETRY_SECONDS)
 
     def _finished(self, task: asyncio.Task[None]) -> None:

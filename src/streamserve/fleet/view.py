@@ -3,7 +3,7 @@
 import msgspec
 
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.placement import Explained
+from streamserve.fleet.placement import RoutingRecord
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -22,10 +22,11 @@ class WorkerView(msgspec.Struct, frozen=True):
     silence: float
 
 
-class PlaceView(msgspec.Struct, frozen=True):
-    """A route candidate: the prompt tokens cached there, and its score (null: skipped)."""
+class CandidateView(msgspec.Struct, frozen=True):
+    """A route candidate (its worker, or its prefill and decode worker), the prompt tokens cached there, and
+    its score (null: skipped)."""
 
-    place: str
+    workers: str
     cached_tokens: int
     score: float | None
 
@@ -38,7 +39,7 @@ class DecisionView(msgspec.Struct, frozen=True):
     prompt_tokens: int
     chosen: str
     reason: str
-    places: list[PlaceView]
+    candidates: list[CandidateView]
 
 
 class RouterView(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ class RouterView(msgspec.Struct, frozen=True):
 
     router: str
     workers: list[WorkerView]
-    open_tickets: int
+    open_reservations: int
     decisions: list[DecisionView]
 
 
@@ -69,20 +70,22 @@ def router_view(fleet: Fleet, router: str, now: float) -> RouterView:
                 silence=round(max(load.silence, 0.0), 3),
             )
         )
-    decisions = [_decision(one, now) for one in reversed(fleet.placement.recent)]
-    return RouterView(router, workers, len(fleet.tickets), decisions)
+    decisions = [_decision(record, now) for record in reversed(fleet.placement.recent)]
+    return RouterView(router, workers, len(fleet.reservations), decisions)
 
 
-def _decision(one: Explained, now: float) -> DecisionView:
-    places = [
-        PlaceView(place, cached, score)
-        for place, cached, score in zip(one.places, one.cached, one.decision.scores, strict=True)
+def _decision(record: RoutingRecord, now: float) -> DecisionView:
+    candidates = [
+        CandidateView(workers, cached, score)
+        for workers, cached, score in zip(
+            record.candidates, record.cached, record.decision.scores, strict=True
+        )
     ]
     return DecisionView(
-        request=one.request,
-        seconds_ago=round(now - one.time, 3),
-        prompt_tokens=one.prompt_tokens,
-        chosen=one.places[one.decision.chosen],
-        reason=one.decision.reason,
-        places=places,
+        request=record.request,
+        seconds_ago=round(now - record.time, 3),
+        prompt_tokens=record.prompt_tokens,
+        chosen=record.candidates[record.decision.chosen],
+        reason=record.decision.reason,
+        candidates=candidates,
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from streamserve.fleet.events import Beat, Lost
+from streamserve.fleet.events import Heartbeat, WorkerLost
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 
@@ -36,27 +36,27 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         """Return its last sign of life; None once it has ended."""
         if self._journal.closed:
             return None
         entry = read_journal(self._journal)
-        return Beat(entry.beat_at, entry.phase, entry.moved_at, entry.predicted)
+        return Heartbeat(entry.beat_at, entry.phase, entry.moved_at, entry.predicted)
 
-    async def lost(self, worker: str, incarnation: int) -> Lost:
+    async def lost(self, worker: str, incarnation: int) -> WorkerLost:
         """Wait for its end; return what it was doing then."""
         code = await self._process.wait()
         entry = Entry() if self._journal.closed else read_journal(self._journal)
         self._journal.close()
         reason = entry.words or f"its process ended with {_status(code)}"
-        return Lost(worker, incarnation, reason, entry.attempts, entry.phase, entry.report)
+        return WorkerLost(worker, incarnation, reason, entry.attempts, entry.phase, entry.report)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def end(self) -> None:
-        """Wait for the end of a process that was asked to exit; kill it after `STOP_SECONDS`."""
+        """Wait for the end of a process that is exiting; kill it after `STOP_SECONDS`."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -19,7 +19,7 @@ from streamserve.scheduling.routing import Costs, WorkerLoad
 RECENT = 0.2
 """Weight of the latest report in the moving average of the speculation speedup."""
 
-KEPT_PRICES = 4096
+MAX_CACHED_COSTS = 4096
 """Number of cached step costs per cost curve."""
 
 
@@ -34,13 +34,13 @@ class Queued:
 @dataclass
 class WorkerState:
     """The last known state of a worker, and its requests. `prefilling` requests wait for or are in prefill,
-    the first of them since `computing_since`; `coming` ones will decode there, `decoding` ones do. A
+    the first of them since `computing_since`; `incoming` ones will decode there, `decoding` ones do. A
     `draining` worker gets no new requests.
 
     Its process starts, or started, at `starts_at`, and was ready at `ready_at`; the last one to become ready
-    took `took` seconds. `failed_starts` processes in a row ended before they were ready, `unsteady` ones soon
-    after. `error` is why the last one ended, as reported by the worker if it had `last_words`. `failure` is
-    set if the worker could not serve at all when the fleet was started.
+    loaded in `load_seconds` seconds. `failed_starts` processes in a row ended before they were ready,
+    `recent_losses` ones soon after. `error` is why the last one ended, as reported by the worker if
+    it had `last_words`. `failure` is set if the worker could not serve at all when the fleet was started.
     """
 
     incarnation: int = 1
@@ -51,15 +51,15 @@ class WorkerState:
     draining: bool = False
     starts_at: float = 0.0
     ready_at: float = 0.0
-    took: float | None = None
+    load_seconds: float | None = None
     failed_starts: int = 0
-    unsteady: int = 0
+    recent_losses: int = 0
     error: str = ""
     last_words: str = ""
     failure: Failed | None = None
     prefilling: dict[str, Queued] = field(default_factory=dict)
     computing_since: float = 0.0
-    coming: set[str] = field(default_factory=set)
+    incoming: set[str] = field(default_factory=set)
     decoding: set[str] = field(default_factory=set)
     costs: Costs | None = None
     speedup: float = 1.0
@@ -67,16 +67,16 @@ class WorkerState:
     def join(self, ready: Ready, now: float) -> None:
         """Record that it has loaded its model."""
         self.ready = ready
-        self.ready_at, self.took = now, max(0.0, now - self.starts_at)
+        self.ready_at, self.load_seconds = now, max(0.0, now - self.starts_at)
         self.failed_starts, self.error = 0, ""
         self.costs = costs_of(ready.cost, ready.block_size) if ready.cost else None
         self.speedup = 1.0
 
     def reported(self, report: Report) -> None:
         """Store its report, and update the speculation speedup from the difference to the previous one."""
-        lately = _speedup(self.report, report) if self.report else None
-        if lately is not None:
-            self.speedup += RECENT * (lately - self.speedup)
+        recent = _speedup(self.report, report) if self.report else None
+        if recent is not None:
+            self.speedup += RECENT * (recent - self.speedup)
         self.report = report
 
     @property
@@ -94,20 +94,20 @@ class WorkerState:
             self.computing_since = now
         self.prefilling[request] = queued
 
-    def begun(self, request: str, now: float) -> None:
+    def started(self, request: str, now: float) -> None:
         """Record a request's first token: the prefill of the next request begins."""
         if self.prefilling.pop(request, None):
             self.computing_since = now
 
     def decodes(self, request: str) -> None:
         """Record that a request's prompt is computed and its KV is here."""
-        self.coming.discard(request)
+        self.incoming.discard(request)
         self.decoding.add(request)
 
     def leave(self, request: str) -> None:
         """Record that a request is no longer here."""
         self.prefilling.pop(request, None)
-        self.coming.discard(request)
+        self.incoming.discard(request)
         self.decoding.discard(request)
 
     def load(self, name: str, now: float) -> WorkerLoad:
@@ -115,11 +115,11 @@ class WorkerState:
         report, ready = self.report, self.ready
         tokens = timely = 0
         until = now
-        for one in self.prefilling.values():
-            deadline = inf if one.deadline is None else one.deadline
-            tokens += one.tokens
+        for queued in self.prefilling.values():
+            deadline = inf if queued.deadline is None else queued.deadline
+            tokens += queued.tokens
             if deadline >= now:
-                timely += one.tokens
+                timely += queued.tokens
                 until = max(until, deadline)
         return WorkerLoad(
             worker=name,
@@ -128,7 +128,7 @@ class WorkerState:
             timely_tokens=timely,
             busy=now - self.computing_since if timely else 0.0,
             timely_for=until - now,
-            coming=len(self.coming),
+            incoming=len(self.incoming),
             decoding=len(self.decoding),
             max_num_seqs=ready.max_num_seqs if ready else 1,
             blocks_live=report.blocks_live if report else 0,
@@ -148,10 +148,10 @@ def costs_of(curve: CostCurve, block_size: int) -> Costs:
         curve.tokens, curve.kv_bytes, curve.seconds, curve.pair_seconds, curve.token_seconds,
         curve.byte_seconds,
     )  # fmt: skip
-    keep = lru_cache(maxsize=KEPT_PRICES)
+    cached = lru_cache(maxsize=MAX_CACHED_COSTS)
     return Costs(
-        prefill=keep(lambda tokens: step(tokens, 0, further_pairs(tokens, 0))),
-        decode=keep(step.in_tokens(curve.kv_token_bytes)),
+        prefill=cached(lambda tokens: step(tokens, 0, further_pairs(tokens, 0))),
+        decode=cached(step.in_tokens(curve.kv_token_bytes)),
         token=curve.byte_seconds * curve.kv_token_bytes,
         block_size=block_size,
     )
@@ -179,14 +179,14 @@ def total(reports: Iterable[Report]) -> Report | None:
 
 def _sum(values: Sequence[Any]) -> Any:
     """Return the sum of values, elementwise in dictionaries and lists; None values are ignored."""
-    there = [value for value in values if value is not None]
-    if not there:
+    present = [value for value in values if value is not None]
+    if not present:
         return None
-    if isinstance(there[0], dict):
-        return {key: _sum([value.get(key) for value in there]) for key in there[0]}
-    if isinstance(there[0], list):
-        return [_sum(place) for place in zip_longest(*there)]
-    return there[0] if isinstance(there[0], str) else sum(there)
+    if isinstance(present[0], dict):
+        return {key: _sum([value.get(key) for value in present]) for key in present[0]}
+    if isinstance(present[0], list):
+        return [_sum(items) for items in zip_longest(*present)]
+    return present[0] if isinstance(present[0], str) else sum(present)
 
 
 @dataclass(frozen=True)
@@ -208,21 +208,21 @@ class Topology:
     def names(self) -> tuple[str, ...]:
         return self.unified + self.prefill + self.decode
 
-    def complete(self, some: Container[str]) -> bool:
+    def complete(self, names: Container[str]) -> bool:
         """Return whether these workers include a route candidate: a unified one, a pair, or one of each
         pool."""
         if self.unified:
-            return any(name in some for name in self.unified)
+            return any(name in names for name in self.unified)
         if self.paired:
-            return any(a in some and b in some for a, b in zip(self.prefill, self.decode, strict=True))
-        return any(name in some for name in self.prefill) and any(name in some for name in self.decode)
+            return any(a in names and b in names for a, b in zip(self.prefill, self.decode, strict=True))
+        return any(name in names for name in self.prefill) and any(name in names for name in self.decode)
 
     def partners(self, worker: str) -> set[str]:
         """Return the worker and, in stream pairs, its partner."""
         pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
         return next((set(pair) for pair in pairs if worker in pair), {worker})
 
-    def places(self) -> list[frozenset[str]]:
+    def candidates(self) -> list[frozenset[str]]:
         """Return the sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
         if self.unified:
             return [frozenset((name,)) for name in self.unified]
@@ -230,9 +230,9 @@ class Topology:
             return [frozenset(pair) for pair in zip(self.prefill, self.decode, strict=True)]
         return [frozenset((front, back)) for front in self.prefill for back in self.decode]
 
-    def place_of(self, worker: str) -> frozenset[str]:
+    def candidate_of(self, worker: str) -> frozenset[str]:
         """Return the first route candidate that contains a worker."""
-        return next(place for place in self.places() if worker in place)
+        return next(candidate for candidate in self.candidates() if worker in candidate)
 
     @property
     def paired(self) -> bool:
@@ -242,8 +242,8 @@ class Topology:
 
 def role(worker: str) -> Role:
     """Return a worker's role, which is the prefix of its name."""
-    found: Role = msgspec.convert(worker.rpartition("-")[0], Role)
-    return found
+    prefix: Role = msgspec.convert(worker.rpartition("-")[0], Role)
+    return prefix
 
 
 def pairs(count: int) -> Topology:

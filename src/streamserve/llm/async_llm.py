@@ -23,7 +23,7 @@ from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role, total
 from streamserve.llm.items import Item, read_items
-from streamserve.llm.prompt_stream import OpenPrompt
+from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.config import ModelConfig, ServerConfig, WorkerConfig
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
@@ -143,13 +143,13 @@ class AsyncLLM:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
         return router_view(self._runtime.fleet, self.settings.server.router, time.monotonic())
 
-    async def rest(self, worker: str, draining: bool) -> int:
+    async def drain(self, worker: str, draining: bool) -> int:
         """Drain a worker (send it no new requests), or resume it.
 
         Returns the number of requests open on it or on its prefill/decode peer. Raises RequestError (404) if
         there is no such worker.
         """
-        return await self._runtime.rest(worker, draining)
+        return await self._runtime.drain(worker, draining)
 
     def process_id(self, worker: str = "unified-0") -> int:
         """Return the process id of a worker."""
@@ -180,15 +180,17 @@ class AsyncLLM:
         Closing the iterator cancels the request. Raises RequestError before the first item if the request is
         refused, or later if it is lost.
         """
-        watch = Stopwatch(time.monotonic())
+        stopwatch = Stopwatch(time.monotonic())
         params = self.complete(prompt, params)
         if type(priority) is not int or not isinstance(cache_salt, str):
-            raise RequestError("priority must be an integer, and cache_salt a text", field="priority")
+            raise RequestError("priority must be an integer, and cache_salt a string", field="priority")
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
         opened = Open(request_id, prompt, params, priority, cache_salt)
         async with aclosing(self._runtime.submit(opened)) as steps:
-            items = read_items(steps, self._runtime, self.tokenizer, request_id, len(prompt), params, watch)
+            items = read_items(
+                steps, self._runtime, self.tokenizer, request_id, len(prompt), params, stopwatch
+            )
             async for item in items:
                 yield item
 
@@ -200,24 +202,24 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
-    ) -> OpenPrompt:
+    ) -> EnginePromptStream:
         """Open a prompt stream, empty at first.
 
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
         RequestError if no more requests are accepted, or if the parameters do not allow early answers.
         """
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        most = params.max_tokens if answer_early else None
+        max_tokens = params.max_tokens if answer_early else None
         params = msgspec.structs.replace(
-            params, seed=seed, max_tokens=self.model.max_model_len if most is None else most
+            params, seed=seed, max_tokens=self.model.max_model_len if max_tokens is None else max_tokens
         )
         if answer_early and params.stop:
             raise RequestError(
-                "an answer that may be withdrawn cannot end by a stop string: leave out stop or answer_early",
+                "an early answer cannot end at a stop string: leave out stop or answer_early",
                 field="stop",
             )
         opened = Open(request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early)
-        prompt = OpenPrompt(self._runtime, self.tokenizer, opened)
+        prompt = EnginePromptStream(self._runtime, self.tokenizer, opened)
         await prompt.start()
         return prompt
 
@@ -235,25 +237,25 @@ class AsyncLLM:
         if not prompt:
             raise RequestError("the prompt is empty", field="prompt")
         if not all(type(token) is int and 0 <= token < model.vocab_size for token in prompt):
-            message = f"the prompt must hold token ids, which are integers below {model.vocab_size}"
+            message = f"the prompt must consist of token ids: integers from 0 to {model.vocab_size - 1}"
             raise RequestError(message, field="prompt")
-        room = model.max_model_len - len(prompt)
-        if room < 0 or (room == 0 and params.max_tokens != 0):
+        limit = model.max_model_len - len(prompt)
+        if limit < 0 or (limit == 0 and params.max_tokens != 0):
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the model's context holds {model.max_model_len} "
-                "with the output",
+                f"the prompt has {len(prompt)} tokens, but the model's context is limited to "
+                f"{model.max_model_len}, with the output: shorten the prompt",
                 field="prompt",
             )
-        if params.max_tokens is not None and params.max_tokens > room:
+        if params.max_tokens is not None and params.max_tokens > limit:
             raise RequestError(
-                f"max_tokens is {params.max_tokens}, but behind a prompt of {len(prompt)} tokens the model's "
-                f"context of {model.max_model_len} holds only {room}",
+                f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only {limit} "
+                f"are left of the model's context of {model.max_model_len}: lower it or shorten the prompt",
                 field="max_tokens",
             )
         return msgspec.structs.replace(
             params,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
-            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            max_tokens=limit if params.max_tokens is None else params.max_tokens,
         )
 
     def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
@@ -277,14 +279,14 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
 
     Prefill workers do not draft. A separate draft model still runs on them, as its KV is transferred too.
     """
-    model, own = settings.model, role(worker)
+    model, own_role = settings.model, role(worker)
     count = len(topology.names)
     threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
-    apart = Path(model.draft).is_dir()
-    draft = "none" if own == "prefill" and not apart else model.draft
-    limits = {name: getattr(settings.server, f"{own}_{name}", None) for name in STEP_LIMITS}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    return msgspec.structs.replace(model, threads=threads, draft=draft, **given)
+    separate_draft = Path(model.draft).is_dir()
+    draft = "none" if own_role == "prefill" and not separate_draft else model.draft
+    limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
+    overrides = {name: limit for name, limit in limits.items() if limit is not None}
+    return msgspec.structs.replace(model, threads=threads, draft=draft, **overrides)
 
 
 def recorder(server: ServerConfig) -> Recorder | None:

@@ -7,9 +7,9 @@ from streamserve.fleet.runtime import FleetRuntime
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
+    DraftVerified,
     Event,
     Finished,
-    Guessed,
     Progress,
     PromptLogprobs,
     Token,
@@ -30,16 +30,16 @@ async def read_items(
     request: str,
     prompt_tokens: int,
     params: SamplingParams,
-    watch: Stopwatch,
+    stopwatch: Stopwatch,
 ) -> AsyncIterator[Item]:
-    """Yield the items of `steps`, a request's events, timed by `watch`.
+    """Yield the items of `steps`, a request's events, timed by `stopwatch`.
 
     A choice that ends by a stop string is cancelled in the fleet. Raises RequestError if a choice ends with
     an error.
     """
     choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
     admitted: Admitted | None = None
-    guessed, accepted = 0, 0
+    drafted, accepted = 0, 0
     async for events in steps:
         for event in events:
             if isinstance(event, PromptLogprobs):
@@ -50,23 +50,23 @@ async def read_items(
                 continue
             if isinstance(event, Progress | Withdrawn):
                 continue  # of prompt streams, before they are answered
-            if isinstance(event, Guessed):
-                guessed, accepted = guessed + event.guessed, accepted + event.accepted
+            if isinstance(event, DraftVerified):
+                drafted, accepted = drafted + event.drafted, accepted + event.accepted
                 continue
             delta = _delta(choices[event.choice], event)
             if delta is None:
                 continue
             for _ in delta.tokens:
-                watch.token(event.choice, time.monotonic())
+                stopwatch.token(event.choice, time.monotonic())
             yield delta
             if isinstance(delta.stop, str):
                 await runtime.cancel(request, event.choice)
         if all(choice.finished for choice in choices.values()):
             break
     completion = sum(choice.emitted for choice in choices.values())
-    outcome = watch.outcome(params.slo)
+    outcome = stopwatch.outcome(params.slo)
     cached, queued = (admitted.cached, admitted.queued) if admitted else (0, 0.0)
-    yield Usage(prompt_tokens, completion, cached, queued, guessed, accepted, outcome)
+    yield Usage(prompt_tokens, completion, cached, queued, drafted, accepted, outcome)
 
 
 def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:

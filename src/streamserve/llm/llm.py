@@ -80,7 +80,7 @@ async def _cancel_all() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _shut_down(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     """Stop the workers, then the loop.
 
     The wait is bounded: the thread that garbage-collects an LLM may be the loop's thread, or hold a lock that
@@ -125,11 +125,11 @@ class LLM:
             self._thread = thread
             self._run(self._llm.start()).result()
         except BaseException:
-            _end(self._llm, self._loop, thread)
+            _shut_down(self._llm, self._loop, thread)
             raise
         # At interpreter exit finalizers run newest first: this one before the one that frees the socket it
         # needs.
-        self._end = weakref.finalize(self, _end, self._llm, self._loop, thread)
+        self._shut_down = weakref.finalize(self, _shut_down, self._llm, self._loop, thread)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -157,18 +157,19 @@ class LLM:
         Raises RequestError for the first prompt that is refused, or that repeatedly crashes its worker;
         StartError while no worker can be started.
         """
-        many = _as_list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
-        if len(each) != len(many):
-            raise ValueError(f"{len(many)} prompts, but {len(each)} sampling parameters")
-        urgency = [priority] * len(many) if isinstance(priority, int) else list(priority)
-        if len(urgency) != len(many):
-            raise ValueError(f"{len(many)} prompts, but {len(urgency)} priorities")
-        running = self._run(self._generate(many, each, urgency, use_tqdm))
+        prompt_list = _as_list(prompts)
+        count = len(prompt_list)
+        params_list = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * count
+        if len(params_list) != count:
+            raise ValueError(f"{count} prompts, but {len(params_list)} sampling parameters")
+        priorities = [priority] * count if isinstance(priority, int) else list(priority)
+        if len(priorities) != count:
+            raise ValueError(f"{count} prompts, but {len(priorities)} priorities")
+        future = self._run(self._generate(prompt_list, params_list, priorities, use_tqdm))
         try:
-            return running.result()
+            return future.result()
         except BaseException:  # on Ctrl-C too, cancel all requests of this call
-            running.cancel()
+            future.cancel()
             raise
 
     def chat(
@@ -204,13 +205,13 @@ class LLM:
             finally:
                 queue.put_nowait(None)
 
-        reading = self._run(read())
+        future = self._run(read())
         try:
             while (delta := self._run(queue.get()).result()) is not None:
                 yield delta
-            reading.result()
+            future.result()
         finally:
-            reading.cancel()
+            future.cancel()
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
@@ -219,7 +220,7 @@ class LLM:
 
     def close(self) -> None:
         """Stop the worker and free all resources. Idempotent."""
-        self._end()
+        self._shut_down()
 
     def __enter__(self) -> "LLM":
         return self
@@ -234,7 +235,7 @@ class LLM:
         """
         if not self._thread.is_alive():
             coroutine.close()
-            raise RuntimeError("this LLM is closed, or belongs to the process that this one was forked from")
+            raise RuntimeError("this LLM is closed, or was created before this process was forked")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -246,23 +247,25 @@ class LLM:
             try:
                 return self.tokenizer.encode(prompt)
             except UnicodeEncodeError:
-                raise RequestError("the prompt holds a lone surrogate", field="prompt") from None
+                raise RequestError(
+                    "the prompt has a lone surrogate, which UTF-8 cannot encode", field="prompt"
+                ) from None
         try:
             return [operator.index(token) for token in prompt]
         except TypeError:
-            raise TypeError(f"a prompt is a text or token ids, not {type(prompt).__name__}") from None
+            raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None
 
     async def _generate(
-        self, prompts: list[Prompt], params: list[SamplingParams], priorities: list[int], show: bool
+        self, prompts: list[Prompt], params: list[SamplingParams], priorities: list[int], use_tqdm: bool
     ) -> list[RequestOutput]:
         from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
         columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
         limit = asyncio.Semaphore(self._llm.settings.server.max_requests)
-        with Progress(*columns, disable=not show) as progress:
+        with Progress(*columns, disable=not use_tqdm) as progress:
             bar = progress.add_task("prompts", total=len(prompts))
 
-            async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
+            async def generate_one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
                 async with limit:
                     output = await self._collect(prompt, param, priority)
                 progress.advance(bar)
@@ -270,8 +273,8 @@ class LLM:
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    each = zip(prompts, params, priorities, strict=True)
-                    tasks = [group.create_task(one(*wanted)) for wanted in each]
+                    requests = zip(prompts, params, priorities, strict=True)
+                    tasks = [group.create_task(generate_one(*request)) for request in requests]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the others were cancelled because of this one
         return [task.result() for task in tasks]
@@ -289,11 +292,11 @@ class LLM:
         items = self._llm.submit(ids, params, request_id=output.request_id, priority=priority)
         async with aclosing(items) as items:
             async for item in items:
-                self._add(output, item)
+                self._add_item(output, item)
         output.finished = True
         return output
 
-    def _add(self, output: RequestOutput, item: Delta | PromptLogprobs | Usage) -> None:
+    def _add_item(self, output: RequestOutput, item: Delta | PromptLogprobs | Usage) -> None:
         if isinstance(item, Usage):
             output.num_cached_tokens, output.slo = item.cached_tokens, item.slo
         elif isinstance(item, PromptLogprobs):
@@ -306,9 +309,9 @@ class LLM:
             choice.text += item.text
             choice.token_ids += item.tokens
             choice.finish_reason, choice.stop_reason = item.finish, item.stop
-            for one in item.logprobs:
+            for sampled in item.logprobs:
                 choice.logprobs = choice.logprobs or []
-                pairs = [(one.token, one.logprob), *((top.token, top.logprob) for top in one.top)]
+                pairs = [(sampled.token, sampled.logprob), *((top.token, top.logprob) for top in sampled.top)]
                 choice.logprobs.append(self._logprobs(pairs))
 
     def _logprobs(self, pairs: list[tuple[int, float]]) -> dict[int, Logprob]:

@@ -21,8 +21,8 @@ from streamserve.text.retokenize import common_prefix
 from streamserve.text.tokenizer import Tokenizer
 
 
-class OpenPrompt:
-    """One request with an open prompt. `start` it, `edit` it, `answer` it once; always `close` it.
+class EnginePromptStream:
+    """A request whose prompt is a prompt stream. `start` it, `edit` it, `answer` it once; always `close` it.
 
     `ids` are the token ids last synced to the engine; `computed` of them have KV, by its latest report.
     """
@@ -36,15 +36,15 @@ class OpenPrompt:
         self._opened = opened
         self._version = opened.version
         self._events: asyncio.Queue[list[Event] | RequestError] = asyncio.Queue()
-        self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lost: RequestError | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: RequestError | None = None
+        self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Open the request. Raises RequestError if it is refused."""
-        self._reading = asyncio.create_task(self._read())
+        """Open the prompt stream. Raises RequestError if it is refused."""
+        self._reader = asyncio.create_task(self._read())
         try:
-            await self._taken
+            await self._accepted
         except BaseException:
             await self.close()
             raise
@@ -54,9 +54,9 @@ class OpenPrompt:
 
         Raises RequestError if the request was lost meanwhile.
         """
-        keep = common_prefix(self.ids, ids)
-        await self._tell(ids, keep, tail)
-        self.computed = min(self.computed, keep)
+        retained = common_prefix(self.ids, ids)
+        await self._sync(ids, retained, tail)
+        self.computed = min(self.computed, retained)
 
     async def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         """Finish the prompt as `ids`, and yield its output; the last item is a Usage.
@@ -65,11 +65,11 @@ class OpenPrompt:
         its end once the prompt is finished. Raises RequestError if the request is lost, PromptChanged when
         the answer becomes void: then call this again.
         """
-        watch = Stopwatch(time.monotonic())
+        stopwatch = Stopwatch(time.monotonic())
         if not self._opened.answer_early:
-            await self._tell(ids, common_prefix(self.ids, ids), 0, params)
+            await self._sync(ids, common_prefix(self.ids, ids), 0, params)
         items = read_items(
-            self._steps(), self._runtime, self._tokenizer, self._opened.request, len(ids), params, watch
+            self._steps(), self._runtime, self._tokenizer, self._opened.request, len(ids), params, stopwatch
         )
         async for item in items:
             yield replace(item, prompt_tokens=len(self.ids)) if isinstance(item, Usage) else item
@@ -79,41 +79,41 @@ class OpenPrompt:
 
         Raises RequestError if the request is lost.
         """
-        await self._tell(self.ids, len(self.ids), 0, finish=True)
+        await self._sync(self.ids, len(self.ids), 0, finish=True)
 
     async def close(self) -> None:
         """Cancel the request unless it has ended. Idempotent.
 
         A pending `answer` raises RequestError.
         """
-        if self._reading is not None and not self._reading.done():
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._reader is not None and not self._reader.done():
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
 
-    async def _tell(
+    async def _sync(
         self,
         ids: list[int],
-        keep: int,
+        retained: int,
         tail: int,
         params: SamplingParams | None = None,
         finish: bool = False,
     ) -> None:
-        if self._lost:
-            raise self._lost
+        if self._error:
+            raise self._error
         finish = finish or params is not None
-        edit = Edit(self._opened.request, self._version + 1, keep, ids[keep:], finish, params, tail)
+        edit = Edit(self._opened.request, self._version + 1, retained, ids[retained:], finish, params, tail)
         await self._runtime.edit(edit)
         self.ids = ids
         self._version += 1
 
     async def _steps(self) -> AsyncIterator[list[Event]]:
         while True:
-            news = await self._events.get()
-            if isinstance(news, RequestError):
-                raise news
-            if any(isinstance(event, Withdrawn) for event in news):
+            events = await self._events.get()
+            if isinstance(events, RequestError):
+                raise events
+            if any(isinstance(event, Withdrawn) for event in events):
                 raise PromptChanged
-            yield news
+            yield events
 
     async def _read(self) -> None:
         """Read the request's events: progress updates `computed`, others are queued for `answer`."""
@@ -121,21 +121,21 @@ class OpenPrompt:
         try:
             async with aclosing(self._runtime.submit(self._opened)) as steps:
                 async for events in steps:
-                    if not self._taken.done():
-                        self._taken.set_result(None)
-                    rest = [event for event in events if not self._is_progress(event)]
-                    if any(isinstance(event, Withdrawn) for event in rest):
-                        self._forget()
-                    if rest:
-                        self._events.put_nowait(rest)
+                    if not self._accepted.done():
+                        self._accepted.set_result(None)
+                    unread = [event for event in events if not self._is_progress(event)]
+                    if any(isinstance(event, Withdrawn) for event in unread):
+                        self._discard_unread()
+                    if unread:
+                        self._events.put_nowait(unread)
         except RequestError as refused:
-            self._lost = error = refused
+            self._error = error = refused
         finally:
-            if not self._taken.done():
-                self._taken.set_exception(error)
+            if not self._accepted.done():
+                self._accepted.set_exception(error)
             self._events.put_nowait(error)
 
-    def _forget(self) -> None:
+    def _discard_unread(self) -> None:
         """Discard unread events of a void answer."""
         while not self._events.empty():
             self._events.get_nowait()

@@ -59,36 +59,59 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout")]
     dtype: Annotated[
-        DType, Meta(description="precision of weights and cache; auto takes the checkpoint's own")
+        DType, Meta(description="data type of weights and KV cache; auto: that of the checkpoint")
     ] = "auto"
     backend: Annotated[
         Backend,
-        Meta(description="what computes: our own kernels, plain torch, or the kernels where they can be had"),
+        Meta(
+            description="implementation of the model: native (C++ kernels), reference (plain PyTorch); "
+            "auto: native where its kernels are available, else reference"
+        ),
     ] = "auto"
-    threads: Annotated[int, Meta(ge=0, description="CPU threads of the worker; 0 takes all it may use")] = 0
+    threads: Annotated[
+        int,
+        Meta(ge=0, description="CPU threads of a worker; 0: all available cores, divided among the workers"),
+    ] = 0
     max_model_len: (
-        Annotated[int, Meta(ge=1, description="longest prompt and output together; by default the model's")]
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                description="maximum length of prompt and output together, in tokens; by default the "
+                "model's context length",
+            ),
+        ]
         | None
     ) = None
     kv_cache_bytes: (
-        Annotated[int, Meta(ge=1, description="memory for the KV cache; by default a share of what is free")]
+        Annotated[
+            int,
+            Meta(ge=1, description="size of the KV cache in bytes; by default a share of the free memory"),
+        ]
         | None
     ) = None
     num_blocks: (
-        Annotated[int, Meta(ge=1, description="size of the KV cache in blocks, instead of in bytes")] | None
+        Annotated[int, Meta(ge=1, description="size of the KV cache in blocks, instead of bytes")] | None
     ) = None
-    block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in a KV block")] = 16
-    max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences that may run at once")] = 64
+    block_size: Annotated[int, Meta(ge=1, le=256, description="tokens per KV block")] = 16
+    max_num_seqs: Annotated[
+        int, Meta(ge=1, le=4096, description="maximum number of sequences that run at the same time")
+    ] = 64
     max_num_batched_tokens: Annotated[
-        int, Meta(ge=1, description="query tokens of one step, over all requests")
+        int,
+        Meta(ge=1, description="maximum number of query tokens in a step, over all requests (token budget)"),
     ] = 512
-    max_chunk: Annotated[int, Meta(ge=1, description="query tokens of one prompt in one step")] = 512
+    max_chunk: Annotated[
+        int, Meta(ge=1, description="maximum number of tokens of one prompt in a step (chunked prefill)")
+    ] = 512
     order: Annotated[
         Order,
         Meta(
-            description="who goes first: slo by latency target, then by arrival; the others, for comparison, "
-            "by arrival alone, with batches capped for the strictest target, or for prompts still arriving "
-            "by the latest chunk (lcas) or what is computed (mcps)"
+            description="scheduling order: slo (by latency target, then by arrival); for comparison "
+            "arrival (by arrival alone), chunked (by arrival, Sarathi-Serve), prefill-first "
+            "(by arrival, prefill before decode), fcfs and stta (batch size limited by the "
+            "strictest target, AdaServe's baselines), lcas and mcps (prompt streams by "
+            "latest chunk or by computed tokens, Stream2LLM)"
         ),
     ] = "slo"
     prefill_share: (
@@ -97,65 +120,83 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             Meta(
                 ge=0,
                 le=1,
-                description="order slo: the share of a step's tokens that prompts get, beyond what "
-                "targets ask for; by default as many as pay",
+                description="with --order slo: share of a step's query tokens for prefill, beyond what "
+                "latency targets require; by default the share with the highest estimated "
+                "throughput",
             ),
         ]
         | None
     ) = None
     slo_admission: Annotated[
         bool,
-        Meta(description="refuse requests whose latency targets cannot be met at the present load, with 503"),
+        Meta(
+            description="refuse requests with status 503 if their latency targets cannot be met at the "
+            "current load"
+        ),
     ] = False
-    enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of prompts that begin alike")] = (
-        True
-    )
+    enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of common prompt prefixes")] = True
     eviction: Annotated[
         Eviction,
-        Meta(description="KV that must make room is computed again, swapped, or whichever costs less"),
+        Meta(
+            description="what happens to the KV of preempted sequences: it is recomputed, swapped to "
+            "host memory, or whichever is estimated to take less time (cost)"
+        ),
     ] = "cost"
     swap_space: Annotated[
-        float, Meta(ge=0, description="GiB of memory to swap KV blocks into, beside the KV cache")
+        float, Meta(ge=0, description="GiB of host memory for swapped KV blocks, in addition to the KV cache")
     ] = 0.0
     profile: Annotated[
         bool,
-        Meta(description="measure the model on this machine when it is first served: a second, then kept"),
+        Meta(
+            description="measure step times when a model is first served on this machine (about a "
+            "second), and store them"
+        ),
     ] = True
     preempt_every: Annotated[
-        int, Meta(ge=0, description="for tests: preempt a sequence every so many steps")
+        int, Meta(ge=0, description="for tests: preempt a sequence every so many steps; 0: never")
     ] = 0
     check: Annotated[
-        bool, Meta(description="for debugging: check all counts of blocks and sequences after every step")
+        bool, Meta(description="for debugging: check the invariants of blocks and sequences after every step")
     ] = False
     draft: Annotated[
         str,
         Meta(
-            description="who guesses tokens for the model to check: a draft model's folder or name, ngram, "
-            "self:K (the model's own first K layers), tcp://[SERVERKEY@]HOST:PORT[,...] (draft services), or "
-            "none; auto takes the packaged draft where it fits"
+            description="drafter for speculative decoding: a draft model's folder or hub name, ngram, "
+            "self:K (the model's first K layers), tcp://[SERVERKEY@]HOST:PORT[,...] (draft "
+            "services), or none; auto: the packaged draft model if it fits the model, else "
+            "none"
         ),
     ] = "auto"
     draft_key: (
-        Annotated[str, Meta(description="file with the key that draft services know this server by")] | None
+        Annotated[
+            str,
+            Meta(description="file with this server's key for draft services (see `streamserve keys new`)"),
+        ]
+        | None
     ) = None
     draft_model: Annotated[
         tuple[str, ...],
-        Meta(description="fingerprint of a draft model that services may draft with; by default any"),
+        Meta(
+            description="fingerprint of a draft model that draft services may use; may be given several "
+            "times; by default any"
+        ),
     ] = ()
     speculation_mode: Annotated[
         SpeculationMode,
         Meta(
-            description="how guesses of sampled requests are verified: coupled gives the very text of plain "
-            "decoding, rejection another of the same distribution"
+            description="verification of draft tokens of sampled requests: coupled (the same text as "
+            "without speculation), rejection (rejection sampling: another text of the same "
+            "distribution)"
         ),
     ] = "coupled"
     speculation_policy: Annotated[
         str,
         Meta(
-            description="how much is guessed: goodput (what targets need, then as much as pays), off, "
-            "fixed:DEPTH, fixed-tree:WIDTHxDEPTH, or for comparison adaserve, adaserve-printed, "
-            "equal-greedy, global-greedy, specustream, specustream-printed, specustream-equations, "
-            "threshold, specinfer-tree"
+            description="how many tokens are drafted: goodput (what latency targets require, then what "
+            "increases throughput), off, fixed:DEPTH, fixed-tree:WIDTHxDEPTH; for "
+            "comparison adaserve, adaserve-as-published, equal-greedy, global-greedy, "
+            "specustream, specustream-as-published, specustream-equations, threshold, "
+            "specinfer-tree"
         ),
     ] = "goodput"
 
@@ -163,145 +204,209 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the HTTP server."""
 
-    host: Annotated[str, Meta(description="address to listen on; loopback unless told otherwise")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
+    host: Annotated[
+        str, Meta(description="address to listen on; by default only this machine can connect")
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: a free port")] = 8000
     served_model_name: Annotated[
-        tuple[str, ...], Meta(description="names clients may use; by default the model as given")
+        tuple[str, ...],
+        Meta(
+            description="name of the model in the API; may be given several times; by default MODEL as given"
+        ),
     ] = ()
     max_requests: Annotated[
-        int, Meta(ge=1, description="open requests, running and waiting, before new ones get 429")
+        int,
+        Meta(
+            ge=1,
+            description="maximum number of open requests, running and waiting; further ones are refused "
+            "with status 429",
+        ),
     ] = 1024
     max_requests_per_key: (
         Annotated[
-            int, Meta(ge=1, description="open requests and WebSockets of one API key; by default any number")
+            int,
+            Meta(
+                ge=1,
+                description="maximum number of open requests and WebSockets of one API key; by default "
+                "unlimited",
+            ),
         ]
         | None
     ) = None
     max_waiting_tokens: Annotated[
         int,
-        Meta(ge=1, description="prompt tokens of requests that wait, before new ones get 429"),
+        Meta(
+            ge=1,
+            description="maximum number of prompt tokens of waiting requests; further requests are "
+            "refused with status 429",
+        ),
     ] = 1 << 20
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 8 << 20
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body, in bytes")] = (
+        8 << 20
+    )
     max_memory_bytes: Annotated[
         int,
         Meta(
             ge=1 << 20,
-            description="memory of the server's process that all open requests together may hold: bodies, "
-            "what they are parsed to, log-probabilities; beyond it new ones get 429",
+            description="maximum memory of the API server for open requests, in bytes: bodies, parsed "
+            "bodies, log-probabilities; further requests are refused with status 429",
         ),
     ] = 256 << 20
     max_connections: Annotated[
         int,
-        Meta(ge=1, description="open connections; fewer where the process may open few files (ulimit -n)"),
+        Meta(
+            ge=1,
+            description="maximum number of open connections; fewer if the limit on open files is lower "
+            "(ulimit -n)",
+        ),
     ] = 4096
     max_connections_per_address: Annotated[
-        int, Meta(ge=1, description="the same from one address; a proxy is one address")
+        int,
+        Meta(ge=1, description="maximum number of open connections from one address; a proxy is one address"),
     ] = 2048
     max_streams: Annotated[
-        int, Meta(ge=1, description="prompts that may be arriving at once, before new ones get 429")
+        int,
+        Meta(
+            ge=1,
+            description="maximum number of open prompt streams; further ones are refused with status 429",
+        ),
     ] = 512
     stream_ttl: Annotated[
-        float, Meta(gt=0, description="seconds after which an arriving prompt that nobody touches is dropped")
+        float,
+        Meta(gt=0, description="seconds without a request after which an open prompt stream is deleted"),
     ] = 300.0
     tool_parser: Annotated[
-        ToolParser, Meta(description="how the model writes tool calls; auto looks at its chat template")
+        ToolParser,
+        Meta(description="format of the model's tool calls; auto: detected from its chat template"),
     ] = "auto"
     reasoning_parser: Annotated[
-        ReasoningParser, Meta(description="how the model thinks; auto looks at its chat template")
+        ReasoningParser,
+        Meta(description="format of the model's reasoning; auto: detected from its chat template"),
     ] = "auto"
     max_grammar_bytes: Annotated[
-        int, Meta(ge=1, le=MAX_GRAMMAR_BYTES, description="largest schema or grammar of a request")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_GRAMMAR_BYTES,
+            description="maximum size of a request's JSON schema or grammar, in bytes",
+        ),
     ] = MAX_GRAMMAR_BYTES
     grammar_timeout: Annotated[
-        float, Meta(gt=0, description="seconds that compiling a request's schema or grammar may take")
+        float, Meta(gt=0, description="seconds that compiling a request's JSON schema or grammar may take")
     ] = 1.0
     request_timeout: (
-        Annotated[float, Meta(gt=0, description="seconds a request may take in all; by default any")] | None
+        Annotated[
+            float, Meta(gt=0, description="seconds that a request may take in total; by default unlimited")
+        ]
+        | None
     ) = None
-    read_timeout: Annotated[float, Meta(gt=0, description="seconds a client may take to send a request")] = (
-        60.0
-    )
+    read_timeout: Annotated[
+        float, Meta(gt=0, description="seconds that a client may take to send a request")
+    ] = 60.0
     write_timeout: Annotated[
-        float, Meta(gt=0, description="seconds a client may leave its reply unread before it is dropped")
+        float,
+        Meta(gt=0, description="seconds that a client may leave its reply unread before it is disconnected"),
     ] = 30.0
     drain_timeout: Annotated[
-        float, Meta(ge=0, description="seconds open requests have to end after the first SIGTERM")
+        float, Meta(ge=0, description="seconds that open requests have to finish after the first SIGTERM")
     ] = 30.0
     stuck_after: Annotated[
-        float, Meta(gt=0, description="seconds of silence after which a worker counts as stuck")
+        float, Meta(gt=0, description="seconds without a message after which a worker counts as stuck")
     ] = 30.0
     api_key: Annotated[
         tuple[str, ...],
         Meta(
-            description="key that clients must show: itself, env:NAME of a variable, or sha256:DIGEST; may "
-            "be given several times. Arguments can be read by everybody on the machine: better use "
-            "--api-key-file or STREAMSERVE_API_KEY"
+            description="API key that clients must send: the key itself, env:NAME (an environment "
+            "variable), or sha256:DIGEST; may be given several times. All users of the "
+            "machine can read command lines: prefer --api-key-file or STREAMSERVE_API_KEY"
         ),
     ] = ()
-    api_key_file: Annotated[str, Meta(description="file with such keys, one a line")] | None = None
+    api_key_file: Annotated[str, Meta(description="file with API keys, one per line")] | None = None
     admin_key: Annotated[
-        tuple[str, ...], Meta(description="key for the /admin routes, which are closed without one")
+        tuple[str, ...],
+        Meta(
+            description="key for the /admin routes, as for --api-key; without one these routes are disabled"
+        ),
     ] = ()
-    admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] | None = None
+    admin_key_file: Annotated[str, Meta(description="file with admin keys, one per line")] | None = None
     pairs: Annotated[
         int,
-        Meta(ge=0, le=64, description="stream pairs: so many prefill workers, each with a decode worker"),
+        Meta(
+            ge=0,
+            le=64,
+            description="number of pairs of a prefill worker and a decode worker (disaggregated "
+            "serving); 0: one worker for both",
+        ),
     ] = 0
     prefill: Annotated[
         int,
-        Meta(ge=0, le=64, description="prefill workers of uneven pools, with --decode; instead of --pairs"),
+        Meta(
+            ge=0,
+            le=64,
+            description="number of prefill workers, with --decode; instead of --pairs if the numbers differ",
+        ),
     ] = 0
-    decode: Annotated[int, Meta(ge=0, le=64, description="decode workers of uneven pools")] = 0
+    decode: Annotated[int, Meta(ge=0, le=64, description="number of decode workers, with --prefill")] = 0
     prefill_max_num_seqs: (
-        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of prefill workers, if another")] | None
+        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of prefill workers, if different")]
+        | None
     ) = None
     prefill_max_num_batched_tokens: (
-        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of prefill workers, if another")] | None
+        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of prefill workers, if different")]
+        | None
     ) = None
     prefill_max_chunk: (
-        Annotated[int, Meta(ge=1, description="max_chunk of prefill workers, if another")] | None
+        Annotated[int, Meta(ge=1, description="max_chunk of prefill workers, if different")] | None
     ) = None
     decode_max_num_seqs: (
-        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of decode workers, if another")] | None
+        Annotated[int, Meta(ge=1, le=4096, description="max_num_seqs of decode workers, if different")] | None
     ) = None
     decode_max_num_batched_tokens: (
-        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of decode workers, if another")] | None
+        Annotated[int, Meta(ge=1, description="max_num_batched_tokens of decode workers, if different")]
+        | None
     ) = None
     decode_max_chunk: (
-        Annotated[int, Meta(ge=1, description="max_chunk of decode workers, if another")] | None
+        Annotated[int, Meta(ge=1, description="max_chunk of decode workers, if different")] | None
     ) = None
     router: Annotated[
         str,
         Meta(
-            description="who chooses a request's place: flowguard (flowguard:0.4,0.1,0.3,0.2:0.85 with other "
-            "weights and threshold), flowguard-printed, predictive, round-robin, random, least-loaded, "
-            "cache-aware, or classes:20,50 (pipelines apart for tpot_ms up to 20, up to 50, and the rest)"
+            description="policy that assigns requests to workers: flowguard "
+            "(flowguard:0.4,0.1,0.3,0.2:0.85 with other weights and overload threshold), "
+            "flowguard-as-published, predictive, round-robin, random, least-loaded, "
+            "cache-aware, or classes:20,50 (separate workers for requests with tpot_ms up "
+            "to 20, up to 50, and all others)"
         ),
     ] = "flowguard"
     continue_tokens: Annotated[
         int,
         Meta(
             ge=0,
-            description="the next turn of a chat, of which a decode worker has all but so many tokens, is "
-            "computed there and not moved; 0: never",
+            description="compute the next turn of a chat on the decode worker if at most this many of "
+            "its prompt tokens are not in that worker's cache; 0: never",
         ),
     ] = 64
     kv_transport: Annotated[
         KVTransport,
-        Meta(description="how KV goes from worker to worker: through shared memory, or by NVIDIA's NIXL"),
+        Meta(description="transport of KV between workers: shared memory, or NVIDIA NIXL"),
     ] = "shm"
     kv_bytes_per_second: (
         Annotated[
-            float, Meta(gt=0, description="for measuring: a wire between workers that is as slow as this")
+            float,
+            Meta(
+                gt=0,
+                description="for benchmarks: limit the bandwidth of KV transfers between workers to this",
+            ),
         ]
         | None
     ) = None
     timeline: (
         Annotated[
             str,
-            Meta(description="file for a timeline of steps and requests (chrome://tracing, ui.perfetto.dev)"),
+            Meta(
+                description="write a timeline of steps and requests to this file (for chrome://tracing or "
+                "ui.perfetto.dev)"
+            ),
         ]
         | None
     ) = None
@@ -309,7 +414,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[
             str,
             Meta(
-                description="OpenTelemetry collector that gets a trace of every request, for example "
+                description="send a trace of every request to this OpenTelemetry collector, for example "
                 "http://localhost:4318/v1/traces"
             ),
         ]
@@ -317,10 +422,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ) = None
     cors_origin: Annotated[
         tuple[str, ...],
-        Meta(description="origin whose web pages may call this server (https://app.example); * for all"),
+        Meta(
+            description="origin whose web pages may call the API (https://app.example), * for all; may "
+            "be given several times"
+        ),
     ] = ()
-    log_level: Annotated[LogLevel, Meta(description="how much to log")] = "info"
-    log_format: Annotated[LogFormat, Meta(description="log lines as text, or as JSON objects")] = "text"
+    log_level: Annotated[LogLevel, Meta(description="minimum level of log messages")] = "info"
+    log_format: Annotated[LogFormat, Meta(description="format of log lines: text, or JSON objects")] = "text"
     access_log: Annotated[bool, Meta(description="log every HTTP request")] = False
 
 
@@ -328,37 +436,68 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of a draft service."""
 
     listen: Annotated[
-        str, Meta(description="address for targets, tcp://HOST:PORT; port 0 takes a free one")
+        str, Meta(description="address for target servers, tcp://HOST:PORT; port 0: a free port")
     ] = "tcp://127.0.0.1:7700"
     key: (
-        Annotated[str, Meta(description="file with the service's key; needed off loopback, with --clients")]
+        Annotated[
+            str,
+            Meta(
+                description="file with the service's key (see `streamserve keys new`), with --clients; "
+                "required unless --listen is a loopback address"
+            ),
+        ]
         | None
     ) = None
     clients: (
-        Annotated[str, Meta(description="file with the public keys of allowed targets, each with a name")]
+        Annotated[
+            str,
+            Meta(
+                description="file with the public keys of allowed target servers, one per line, each "
+                "followed by a name"
+            ),
+        ]
         | None
     ) = None
     share: Annotated[
-        tuple[str, ...], Meta(description="NAME=WEIGHT: a target's share of the service, 1 for the others")
+        tuple[str, ...],
+        Meta(
+            description="NAME=WEIGHT: weight of a target server when the service is shared, by default "
+            "1; may be given several times"
+        ),
     ] = ()
-    max_batch: Annotated[int, Meta(ge=1, le=256, description="targets drafted for in one pass")] = 16
+    max_batch: Annotated[
+        int, Meta(ge=1, le=256, description="maximum number of target servers in a draft batch")
+    ] = 16
     max_batch_ms: Annotated[
-        float, Meta(gt=0, description="longest that a pass for several targets may take, in milliseconds")
+        float,
+        Meta(
+            gt=0, description="maximum duration of a draft batch for several target servers, in milliseconds"
+        ),
     ] = 50.0
-    max_targets: Annotated[int, Meta(ge=1, le=4096, description="sessions at once")] = 64
+    max_targets: Annotated[int, Meta(ge=1, le=4096, description="maximum number of open sessions")] = 64
     admission: Annotated[
-        bool, Meta(description="turn targets away beyond N_max, the most that gain by being drafted for")
+        bool,
+        Meta(
+            description="refuse target servers beyond N_max, the maximum number that the service is "
+            "estimated to speed up"
+        ),
     ] = True
-    rate: Annotated[float, Meta(gt=0, description="messages a second that one client may send")] = 2000.0
+    rate: Annotated[
+        float, Meta(gt=0, description="maximum number of messages per second from one client")
+    ] = 2000.0
     lease: Annotated[
-        float, Meta(gt=0, description="seconds of silence after which a target's session is ended")
+        float,
+        Meta(gt=0, description="seconds without a message after which a target server's session is closed"),
     ] = 30.0
     keep_warm: Annotated[
         Literal["auto", "always", "never"],
-        Meta(description="draft for nobody in short gaps, which keeps it fast; auto: where that pays"),
+        Meta(
+            description="run dummy passes in short idle gaps, after which real ones are faster; auto: "
+            "only if that is measured to help"
+        ),
     ] = "auto"
     metrics: (
-        Annotated[str, Meta(description="HOST:PORT for Prometheus; by default there are no metrics")] | None
+        Annotated[str, Meta(description="HOST:PORT for Prometheus metrics; by default there are none")] | None
     ) = None
 
 

@@ -57,10 +57,10 @@ class Endpoint:
 
 def parse_endpoint(text: str) -> Endpoint:
     """Parse an address. Raises ValueError if it is invalid."""
-    found = _ENDPOINT.fullmatch(text)
-    if not found or int(found[3]) > 65535:
+    match = _ENDPOINT.fullmatch(text)
+    if not match or int(match[3]) > 65535:
         raise ValueError(f"{text!r} is not tcp://HOST:PORT or tcp://SERVERKEY@HOST:PORT")
-    return Endpoint(found[2], int(found[3]), bytes.fromhex(found[1]) if found[1] else None)
+    return Endpoint(match[2], int(match[3]), bytes.fromhex(match[1]) if match[1] else None)
 
 
 def parse_endpoints(text: str) -> list[Endpoint]:
@@ -75,7 +75,7 @@ def read_key_pair(path: str | Path) -> KeyPair:
         name, _, value = line.partition("=")
         values[name.strip()] = value.strip()
     if not all(_KEY.fullmatch(values.get(name, "")) for name in ("public", "secret")):
-        raise ValueError(f"{path} is no key file: make one with `streamserve keys new {path}`")
+        raise ValueError(f"{path} is not a key file: create one with `streamserve keys new {path}`")
     return KeyPair(bytes.fromhex(values["public"]), bytes.fromhex(values["secret"]))
 
 
@@ -88,15 +88,15 @@ def write_key_pair(path: str | Path, pair: KeyPair) -> None:
 def read_clients(path: str | Path) -> Mapping[bytes, str]:
     """Return the clients' names by public key. Raises ValueError for a line without a key, or without any
     key."""
-    found = {}
+    clients = {}
     for number, line in enumerate(_lines(path), start=1):
         key, _, name = line.partition(" ")
         if not _KEY.fullmatch(key):
             raise ValueError(f"{path}: entry {number} does not begin with a public key")
-        found[bytes.fromhex(key)] = name.strip() or key[:8]
-    if not found:
-        raise ValueError(f"{path} holds no key")
-    return found
+        clients[bytes.fromhex(key)] = name.strip() or key[:8]
+    if not clients:
+        raise ValueError(f"{path} contains no public key: add one per line, followed by a name")
+    return clients
 
 
 def _lines(path: str | Path) -> list[str]:

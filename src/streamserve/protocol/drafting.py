@@ -1,7 +1,7 @@
 """Messages between a target's worker and a draft service. Each is a tagged msgspec struct, encoded as
 msgpack.
 
-target  → service   Hello, then with the tag it received: Ask, Ping, Bye
+target  → service   Hello, then with the tag it received: DraftRequests, Ping, Bye
 service → target    Welcome, Refused or Busy; then Drafts, Lost, Busy, Pong, Unknown
 
 A sequence's tokens are synced as deltas. Delta number n builds on number `base`: the service accepts it if it
@@ -21,7 +21,7 @@ from streamserve.protocol.sampling import SamplingParams
 DRAFT_VERSION = 1
 MAX_MESSAGE_BYTES = 4 << 20
 """The default limit of a message to a service, in bytes. Well beyond it the connection is closed."""
-MAX_ANSWER_BYTES = 2 << 20
+MAX_REPLY_BYTES = 2 << 20
 """The limit of a message to a target, in bytes. Beyond it the connection is closed."""
 MAX_NAME = 64
 MAX_DELTAS = 4096
@@ -97,8 +97,8 @@ class Busy(msgspec.Struct, tag=True, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """A request for a tree after a sequence's committed tokens: the first `keep` tokens of number `base` are
-    retained, followed by `tokens`. `params` come with every delta of base 0. The other fields are those of
+    """A request for a tree after a sequence's committed tokens: the first `retained` tokens of number `base`,
+    followed by `tokens`. `params` come with every delta of base 0. The other fields are those of
     engine.plan.DraftRequest. `hidden` is reserved for hidden states of the target, and empty in version 1.
 
     A larger `epoch` says that the sequence was edited or preempted; within an epoch it only grows.
@@ -108,7 +108,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     number: int
     base: int
-    keep: int
+    retained: int
     tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
     output: int
     choice: int
@@ -120,7 +120,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     hidden: Secret = b""
 
 
-class Ask(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+class DraftRequests(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The draft requests of one step of a target, and the sequences it has `released`. The target waits
     `need` seconds for the trees. Since the last trees came it worked for `verify` seconds; a step without any
     takes `plain` seconds; both are 0 as long as they are unknown."""
@@ -203,7 +203,7 @@ class Unknown(msgspec.Struct, tag=True, frozen=True):
     tag: Id
 
 
-ToService = Hello | Ask | Ping | Bye
+ToService = Hello | DraftRequests | Ping | Bye
 ToTarget = Welcome | Refused | Busy | Drafts | Lost | Pong | Unknown
 
 _encoder = msgspec.msgpack.Encoder()
@@ -258,7 +258,7 @@ class DraftSums(msgspec.Struct):
     idle: float = 0.0
     pass_seconds: float = 0.0
     pass_squares: float = 0.0
-    guesses: int = 0
+    draft_tokens: int = 0
     accepted: int = 0
     rebuilt: int = 0
     rounds: int = 0
@@ -285,18 +285,18 @@ class DraftReport(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     blocks_used: int
     evictions: int
     pass_seconds: float
-    turn_seconds: float
-    turn_variance: float
+    batch_seconds: float
+    batch_variance: float
     depth: float
     batch: float
-    back_seconds: float
+    return_seconds: float
     verify_seconds: float
     communication_seconds: float
     plain_seconds: float
     beta: float
     progress: float
-    full: int
-    most: int
+    n_full: int
+    n_max: int
     predicted_round_seconds: float
     predicted_idle_seconds: float
     predicted_load: float

@@ -42,15 +42,15 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     opening: str | int = ""
 
 
-def check_size(form: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
+def check_size(value: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     """Raise ValueError, naming the limit, for parsed JSON that is larger than `max_bytes` as text. The time
     is bounded by `max_bytes`."""
-    left, parts = max_bytes, [form]
+    left, parts = max_bytes, [value]
     while parts:
         part = parts.pop()
         left -= 2 + len(part) if isinstance(part, str | list | dict) else 1
         if left < 0:
-            raise ValueError(f"has more bytes than may be; at most {max_bytes} are taken")
+            raise ValueError(f"is too large: at most {max_bytes} bytes are allowed")
         if isinstance(part, dict):
             parts += part.keys()
             parts += part.values()
@@ -64,9 +64,9 @@ def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     if size <= max_bytes:
         size = len(grammar.text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
-        raise ValueError(f"has {size} bytes; at most {max_bytes} are taken")
+        raise ValueError(f"has {size} bytes; at most {max_bytes} bytes are allowed")
     if "\0" in grammar.text:
-        raise ValueError("holds a zero character")
+        raise ValueError("contains a NUL character")
     if grammar.kind == "json":
         _check_schema(_loads(grammar.text))
     elif grammar.kind == "choice":
@@ -74,7 +74,9 @@ def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     elif grammar.kind == "regex":
         operators = sum(grammar.text.count(sign) for sign in "([{*+?|")
         if operators > MAX_OPERATORS:
-            raise ValueError(f"has {operators} operators (( [ {{ * + ? |); at most {MAX_OPERATORS} are taken")
+            raise ValueError(
+                f"has {operators} operators (( [ {{ * + ? |); at most {MAX_OPERATORS} are allowed"
+            )
     elif grammar.kind == "lark":
         _check_lark(grammar.text)
     elif grammar.kind == "lark_json":
@@ -127,10 +129,10 @@ def _mark(mark: str | int) -> str:
 
 def _parts(text: str) -> tuple[str, dict[str, Any]]:
     """Return the grammar and the named schemas of a `lark_json`."""
-    given = _loads(text)
-    lark, schemas = (given.get("lark"), given.get("schemas")) if isinstance(given, dict) else (None, None)
+    parsed = _loads(text)
+    lark, schemas = (parsed.get("lark"), parsed.get("schemas")) if isinstance(parsed, dict) else (None, None)
     if not isinstance(lark, str) or not isinstance(schemas, dict):
-        raise ValueError("must be an object of lark, a grammar, and schemas, an object")
+        raise ValueError("must be an object with lark (a grammar) and schemas (an object)")
     return lark, schemas
 
 
@@ -151,7 +153,7 @@ def _quoted(text: str) -> str:
 def _in_slashes(regex: str) -> str:
     """Return `regex` escaped for use between slashes, on one line."""
     names = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-    return re.sub(r"\\[^\n\r]|[/\n\r]", lambda found: names.get(found[0], found[0]), regex)
+    return re.sub(r"\\[^\n\r]|[/\n\r]", lambda match: names.get(match[0], match[0]), regex)
 
 
 def _with_blanks(schema: Any) -> Any:
@@ -162,32 +164,32 @@ def _with_blanks(schema: Any) -> Any:
 
 
 def _check_choices(choices: Any) -> None:
-    if not isinstance(choices, list) or not choices or not all(isinstance(one, str) for one in choices):
-        raise ValueError("must be a list of strings, not empty")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError("must be a non-empty list of strings")
     if len(choices) > MAX_CHOICES:
-        raise ValueError(f"has {len(choices)} choices; at most {MAX_CHOICES} are taken")
+        raise ValueError(f"has {len(choices)} choices; at most {MAX_CHOICES} are allowed")
 
 
 def _check_lark(text: str) -> None:
     groups = sum(text.count(sign) for sign in ":([{~")
     if groups > MAX_GROUPS:
-        raise ValueError(f"has {groups} rules and groups (: ( [ {{ ~); at most {MAX_GROUPS} are taken")
-    if found := _DIRECTIVE.search(text):
-        raise ValueError(f"uses %{found[1]}, which is not taken inside of a grammar")
+        raise ValueError(f"has {groups} rules and groups (: ( [ {{ ~); at most {MAX_GROUPS} are allowed")
+    if match := _DIRECTIVE.search(text):
+        raise ValueError(f"uses %{match[1]}, which is not allowed in a grammar")
 
 
 def _check_schema(schema: Any) -> None:
     if schema is False or not isinstance(schema, dict | bool):
-        raise ValueError("must be a JSON Schema that something can match: an object")
+        raise ValueError("must be a JSON Schema, an object, that allows at least one value")
     if isinstance(schema, dict) and not isinstance(schema.get("x-guidance", {}), dict):
-        raise ValueError("has an x-guidance that is no object")
+        raise ValueError("has an x-guidance that is not an object")
     try:
         height = _height(schema, schema, {})
     except RecursionError as error:
         raise ValueError(f"is deeper than {MAX_SCHEMA_DEPTH} levels, references followed") from error
     if height > MAX_SCHEMA_DEPTH:
         raise ValueError(
-            f"is {height} levels deep, references followed; at most {MAX_SCHEMA_DEPTH} are taken"
+            f"is {height} levels deep, references followed; at most {MAX_SCHEMA_DEPTH} are allowed"
         )
 
 
@@ -198,13 +200,13 @@ def _height(node: Any, schema: Any, heights: dict[int, int]) -> int:
     if id(node) not in heights:
         heights[id(node)] = 0
         if len(heights) > MAX_SCHEMA_NODES:
-            raise ValueError(f"holds more than {MAX_SCHEMA_NODES} objects and lists, which is the limit")
-        below = list(node.values()) if isinstance(node, dict) else node
+            raise ValueError(f"has more than {MAX_SCHEMA_NODES} objects and lists, which is the limit")
+        children = list(node.values()) if isinstance(node, dict) else node
         if isinstance(node, dict) and node is not schema and isinstance(node.get("$id"), str):
             raise ValueError("has a $id inside; references are followed within one schema only")
         if isinstance(node, dict) and isinstance(node.get("$ref"), str):
-            below = [*below, _target(node["$ref"], schema)]
-        heights[id(node)] = 1 + max((_height(one, schema, heights) for one in below), default=0)
+            children = [*children, _target(node["$ref"], schema)]
+        heights[id(node)] = 1 + max((_height(child, schema, heights) for child in children), default=0)
     return heights[id(node)]
 
 
@@ -213,11 +215,11 @@ def _target(reference: str, schema: Any) -> Any:
     head, _, path = reference.partition("#")
     if head or (path and not path.startswith("/")):
         raise ValueError(f"refers to {reference!r}; references must begin with #/")
-    found = schema
+    target = schema
     for part in path.split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         try:
-            found = found[int(name)] if isinstance(found, list) else found[name]
+            target = target[int(name)] if isinstance(target, list) else target[name]
         except (LookupError, ValueError, TypeError) as error:
-            raise ValueError(f"refers to {reference!r}, which is not in it") from error
-    return found
+            raise ValueError(f"refers to {reference!r}, which does not exist in the schema") from error
+    return target

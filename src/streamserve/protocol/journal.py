@@ -25,9 +25,9 @@ _HEAD = struct.Struct("<QIidd")
 _CHECK = struct.Struct("<I")
 _HEADER_BYTES = 64
 _SLOT_BYTES = _HEAD.size + _CHECK.size + 8 * MAX_ATTEMPTS
-_WORDS_BYTES = 512
-_WORDS_AT = _HEADER_BYTES + 2 * _SLOT_BYTES
-JOURNAL_BYTES = _WORDS_AT + _WORDS_BYTES
+_LAST_WORDS_BYTES = 512
+_LAST_WORDS_OFFSET = _HEADER_BYTES + 2 * _SLOT_BYTES
+JOURNAL_BYTES = _LAST_WORDS_OFFSET + _LAST_WORDS_BYTES
 
 PHASES = ("", "message", "plan", "draft", "run", "verify", "swap", "commit", "transfer")
 """The phases of a worker; the empty one is waiting."""
@@ -60,12 +60,12 @@ class JournalWriter:
     def write(self, phase: str, attempts: Sequence[int] | None, now: float, predicted: float = 0.0) -> None:
         """Record that the worker is in `phase` with these attempts (None: all) from `now` on."""
         self._number += 1
-        count, named = -1, b""
+        count, attempt_bytes = -1, b""
         if attempts is not None and len(attempts) <= MAX_ATTEMPTS:
-            count, named = len(attempts), array("q", attempts).tobytes()
-        entry = _HEAD.pack(self._number, _CODES[phase], count, now, predicted) + named
-        at = _HEADER_BYTES + self._number % 2 * _SLOT_BYTES
-        self._memory[at : at + _CHECK.size + len(entry)] = _CHECK.pack(crc32(entry)) + entry
+            count, attempt_bytes = len(attempts), array("q", attempts).tobytes()
+        entry = _HEAD.pack(self._number, _CODES[phase], count, now, predicted) + attempt_bytes
+        offset = _HEADER_BYTES + self._number % 2 * _SLOT_BYTES
+        self._memory[offset : offset + _CHECK.size + len(entry)] = _CHECK.pack(crc32(entry)) + entry
 
     def beat(self, now: float, moved_at: float) -> None:
         """Record a sign of life, and the time of the step's last progress, `moved_at`."""
@@ -73,15 +73,19 @@ class JournalWriter:
 
     def say(self, words: str, report: str) -> None:
         """Write last words and the name of a crash report."""
-        text = f"{report}\n{words}".encode()[:_WORDS_BYTES]
-        self._memory[_WORDS_AT : _WORDS_AT + len(text)] = text
+        text = f"{report}\n{words}".encode()[:_LAST_WORDS_BYTES]
+        self._memory[_LAST_WORDS_OFFSET : _LAST_WORDS_OFFSET + len(text)] = text
 
 
 def read_journal(memory: mmap.mmap) -> Entry:
     """Return the latest complete entry of a journal."""
     beat_at, moved_at = _BEAT.unpack_from(memory, 0)
     slots = [slot for slot in (_slot(memory, 0), _slot(memory, 1)) if slot]
-    text = memory[_WORDS_AT : _WORDS_AT + _WORDS_BYTES].rstrip(b"\0").decode(errors="replace")
+    text = (
+        memory[_LAST_WORDS_OFFSET : _LAST_WORDS_OFFSET + _LAST_WORDS_BYTES]
+        .rstrip(b"\0")
+        .decode(errors="replace")
+    )
     report, _, words = text.partition("\n")
     if not slots:
         return Entry(beat_at=beat_at, moved_at=moved_at, words=words, report=report)

@@ -1,6 +1,6 @@
 """Messages between the control process and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release (tickets.py)
+control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release (transfers.py)
 worker  → control   Ready, Failed, Events, Transfers, Traced, Report
 """
 
@@ -10,7 +10,14 @@ import msgspec
 
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.tickets import AttemptNumber, CacheAddress, Join, Push, Release, TransferReservation
+from streamserve.protocol.transfers import (
+    AttemptNumber,
+    CacheAddress,
+    Join,
+    Push,
+    Release,
+    TransferReservation,
+)
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
@@ -56,14 +63,14 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
-    """Edit a prompt stream: its first `keep` tokens are retained, followed by `tokens`; the last `tail` of
+    """Edit a prompt stream: it becomes its first `retained` tokens, followed by `tokens`; the last `tail` of
     all are as in Submit. `finish` completes the prompt, and sampling begins, with `params` if given. The edit
     came at `arrival`. Edits of unknown or finished prompts, or of other attempts, are ignored."""
 
     request: str
     attempt: AttemptNumber
     version: int
-    keep: int
+    retained: int
     tokens: list[int]
     finish: bool = False
     params: SamplingParams | None = None
@@ -132,13 +139,13 @@ class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
     queued: float = 0.0
 
 
-class Guessed(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A step verified `guessed` draft tokens of a choice and accepted `accepted` of them; those follow."""
+class DraftVerified(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A step verified `drafted` draft tokens of a choice and accepted `accepted` of them; those follow."""
 
     request: str
     attempt: AttemptNumber
     choice: int
-    guessed: int
+    drafted: int
     accepted: int
 
 
@@ -175,7 +182,7 @@ class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
     version: int
 
 
-Event = Token | PromptLogprobs | Admitted | Guessed | Finished | Progress | Withdrawn
+Event = Token | PromptLogprobs | Admitted | DraftVerified | Finished | Progress | Withdrawn
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,21 +246,21 @@ class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
     request: str
     attempt: AttemptNumber
-    ticket: TransferReservation
+    reservation: TransferReservation
 
 
 class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     """A worker will no longer write to a transfer reservation. Without an `error` all of its KV has arrived,
-    of the first `planes` KV cache groups: `sent` bytes, the last of them `exposed` seconds after the prompt
+    of the first `groups` KV cache groups: `sent` bytes, the last of them `exposed` seconds after the prompt
     was computed."""
 
     request: str
     attempt: AttemptNumber
-    ticket: str
+    reservation_id: str
     error: str = ""
     sent: int = 0
     exposed: float = 0.0
-    planes: int = 1
+    groups: int = 1
 
 
 TransferUpdate = Reserved | Pushed
@@ -269,18 +276,18 @@ class Cached(msgspec.Struct, tag=True, frozen=True):
 class Transfers(msgspec.Struct, tag=True, frozen=True):
     """Updates of transfer reservations; sent after the events that came before them."""
 
-    news: list[TransferUpdate]
+    updates: list[TransferUpdate]
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
     """Something that a worker did: a lifecycle event of a request (engine/observer.py) `at` a time of the
-    clock that all processes of a machine share, or a "step" over `rows` tokens that began then."""
+    clock that all processes of a machine share, or a "step" over `query_tokens` tokens that began then."""
 
     name: str
     request: str
     at: float
     seconds: float = 0.0
-    rows: int = 0
+    query_tokens: int = 0
 
 
 class Traced(msgspec.Struct, tag=True, frozen=True):

@@ -61,8 +61,8 @@ def remove_if_dead(path: Path) -> bool:
     """Remove a runtime folder if its lock is free; return whether it was removed. A folder of another user,
     or one that has no lock and is not empty, is left alone."""
     try:
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return False
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

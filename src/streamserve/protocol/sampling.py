@@ -112,11 +112,13 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
             _between(name, count, 0, MAX_LOGPROBS)
     _check_stops(params, vocab_size)
     if len(params.logit_bias) > MAX_LOGIT_BIAS:
-        raise ValueError(f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens, got {len(params.logit_bias)}")
+        raise ValueError(
+            f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {len(params.logit_bias)}"
+        )
     for token, bias in params.logit_bias.items():
         _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if not 0 <= token < vocab_size:
-            raise ValueError(f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens")
+            raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")
     _check_allowed(params, vocab_size, eos_token_ids)
     if params.grammar is not None:
         _check_grammar(params, params.grammar)
@@ -130,9 +132,7 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
 
 def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
     if params.allowed_token_ids:
-        raise ValueError(
-            "allowed_token_ids cannot be combined with a grammar, which says itself what is allowed"
-        )
+        raise ValueError("allowed_token_ids cannot be combined with a grammar")
     try:
         check_grammar(grammar)
     except ValueError as error:
@@ -142,25 +142,25 @@ def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
 def _check_allowed(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
     allowed = params.allowed_token_ids
     if len(allowed) > MAX_ALLOWED_TOKENS:
-        raise ValueError(f"allowed_token_ids may hold at most {MAX_ALLOWED_TOKENS}, got {len(allowed)}")
+        raise ValueError(f"allowed_token_ids may contain at most {MAX_ALLOWED_TOKENS}, got {len(allowed)}")
     if allowed and (min(allowed) < 0 or max(allowed) >= vocab_size):
         wrong = next(token for token in allowed if not 0 <= token < vocab_size)
-        raise ValueError(f"allowed_token_ids names {wrong}, but the vocabulary has {vocab_size} tokens")
+        raise ValueError(f"allowed_token_ids contains {wrong}, but the vocabulary has {vocab_size} tokens")
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     if params.min_tokens > 0 and allowed and ends.issuperset(allowed):
-        raise ValueError("allowed_token_ids holds only tokens that end the text, which min_tokens forbids")
+        raise ValueError("allowed_token_ids contains only tokens that end the text, which min_tokens forbids")
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     if len(params.stop) > MAX_STOP_STRINGS:
-        raise ValueError(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
+        raise ValueError(f"stop may contain at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
     for text in params.stop:
         if not 0 < len(text) <= MAX_STOP_LENGTH:
             raise ValueError(f"stop strings must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}")
     if len(params.stop_token_ids) > MAX_STOP_TOKENS:
         raise ValueError(
-            f"stop_token_ids may hold at most {MAX_STOP_TOKENS}, got {len(params.stop_token_ids)}"
+            f"stop_token_ids may contain at most {MAX_STOP_TOKENS}, got {len(params.stop_token_ids)}"
         )
     for token in params.stop_token_ids:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"stop_token_ids names {token}, but the vocabulary has {vocab_size} tokens")
+            raise ValueError(f"stop_token_ids contains {token}, but the vocabulary has {vocab_size} tokens")

@@ -37,9 +37,9 @@ class StepCost:
     byte_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, axis, least in (("tokens", self.tokens, 1), ("kv_bytes", self.kv_bytes, 0)):
-            if not axis or axis[0] < least or (np.diff(axis) <= 0).any():
-                raise ValueError(f"{name} must ascend from {least} or more, not {axis}")
+        for name, axis, minimum in (("tokens", self.tokens, 1), ("kv_bytes", self.kv_bytes, 0)):
+            if not axis or axis[0] < minimum or (np.diff(axis) <= 0).any():
+                raise ValueError(f"{name} must ascend from {minimum} or more, not {axis}")
         if [len(row) for row in self.seconds] != [len(self.kv_bytes)] * len(self.tokens):
             raise ValueError("seconds must have a row for each of tokens and an entry for each of kv_bytes")
         grid = np.array(self.seconds)
@@ -56,27 +56,27 @@ class StepCost:
         if tokens <= 0:
             return 0.0
         i, j = bisect_right(self.tokens, tokens), bisect_right(self.kv_bytes, kv_bytes)
-        left, lower, least, by_token, by_byte, twist = self._cells[i][j]
+        left, lower, minimum, by_token, by_byte, twist = self._cells[i][j]
         right, above = tokens - left, kv_bytes - lower
-        return least + by_token * right + (by_byte + twist * right) * above + self.pair_seconds * pairs
+        return minimum + by_token * right + (by_byte + twist * right) * above + self.pair_seconds * pairs
 
     def in_tokens(self, kv_token_bytes: int) -> Callable[[int, int], float]:
         """Return the curve over KV tokens of `kv_token_bytes` bytes each instead of bytes, as a simulation
         takes it."""
-        return lambda rows, kv_tokens: self(rows, kv_tokens * kv_token_bytes)
+        return lambda query_tokens, kv_tokens: self(query_tokens, kv_tokens * kv_token_bytes)
 
     @cached_property
     def _cells(self) -> list[list["_Cell"]]:
         """The surface in pieces, by how many points of each axis are not above: flat before the grid, after
         it with the last slope."""
         grid, x, y = np.array(self.seconds), np.array(self.tokens), np.array(self.kv_bytes)
-        behind_x = _last_slopes(self.tokens, grid.T, self.token_seconds)
-        behind_y = _last_slopes(self.kv_bytes, grid, self.byte_seconds)
-        by_token = np.vstack([np.zeros(len(y)), np.diff(grid, axis=0) / np.diff(x)[:, None], behind_x])
-        by_byte = np.column_stack([np.zeros(len(x)), np.diff(grid, axis=1) / np.diff(y), behind_y])
+        beyond_x = _last_slopes(self.tokens, grid.T, self.token_seconds)
+        beyond_y = _last_slopes(self.kv_bytes, grid, self.byte_seconds)
+        by_token = np.vstack([np.zeros(len(y)), np.diff(grid, axis=0) / np.diff(x)[:, None], beyond_x])
+        by_byte = np.column_stack([np.zeros(len(x)), np.diff(grid, axis=1) / np.diff(y), beyond_y])
         twist = np.zeros((len(x) + 1, len(y) + 1))
         twist[:, 1:-1] = np.diff(by_token, axis=1) / np.diff(y)
-        twist[1:-1, -1] = np.diff(behind_y) / np.diff(x)
+        twist[1:-1, -1] = np.diff(beyond_y) / np.diff(x)
         i, j = np.maximum(np.arange(len(x) + 1) - 1, 0), np.maximum(np.arange(len(y) + 1) - 1, 0)
         parts = np.broadcast_arrays(
             x[i][:, None], y[j], grid[np.ix_(i, j)], by_token[:, j], by_byte[i], twist
@@ -135,23 +135,23 @@ def fit(
     step was measured cheaper, the smaller one gets that cost: disturbances of a measurement only add time."""
     grid = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1, ::-1], axis=0)
     grid = np.minimum.accumulate(grid, axis=1)[::-1, ::-1]
-    rows = tuple(tuple(row) for row in grid.tolist())
+    curve = tuple(tuple(row) for row in grid.tolist())
     return StepCost(
-        tuple(tokens), tuple(kv_bytes), rows, token_seconds=token_seconds, byte_seconds=byte_seconds
+        tuple(tokens), tuple(kv_bytes), curve, token_seconds=token_seconds, byte_seconds=byte_seconds
     )
 
 
-def further_pairs(rows: int, start: int) -> int:
-    """Return the pairs of a query token and a token it attends to, for a sequence with `rows` query tokens
+def further_pairs(query_tokens: int, start: int) -> int:
+    """Return the pairs of a query token and a token it attends to, for a sequence with so many query tokens
     after `start` tokens: without the first query token's `start` tokens and each query token's own, which the
     curve includes."""
-    return (rows - 1) * start + rows * (rows - 1) // 2
+    return (query_tokens - 1) * start + query_tokens * (query_tokens - 1) // 2
 
 
 def _last_slopes(
-    axis: tuple[int, ...], lines: npt.NDArray[np.float64], least: float
+    axis: tuple[int, ...], lines: npt.NDArray[np.float64], minimum: float
 ) -> npt.NDArray[np.float64]:
-    """Return, for each of `lines` over `axis`, the slope to continue with after its end: at least `least`,
+    """Return, for each of `lines` over `axis`, the slope to continue with after its end: at least `minimum`,
     and never less than the previous line's."""
     last = (lines[:, -1] - lines[:, -2]) / (axis[-1] - axis[-2]) if len(axis) > 1 else np.zeros(len(lines))
-    return np.maximum.accumulate(np.maximum(last, least))
+    return np.maximum.accumulate(np.maximum(last, minimum))

@@ -22,8 +22,8 @@ DEFAULT_SWAP_COST = SwapCost(Line(1e-4, 2e-4), Line(1e-4, 2e-4))
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of eviction on this machine: `step(rows, kv_tokens)` and `swap(blocks)` in seconds. `chunk`:
-    query tokens of a prompt in a step."""
+    """Costs of eviction on this machine: `step(query_tokens, kv_tokens)` and `swap(blocks)` in seconds.
+    `chunk`: query tokens of a prompt in a step."""
 
     step: Callable[[int, int], float]
     swap: SwapCost = DEFAULT_SWAP_COST
@@ -45,19 +45,19 @@ class Verdict:
 
 
 def decide(
-    policy: Eviction, costs: Costs, tokens: int, block_size: int, survival: float, room: int
+    policy: Eviction, costs: Costs, tokens: int, block_size: int, survival: float, free_host_blocks: int
 ) -> Verdict:
     """Decide how to evict the KV of `tokens` tokens, of which the share `survival` is expected to be needed
-    when the sequence continues. The host pool has `room` free blocks; if not all blocks fit, the KV is
+    when the sequence continues. If not all blocks fit into the host pool's `free_host_blocks`, the KV is
     recomputed."""
     blocks = -(-tokens // block_size)
     swap = costs.swap.out(blocks) + costs.swap.back(survival * blocks)
     recompute = costs.recompute(round(survival * tokens))
-    chosen = policy == "swap" or (policy == "cost" and swap < recompute)
-    return Verdict(chosen and 0 < blocks <= room, swap, recompute)
+    preferred = policy == "swap" or (policy == "cost" and swap < recompute)
+    return Verdict(preferred and 0 < blocks <= free_host_blocks, swap, recompute)
 
 
-def learn_survival(survival: float, kept: int, before: int) -> float:
-    """Return the share expected to survive the next edit, after one that retained `kept` of `before`
+def learn_survival(survival: float, retained: int, before: int) -> float:
+    """Return the share expected to survive the next edit, after one with `retained` of `before`
     tokens."""
-    return MEMORY * survival + (1 - MEMORY) * min(1.0, kept / before) if before else survival
+    return MEMORY * survival + (1 - MEMORY) * min(1.0, retained / before) if before else survival

@@ -5,7 +5,7 @@ with later deadlines wait, and draft tokens of the request alone are accepted as
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from streamserve.speculation.shapes import expected_tokens
@@ -16,39 +16,41 @@ RETRY = (1.0, 60.0)
 
 @dataclass(frozen=True)
 class Load:
-    """A worker's load: `decoding` sequences, and `ahead` prompt tokens that are computed before the
+    """A worker's load: `decoding` sequences, and `queued_tokens` prompt tokens that are computed before the
     request's.
 
-    * `seconds`: the time of a step by query tokens. A step computes at most `most` prompt tokens.
-    * `draft`, `cover`, `depth`: a chain of d draft tokens takes `draft` seconds a token, and its d-th token
-      is accepted with probability `cover`^d; it has at most `depth` tokens, 0 without speculation.
+    * `step_seconds`: the time of a step by query tokens. A step computes at most `max_prompt_tokens` prompt
+      tokens.
+    * `draft_seconds`, `acceptance`, `max_depth`: a chain of d draft tokens takes `draft_seconds` a token, and
+      its d-th token is accepted with probability `acceptance`^d; it has at most `max_depth` tokens, 0 without
+      speculation.
     * `mean_output`: tokens of an output.
     """
 
     decoding: int
-    ahead: int
-    seconds: Callable[[int], float]
-    most: int
+    queued_tokens: int
+    step_seconds: Callable[[int], float]
+    max_prompt_tokens: int
     mean_output: float
-    draft: float = 0.0
-    cover: float = 0.0
-    depth: int = 0
+    draft_seconds: float = 0.0
+    acceptance: float = 0.0
+    max_depth: int = 0
 
 
 def best_ttft(prompt: int, load: Load) -> float:
     """Return the seconds until a prompt of `prompt` tokens has its first output token."""
-    rows = load.ahead + prompt
-    whole, rest = divmod(rows, load.most)
-    return whole * load.seconds(load.decoding + load.most) + (
-        load.seconds(load.decoding + rest) if rest else 0.0
+    full_steps, remainder = divmod(load.queued_tokens + prompt, load.max_prompt_tokens)
+    return full_steps * load.step_seconds(load.decoding + load.max_prompt_tokens) + (
+        load.step_seconds(load.decoding + remainder) if remainder else 0.0
     )
 
 
 def best_tpot(load: Load) -> float:
     """Return the seconds a token, with the number of draft tokens that is best for this request."""
     return min(
-        (depth * load.draft + load.seconds(load.decoding + 1 + depth)) / expected_tokens(load.cover, depth)
-        for depth in range(load.depth + 1)
+        (depth * load.draft_seconds + load.step_seconds(load.decoding + 1 + depth))
+        / expected_tokens(load.acceptance, depth)
+        for depth in range(load.max_depth + 1)
     )
 
 
@@ -65,7 +67,9 @@ def infeasible(
     ]
     if not missed:
         return None
-    busy = best_ttft(0, load) + (load.mean_output * load.seconds(load.decoding) if load.decoding else 0.0)
-    empty = Load(0, 0, load.seconds, load.most, load.mean_output, load.draft, load.cover, load.depth)
+    busy = best_ttft(0, load) + (
+        load.mean_output * load.step_seconds(load.decoding) if load.decoding else 0.0
+    )
+    empty = replace(load, decoding=0, queued_tokens=0)
     ever = (ttft_ms or inf) >= 1000 * best_ttft(prompt, empty) and (tpot_ms or inf) >= 1000 * best_tpot(empty)
     return missed, min(max(busy, RETRY[0]), RETRY[1]) if ever else RETRY[1]

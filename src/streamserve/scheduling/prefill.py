@@ -14,8 +14,8 @@ from itertools import accumulate
 from math import ceil, inf
 from typing import NamedTuple
 
-from streamserve.scheduling.ordering import PATIENCE
-from streamserve.speculation.slo import Need
+from streamserve.scheduling.ordering import MAX_WAIT
+from streamserve.speculation.slo import LatencyRequirement
 
 MARGIN = 3
 """Steps before its deadline by which a prompt is to be done: steps may become longer than predicted."""
@@ -47,20 +47,21 @@ class Chunk(NamedTuple):
     due: int
 
 
-class Company(NamedTuple):
-    """The step that prompts are to join: sequences with these `needs` decode in it, with one query token
-    each. `seconds` is the time of a step by query tokens, `budget` the most query tokens of all, `most` the
-    most of one prompt. A step yields `pace` tokens for a decoding sequence on average."""
+class DecodeBatch(NamedTuple):
+    """The decoding sequences of the step that prompts are to join, with these latency `requirements` and one
+    query token each. `step_seconds` is the time of a step by query tokens, `budget` the most query tokens of
+    the step, `max_chunk` the most of one prompt. A step yields `tokens_per_step` tokens for a decoding
+    sequence on average."""
 
-    needs: Sequence[Need]
-    seconds: Callable[[int], float]
+    requirements: Sequence[LatencyRequirement]
+    step_seconds: Callable[[int], float]
     budget: int
-    most: int
-    pace: float = 1.0
+    max_chunk: int
+    tokens_per_step: float = 1.0
 
 
 def chunks(
-    prompts: Sequence[Prompt], company: Company, mean_output: float, share: float | None = None
+    prompts: Sequence[Prompt], batch: DecodeBatch, mean_output: float, share: float | None = None
 ) -> list[Chunk]:
     """Return a chunk for each of the `prompts`, which come in order of urgency.
 
@@ -68,55 +69,59 @@ def chunks(
     step, an output having `mean_output` tokens on average; or with a `share`, this share of the budget.
     Neither makes the step longer than the decoding sequences' targets allow.
     """
-    rows = len(company.needs)
-    due = due_tokens(prompts, company)
-    rest = [min(prompt.remaining, company.most) - least for prompt, least in zip(prompts, due, strict=True)]
-    worth = [_worth(prompt, mean_output) for prompt in prompts]
+    decoding = len(batch.requirements)
+    due = due_tokens(prompts, batch)
+    remainders = [
+        min(prompt.remaining, batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)
+    ]
+    values = [_value(prompt, mean_output) for prompt in prompts]
     if any(prompt.streamed for prompt in prompts):
-        worth = [1.0] * len(prompts)
-    turns = sorted(range(len(prompts)), key=lambda i: -worth[i] if share is None else i)
-    ends = list(accumulate((rest[i] for i in turns), initial=0))
-    room = (company.budget - rows if share is None else ceil(share * company.budget)) - sum(due)
-    room = min(room, company.budget - rows - sum(due), ends[-1])
-    base = rows + sum(due)
-    longest = _bearable(company)
-    sizes = {size for size in (*SIZES, *ends, room) if 0 < size <= room}
-    able = [0, *(size for size in sorted(sizes) if company.seconds(base + size) <= longest)]
+        values = [1.0] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: -values[i] if share is None else i)
+    ends = list(accumulate((remainders[i] for i in order), initial=0))
+    headroom = (batch.budget - decoding if share is None else ceil(share * batch.budget)) - sum(due)
+    headroom = min(headroom, batch.budget - decoding - sum(due), ends[-1])
+    base = decoding + sum(due)
+    longest = _longest_step(batch)
+    sizes = {size for size in (*SIZES, *ends, headroom) if 0 < size <= headroom}
+    feasible = [0, *(size for size in sorted(sizes) if batch.step_seconds(base + size) <= longest)]
 
     def rate(size: int) -> float:
-        gain = sum(worth[i] * min(rest[i], max(size - end, 0)) for i, end in zip(turns, ends, strict=False))
-        return (rows * company.pace + gain) / max(company.seconds(base + size), 1e-9)
+        gain = sum(
+            values[i] * min(remainders[i], max(size - end, 0)) for i, end in zip(order, ends, strict=False)
+        )
+        return (decoding * batch.tokens_per_step + gain) / max(batch.step_seconds(base + size), 1e-9)
 
-    extra = able[-1] if share is not None else max(able, key=rate)
-    found = list(due)
-    for i, end in zip(turns, ends, strict=False):
-        found[i] += min(rest[i], max(extra - end, 0))
-    return [Chunk(tokens, least) for tokens, least in zip(found, due, strict=True)]
+    extra = feasible[-1] if share is not None else max(feasible, key=rate)
+    chunk_tokens = list(due)
+    for i, end in zip(order, ends, strict=False):
+        chunk_tokens[i] += min(remainders[i], max(extra - end, 0))
+    return [Chunk(tokens, least) for tokens, least in zip(chunk_tokens, due, strict=True)]
 
 
-def due_tokens(prompts: Sequence[Prompt], company: Company) -> list[int]:
+def due_tokens(prompts: Sequence[Prompt], batch: DecodeBatch) -> list[int]:
     """Return how many tokens each of the `prompts` must get now to have its first token in time: with T the
     time of the step with all that is due, remaining * T / time left. Where the budget is too small, the last
     get none. An infeasible deadline is not pursued: such a prompt is treated as one without a deadline."""
-    rows, seconds = len(company.needs), company.seconds
-    whole = seconds(rows + company.most) / company.most
+    decoding, step_seconds = len(batch.requirements), batch.step_seconds
+    whole = step_seconds(decoding + batch.max_chunk) / batch.max_chunk
     idle = not any(prompt.running for prompt in prompts)
     times = []
     for number, prompt in enumerate(prompts):
         if prompt.due_in is not None and prompt.remaining * whole <= prompt.due_in:
-            times.append(max(prompt.due_in - MARGIN * seconds(rows), 1e-6))
+            times.append(max(prompt.due_in - MARGIN * step_seconds(decoding), 1e-6))
         elif prompt.running or (idle and not number):
-            times.append(max(PATIENCE - prompt.waited, PATIENCE / 10))
+            times.append(max(MAX_WAIT - prompt.waited, MAX_WAIT / 10))
         else:
             times.append(inf)
     due = [0] * len(prompts)
     for _ in range(ROUNDS):
-        now = seconds(max(rows + sum(due), 1))  # an empty step would take no time, and yield nothing
-        left = max(company.budget - rows, 0)
+        now = step_seconds(max(decoding + sum(due), 1))  # an empty step would take no time, and yield nothing
+        left = max(batch.budget - decoding, 0)
         again = []
         for prompt, time in zip(prompts, times, strict=True):
-            wanted = ceil(min(prompt.remaining * now / time, prompt.remaining))
-            again.append(min(wanted, company.most, left))
+            required = ceil(min(prompt.remaining * now / time, prompt.remaining))
+            again.append(min(required, batch.max_chunk, left))
             left -= again[-1]
         if again == due:
             break
@@ -124,18 +129,18 @@ def due_tokens(prompts: Sequence[Prompt], company: Company) -> list[int]:
     return due
 
 
-def _worth(prompt: Prompt, mean_output: float) -> float:
+def _value(prompt: Prompt, mean_output: float) -> float:
     """Return the expected output for each token of the prompt, which grows with its waiting time."""
-    return mean_output / prompt.length * (1 + prompt.waited / PATIENCE)
+    return mean_output / prompt.length * (1 + prompt.waited / MAX_WAIT)
 
 
-def _bearable(company: Company) -> float:
+def _longest_step(batch: DecodeBatch) -> float:
     """Return the longest step that endangers no target: requests ahead of their targets have slack, those
     that lag must not fall back further. Targets that the step would miss without any prompt are ignored."""
-    alone = company.seconds(len(company.needs))
+    alone = batch.step_seconds(len(batch.requirements))
     limits = (
-        max(need.slack(company.pace), need.tpot * company.pace)
-        for need in company.needs
-        if need.tpot is not None
+        max(requirement.slack(batch.tokens_per_step), requirement.tpot * batch.tokens_per_step)
+        for requirement in batch.requirements
+        if requirement.tpot is not None
     )
     return min((limit for limit in limits if limit >= alone), default=inf)

@@ -2,10 +2,10 @@
 
     arrival, candidates ──▶ Router ──▶ Decision(candidate, score of each candidate, why)
 
-A route candidate (`Place`) is a prefill worker and a decode worker; a unified worker is both halves of its
-candidate. In uneven pools each half is chosen separately, with the same idle worker as the other half of
-every candidate: so FlowGuard chooses the prefill worker by C and Q, the decode worker by M and L. Routers are
-pure: what varies from call to call (`turn`, the number of requests routed before) is an argument.
+A `RouteCandidate` is a prefill worker and a decode worker; a unified worker is both halves of its candidate.
+In uneven pools each half is chosen separately, with the same idle worker as the other half of every
+candidate: so FlowGuard chooses the prefill worker by C and Q, the decode worker by M and L. Routers are pure:
+what varies from call to call (`turn`, the number of requests routed before) is an argument.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     * `timely_tokens`: those of requests whose first token can still be in time; the last of them for
       `timely_for` more seconds.
     * `busy`: seconds that the first of them has been computed for.
-    * `coming`: sequences that will decode there; `decoding`: those that do.
+    * `incoming`: sequences that will decode there; `decoding`: those that do.
     * `blocks_live`: of `blocks_total` KV blocks, those that live requests hold.
     * `silence`: seconds since the last report.
     * `costs`: what its steps cost, if that is known.
@@ -38,7 +38,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     timely_tokens: int = 0
     timely_for: float = inf
     busy: float = 0.0
-    coming: int = 0
+    incoming: int = 0
     decoding: int = 0
     max_num_seqs: int = 1
     blocks_live: int = 0
@@ -64,7 +64,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
         return self.decoding / self.max_num_seqs
 
 
-class Place(msgspec.Struct, frozen=True):
+class RouteCandidate(msgspec.Struct, frozen=True):
     """A route candidate. `cached` of the prompt's tokens are in the prefill worker's prefix cache."""
 
     prefill: WorkerLoad
@@ -101,11 +101,11 @@ class Decision:
     reason: str
 
 
-Router = Callable[[Arrival, Sequence[Place], int], Decision]
+Router = Callable[[Arrival, Sequence[RouteCandidate], int], Decision]
 """Takes the arrival, the candidates of live workers (at least one) and the turn."""
 
 
-PRINTED_WEIGHTS = (0.4, 0.1, 0.3, 0.2)
+PUBLISHED_WEIGHTS = (0.4, 0.1, 0.3, 0.2)
 """FlowGuard's weights as published. With them a cached prompt outweighs 43 queued requests where 32 may run:
 groups of prompts with a common prefix crowd on a few of many pairs."""
 
@@ -114,18 +114,18 @@ groups of prompts with a common prefix crowd on a few of many pairs."""
 class FlowGuard:
     """StreamServe's router: S = a1·C + a2·(1−M) + a3·(1−Q) + a4·(1−L), the highest wins.
 
-    C is the share of *this* prompt that is cached; `printed` takes the worker's rolling hit rate instead, as
-    published. The default weights let the queue count most; `PRINTED_WEIGHTS` are the paper's. Candidates
-    that are overloaded (M + 2·Q > `overload`) or have been silent for longer than `stale` seconds are
-    skipped; if all are, the shortest queue among the live ones takes the request (`printed` includes stale
-    ones, where a dead worker's empty queue wins). Equal scores: shortest queue, then in turn. Raises
-    ValueError unless the weights are not negative and sum to 1.
+    C is the share of *this* prompt that is cached; `as_published` takes the worker's rolling hit rate
+    instead, as in the paper. The default weights let the queue count most; `PUBLISHED_WEIGHTS` are the
+    paper's. Candidates that are overloaded (M + 2·Q > `overload`) or have been silent for longer than `stale`
+    seconds are skipped; if all are, the shortest queue among the live ones takes the request (`as_published`
+    includes stale ones, where a dead worker's empty queue wins). Equal scores: shortest queue, then in turn.
+    Raises ValueError unless the weights are not negative and sum to 1.
     """
 
     weights: tuple[float, float, float, float] = (0.1, 0.05, 0.8, 0.05)
     overload: float = 0.85
     stale: float = 1.5
-    printed: bool = False
+    as_published: bool = False
 
     def __post_init__(self) -> None:
         if min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6:
@@ -133,23 +133,23 @@ class FlowGuard:
         if not self.overload > 0 or not self.stale > 0:
             raise ValueError("FlowGuard's overload threshold and stale time must be positive")
 
-    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
         # Evaluated for every candidate on every request: written for speed. `score` says what it computes.
         a1, a2, a3, a4 = self.weights
         overload, stale, prompt = self.overload, self.stale, max(arrival.prompt_tokens, 1)
         scores: list[float | None] = []
         best, chosen, equal = -inf, 0, 0
-        for place in places:
-            front, back = place.prefill, place.decode
-            memory = front.blocks_live / front.blocks_total
-            other = back.blocks_live / back.blocks_total
-            memory = other if other > memory else memory
-            queue = front.queued / front.max_num_seqs
-            if memory + 2 * queue > overload or front.silence > stale or back.silence > stale:
+        for candidate in candidates:
+            prefill, decode = candidate.prefill, candidate.decode
+            memory = prefill.blocks_live / prefill.blocks_total
+            decode_memory = decode.blocks_live / decode.blocks_total
+            memory = decode_memory if decode_memory > memory else memory
+            queue = prefill.queued / prefill.max_num_seqs
+            if memory + 2 * queue > overload or prefill.silence > stale or decode.silence > stale:
                 scores.append(None)
                 continue
-            share = front.hit_rate if self.printed else place.cached / prompt
-            load = back.decoding / back.max_num_seqs
+            share = prefill.hit_rate if self.as_published else candidate.cached / prompt
+            load = decode.decoding / decode.max_num_seqs
             score = a1 * share + a2 * (1 - memory) + a3 * (1 - queue) + a4 * (1 - load)
             if score > best:
                 best, chosen, equal = score, len(scores), 1
@@ -160,25 +160,25 @@ class FlowGuard:
             return Decision(chosen, tuple(scores), "highest score")
         if equal:
             keys = [
-                (-inf if score is None else score, -place.prefill.queued)
-                for score, place in zip(scores, places, strict=True)
+                (-inf if score is None else score, -candidate.prefill.queued)
+                for score, candidate in zip(scores, candidates, strict=True)
             ]
             return Decision(_best(keys, turn), tuple(scores), "highest score")
-        fresh = [place.silence <= self.stale or self.printed for place in places]
-        queues = [(f or not any(fresh), -p.prefill.queued) for f, p in zip(fresh, places, strict=True)]
+        fresh = [candidate.silence <= self.stale or self.as_published for candidate in candidates]
+        queues = [(f or not any(fresh), -p.prefill.queued) for f, p in zip(fresh, candidates, strict=True)]
         return Decision(_best(queues, turn), tuple(scores), "all overloaded or stale: shortest queue")
 
-    def score(self, arrival: Arrival, place: Place) -> float:
+    def score(self, arrival: Arrival, candidate: RouteCandidate) -> float:
         """Return S of one candidate."""
         a1, a2, a3, a4 = self.weights
-        cached = place.prefill.hit_rate if self.printed else _cached_share(arrival, place)
-        queue, load = place.prefill.queue, place.decode.load
-        return a1 * cached + a2 * (1 - place.memory) + a3 * (1 - queue) + a4 * (1 - load)
+        cached = candidate.prefill.hit_rate if self.as_published else _cached_share(arrival, candidate)
+        queue, load = candidate.prefill.queue, candidate.decode.load
+        return a1 * cached + a2 * (1 - candidate.memory) + a3 * (1 - queue) + a4 * (1 - load)
 
 
-def round_robin(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+def round_robin(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
     """Choose the candidates in turn."""
-    return Decision(turn % len(places), (None,) * len(places), "its turn")
+    return Decision(turn % len(candidates), (None,) * len(candidates), "its turn")
 
 
 @dataclass(frozen=True)
@@ -187,26 +187,26 @@ class RandomChoice:
 
     seed: int = 0
 
-    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        drawn = int(np.random.default_rng((self.seed, turn)).integers(len(places)))
-        return Decision(drawn, (None,) * len(places), "drawn at random")
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+        chosen = int(np.random.default_rng((self.seed, turn)).integers(len(candidates)))
+        return Decision(chosen, (None,) * len(candidates), "drawn at random")
 
 
-def least_loaded(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+def least_loaded(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
     """Choose the candidate with the fewest requests, queued and decoding."""
-    counts = tuple(-float(place.prefill.queued + place.decode.decoding) for place in places)
+    counts = tuple(-float(candidate.prefill.queued + candidate.decode.decoding) for candidate in candidates)
     return Decision(_best([(count,) for count in counts], turn), counts, "fewest requests")
 
 
-def cache_aware(arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+def cache_aware(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
     """Choose the candidate with the longest cached prefix, unless its queue is out of balance with the
     shortest (SGLang's router): then the one with the fewest requests."""
-    loads = [place.prefill.queued + place.decode.decoding for place in places]
+    loads = [candidate.prefill.queued + candidate.decode.decoding for candidate in candidates]
     if max(loads) - min(loads) > 32 and max(loads) > 1.5 * min(loads):
-        return least_loaded(arrival, places, turn)
-    shares = tuple(_cached_share(arrival, place) for place in places)
+        return least_loaded(arrival, candidates, turn)
+    shares = tuple(_cached_share(arrival, candidate) for candidate in candidates)
     keys = [(share, -load) for share, load in zip(shares, loads, strict=True)]
-    return Decision(_best(keys, turn), shares, "most of the prompt cached")
+    return Decision(_best(keys, turn), shares, "longest cached prefix")
 
 
 @dataclass(frozen=True)
@@ -223,17 +223,17 @@ class ByClass:
         if not self.ends or list(self.ends) != sorted({end for end in self.ends if 0 < end < inf}):
             raise ValueError(f"the ends of classes {self.ends} must be positive and ascend")
 
-    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
-        own = bisect_left(self.ends, _or_inf(arrival.tpot))
-        pipelines = min(len(self.ends) + 1, len(places))
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+        slo_class = bisect_left(self.ends, _or_inf(arrival.tpot))
+        pipelines = min(len(self.ends) + 1, len(candidates))
         scores = tuple(
-            -float(place.prefill.queued + place.decode.decoding)
-            if index % pipelines == own % pipelines
+            -float(candidate.prefill.queued + candidate.decode.decoding)
+            if index % pipelines == slo_class % pipelines
             else None
-            for index, place in enumerate(places)
+            for index, candidate in enumerate(candidates)
         )
         keys = [(-inf if score is None else score,) for score in scores]
-        return Decision(_best(keys, turn), scores, f"class {own}, fewest requests")
+        return Decision(_best(keys, turn), scores, f"class {slo_class}, fewest requests")
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Costs:
     block_size: int = 16
 
 
-NOBODY = WorkerLoad(
+IDLE_WORKER = WorkerLoad(
     "",
     max_num_seqs=1 << 30,
     blocks_total=1 << 30,
@@ -275,46 +275,52 @@ class Predictive:
     stale: float = 1.5
     fallback: Router = FlowGuard()
 
-    def __call__(self, arrival: Arrival, places: Sequence[Place], turn: int) -> Decision:
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
         # Evaluated for every candidate on every request: written for speed, as FlowGuard is.
-        latest, slowest = _or_inf(arrival.ttft), _or_inf(arrival.tpot)
+        ttft_target, tpot_target = _or_inf(arrival.ttft), _or_inf(arrival.tpot)
         output, stale = self.output, self.stale
-        room = arrival.prompt_tokens + output
+        total_tokens = arrival.prompt_tokens + output
         keys = []
-        for place in places:
-            front, back = place.prefill, place.decode
-            if front.costs is None or back.costs is None:
-                decision = self.fallback(arrival, places, turn)
-                return replace(decision, reason=f"a cost is not known: {decision.reason}")
-            ttft, tpot = self.predict(arrival, place, front.costs, back.costs)
-            full = room > (back.blocks_total - back.blocks_live) * back.costs.block_size
-            full = full or back.decoding + back.coming >= back.max_num_seqs
-            heard = front.silence <= stale and back.silence <= stale
-            keys.append((heard, -((ttft > latest) + (tpot > slowest) + full), -(ttft + tpot * output)))
+        for candidate in candidates:
+            prefill, decode = candidate.prefill, candidate.decode
+            if prefill.costs is None or decode.costs is None:
+                decision = self.fallback(arrival, candidates, turn)
+                return replace(decision, reason=f"a step cost is unknown: {decision.reason}")
+            ttft, tpot = self.predict(arrival, candidate, prefill.costs, decode.costs)
+            full = total_tokens > (decode.blocks_total - decode.blocks_live) * decode.costs.block_size
+            full = full or decode.decoding + decode.incoming >= decode.max_num_seqs
+            fresh = prefill.silence <= stale and decode.silence <= stale
+            keys.append(
+                (fresh, -((ttft > ttft_target) + (tpot > tpot_target) + full), -(ttft + tpot * output))
+            )
         chosen = _best(keys, turn)
-        scores = tuple([score if heard or not keys[chosen][0] else None for heard, _, score in keys])
-        return Decision(chosen, scores, "fewest targets broken, then soonest done")
+        scores = tuple([score if fresh or not keys[chosen][0] else None for fresh, _, score in keys])
+        return Decision(chosen, scores, "fewest missed targets, then earliest completion")
 
-    def predict(self, arrival: Arrival, place: Place, first: Costs, further: Costs) -> tuple[float, float]:
+    def predict(
+        self, arrival: Arrival, candidate: RouteCandidate, prefill_costs: Costs, decode_costs: Costs
+    ) -> tuple[float, float]:
         """Return the predicted seconds to the first token and for each further one, by the step costs of
         either half."""
-        front, back = place.prefill, place.decode
-        own, ahead = max(arrival.prompt_tokens - place.cached, 1), front.timely_tokens
-        blocks = (own - 1) // first.block_size + 1
-        waiting = min(max(first.prefill(ahead) - front.busy, 0.0), front.timely_for) if ahead else 0.0
-        ttft = waiting + first.prefill(blocks * first.block_size)
-        rows = back.decoding + back.coming + 1
-        step = further.decode(rows, back.blocks_live * further.block_size)
-        step += arrival.prompt_tokens * further.token
-        if front is back:  # prefilling delays the decoding sequences of a unified worker
-            step += first.prefill(front.queued_tokens) / self.output
-        return ttft, step / back.speedup
+        prefill, decode = candidate.prefill, candidate.decode
+        uncached_tokens, ahead = max(arrival.prompt_tokens - candidate.cached, 1), prefill.timely_tokens
+        blocks = (uncached_tokens - 1) // prefill_costs.block_size + 1
+        waiting = (
+            min(max(prefill_costs.prefill(ahead) - prefill.busy, 0.0), prefill.timely_for) if ahead else 0.0
+        )
+        ttft = waiting + prefill_costs.prefill(blocks * prefill_costs.block_size)
+        sequences = decode.decoding + decode.incoming + 1
+        step = decode_costs.decode(sequences, decode.blocks_live * decode_costs.block_size)
+        step += arrival.prompt_tokens * decode_costs.token
+        if prefill is decode:  # prefilling delays the decoding sequences of a unified worker
+            step += prefill_costs.prefill(prefill.queued_tokens) / self.output
+        return ttft, step / decode.speedup
 
 
 ROUTERS: Mapping[str, Router] = MappingProxyType(
     {
         "flowguard": FlowGuard(),
-        "flowguard-printed": FlowGuard(PRINTED_WEIGHTS, printed=True),
+        "flowguard-as-published": FlowGuard(PUBLISHED_WEIGHTS, as_published=True),
         "round-robin": round_robin,
         "random": RandomChoice(),
         "least-loaded": least_loaded,
@@ -329,19 +335,19 @@ def parse_router(text: str) -> Router:
     """Return the router of that name. FlowGuard's weights and threshold may follow as in
     "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50". Raises
     ValueError for anything else."""
-    name, *given = text.split(":")
+    name, *arguments = text.split(":")
     if name == "classes":
-        return _parse_classes(text, given)
+        return _parse_classes(text, arguments)
     if name not in ROUTERS:
-        raise ValueError(f"the router {name!r} is none of {', '.join(ROUTERS)}, classes:MS,…")
+        raise ValueError(f"unknown router {name!r}: choose one of {', '.join(ROUTERS)}, classes:MS,…")
     router = ROUTERS[name]
-    if not given:
+    if not arguments:
         return router
-    if not isinstance(router, FlowGuard) or len(given) > 2:
+    if not isinstance(router, FlowGuard) or len(arguments) > 2:
         raise ValueError(f"{text!r}: only flowguard takes weights and a threshold, as 0.4,0.1,0.3,0.2:0.85")
     try:
-        weights = tuple(map(float, given[0].split(",")))
-        overload = float(given[1]) if len(given) > 1 else router.overload
+        weights = tuple(map(float, arguments[0].split(",")))
+        overload = float(arguments[1]) if len(arguments) > 1 else router.overload
     except ValueError:
         raise ValueError(f"{text!r}: weights and threshold must be numbers") from None
     if len(weights) != 4:
@@ -349,9 +355,9 @@ def parse_router(text: str) -> Router:
     return replace(router, weights=weights, overload=overload)
 
 
-def _parse_classes(text: str, given: Sequence[str]) -> ByClass:
+def _parse_classes(text: str, arguments: Sequence[str]) -> ByClass:
     try:
-        (ends,) = given
+        (ends,) = arguments
         return ByClass(tuple(float(end) / 1000 for end in ends.split(",")))
     except ValueError:
         raise ValueError(f"{text!r}: classes take ends in milliseconds that ascend, as 20,50") from None
@@ -361,8 +367,8 @@ def _or_inf(target: float | None) -> float:
     return inf if target is None else target
 
 
-def _cached_share(arrival: Arrival, place: Place) -> float:
-    return place.cached / max(arrival.prompt_tokens, 1)
+def _cached_share(arrival: Arrival, candidate: RouteCandidate) -> float:
+    return candidate.cached / max(arrival.prompt_tokens, 1)
 
 
 def _best(keys: Sequence[tuple[float, ...]], turn: int) -> int:

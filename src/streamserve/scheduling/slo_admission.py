@@ -14,7 +14,7 @@ from typing import NamedTuple
 from streamserve.speculation.outlook import Means
 from streamserve.speculation.shapes import expected_tokens
 
-MOST_ROWS = 4096
+MAX_QUERY_TOKENS = 4096
 """Most query tokens of a step that are considered."""
 HEADROOM = 0.9
 """Share of the draft tokens' expected accepted tokens that is counted on: acceptance comes in streaks."""
@@ -23,25 +23,25 @@ HEADROOM = 0.9
 class Request(NamedTuple):
     """A decoding request, or a prompt. `tpot` is its target for the time per output token in seconds (None:
     no target; inf: it can no longer meet one), `priority` is lower for more urgent requests. `remaining`
-    tokens of a prompt are to be computed in `due_in` seconds, if it has a deadline. `forced`: it is aged in,
+    tokens of a prompt are to be computed in `due_in` seconds, if it has a deadline. `aged_in`: it is aged in,
     whatever the effect."""
 
     tpot: float | None
     remaining: int = 0
     due_in: float | None = None
     priority: int = 0
-    forced: bool = False
+    aged_in: bool = False
 
     @property
-    def pace(self) -> float:
+    def prompt_rate(self) -> float:
         """Prompt tokens that are due in each second."""
         return self.remaining / max(self.due_in, 1e-3) if self.due_in is not None else 0.0
 
 
-def counted_on(cover: float, depth: int) -> float:
+def discounted_tokens(acceptance: float, depth: int) -> float:
     """Return the tokens that a step yields for one request with a chain of `depth` draft tokens, each
-    accepted with probability `cover`."""
-    return 1.0 + HEADROOM * (expected_tokens(cover, depth) - 1.0)
+    accepted with probability `acceptance`."""
+    return 1.0 + HEADROOM * (expected_tokens(acceptance, depth) - 1.0)
 
 
 def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float = 0.0) -> bool:
@@ -52,49 +52,56 @@ def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float
     depths = dict.fromkeys(counts, 0)
     others = float(means.others)
     while True:
-        guessing = sum(count for target, count in counts.items() if depths[target])
-        rows = sum(count * (1 + depths[target]) for target, count in counts.items())
-        if rows + others > MOST_ROWS:
+        drafting = sum(count for target, count in counts.items() if depths[target])
+        query_tokens = sum(count * (1 + depths[target]) for target, count in counts.items())
+        if query_tokens + others > MAX_QUERY_TOKENS:
             return False
-        seconds = means.step(rows + round(others)) + max(depths.values(), default=0) * means.draft(guessing)
-        grown = others < prompts * seconds - 1
+        seconds = means.step(query_tokens + round(others)) + max(depths.values(), default=0) * means.draft(
+            drafting
+        )
+        grew = others < prompts * seconds - 1
         others = max(others, prompts * seconds)
         for target in depths:
             if target is None or target == inf:
                 continue
-            while target * counted_on(means.cover, depths[target]) < seconds:
+            while target * discounted_tokens(means.acceptance, depths[target]) < seconds:
                 if depths[target] >= means.depth:
                     return False
                 depths[target] += 1
-                grown = True
-        if not grown:
+                grew = True
+        if not grew:
             return True
 
 
-def admitted(prompts: Sequence[Request], present: Sequence[Request], means: Means) -> list[bool]:
-    """Return which `prompts` are admitted to a batch with those `present`, which decode or have begun. Where
-    not all can be, those with the least to compute go first, so that the most targets are met; those that can
-    no longer meet theirs come last. With none present, one is admitted in any case. A prompt is not held up
-    by requests of less urgent priority, nor by a target that is infeasible even alone."""
+def admit(prompts: Sequence[Request], present: Sequence[Request], means: Means) -> list[bool]:
+    """Return which `prompts` are admitted to a batch with the requests `present`, which decode or have begun.
+    Where not all can be, those with the least to compute go first, so that the most targets are met; those
+    that can no longer meet theirs come last. To an empty batch, one is always admitted. A prompt does not
+    wait for requests of less urgent priority, nor for a target that is infeasible even alone."""
     alone = replace(means, others=0)
-    able = {target: sustainable({target: 1}, alone) for target in {one.tpot for one in (*present, *prompts)}}
-    alike = Counter((one.priority, one.tpot if able[one.tpot] else inf) for one in present)
-    begun = [one for one in present if one.remaining]
-    found = [False] * len(prompts)
-    for i in sorted(range(len(prompts)), key=lambda i: _turn(prompts[i])):
-        one = prompts[i]
-        target = one.tpot if able[one.tpot] else inf
+    targets = {request.tpot for request in (*present, *prompts)}
+    feasible = {target: sustainable({target: 1}, alone) for target in targets}
+    targets_by_priority = Counter(
+        (request.priority, request.tpot if feasible[request.tpot] else inf) for request in present
+    )
+    begun = [request for request in present if request.remaining]
+    admitted = [False] * len(prompts)
+    for i in sorted(range(len(prompts)), key=lambda i: _admission_order(prompts[i])):
+        prompt = prompts[i]
+        target = prompt.tpot if feasible[prompt.tpot] else inf
         counts = Counter({target: 1})
-        for (priority, other), count in alike.items():
-            if priority <= one.priority:
+        for (priority, other), count in targets_by_priority.items():
+            if priority <= prompt.priority:
                 counts[other] += count
-        due = one.pace + sum(other.pace for other in begun if other.priority <= one.priority)
-        if one.forced or counts.total() == 1 or sustainable(counts, means, due):
-            alike[one.priority, target] += 1
-            begun.append(one)
-            found[i] = True
-    return found
+        due = prompt.prompt_rate + sum(
+            other.prompt_rate for other in begun if other.priority <= prompt.priority
+        )
+        if prompt.aged_in or counts.total() == 1 or sustainable(counts, means, due):
+            targets_by_priority[prompt.priority, target] += 1
+            begun.append(prompt)
+            admitted[i] = True
+    return admitted
 
 
-def _turn(prompt: Request) -> tuple[bool, int, bool, int]:
-    return (not prompt.forced, prompt.priority, prompt.tpot == inf, prompt.remaining)
+def _admission_order(prompt: Request) -> tuple[bool, int, bool, int]:
+    return (not prompt.aged_in, prompt.priority, prompt.tpot == inf, prompt.remaining)

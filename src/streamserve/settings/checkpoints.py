@@ -22,10 +22,10 @@ def locate(model: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise CheckpointError(f"{model} is a file; give the folder that holds config.json")
+        raise CheckpointError(f"{model} is a file: give the folder that contains its config.json")
     if model.startswith(("/", ".", "~")) or model.count("/") != 1:
         raise CheckpointError(
-            f"there is no folder {model}; give a checkpoint folder, a hub name like owner/model, "
+            f"there is no folder {model}: give a checkpoint folder, a hub name such as owner/model, "
             f"or one of: {', '.join(EMBEDDED)}"
         )
     return _download(model)
@@ -60,4 +60,6 @@ def _download(model: str) -> Path:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES))
     except Exception as error:  # many kinds: no such repository, no network, no permission, bad name
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{model} is no folder here, and the hub does not give it: {reason}") from error
+        raise CheckpointError(
+            f"{model} is not a local folder, and cannot be downloaded from the hub: {reason}"
+        ) from error

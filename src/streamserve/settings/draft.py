@@ -26,21 +26,21 @@ class DraftSettings:
 
 def draft_options() -> list[Option]:
     """Return every setting of a draft service except the model's name."""
-    own = [option for option in options(ModelConfig) if option.name in MODEL_OPTIONS]
-    return [*options(DraftingConfig), *own]
+    model_options = [option for option in options(ModelConfig) if option.name in MODEL_OPTIONS]
+    return [*options(DraftingConfig), *model_options]
 
 
-def resolve_draft(model: str | None, given: Mapping[str, Any]) -> DraftSettings:
-    """Resolve settings from flags; None counts as not given.
+def resolve_draft(model: str | None, flags: Mapping[str, Any]) -> DraftSettings:
+    """Resolve settings from flags; None counts as not set.
 
     Raises SettingsError for invalid ones, CheckpointError if the model is not found.
     """
-    values = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in flags.items() if value is not None}
     drafting = convert(values, DraftingConfig)
     _check(drafting)
     name = model or "embedded-draft"
-    checked = convert({**values, "path": str(locate(name)), "draft": "none"}, ModelConfig)
-    return DraftSettings(name, checked, drafting)
+    model_config = convert({**values, "path": str(locate(name)), "draft": "none"}, ModelConfig)
+    return DraftSettings(name, model_config, drafting)
 
 
 def _check(config: DraftingConfig) -> None:
@@ -53,17 +53,19 @@ def _check(config: DraftingConfig) -> None:
         for share in config.share:
             name, _, weight = share.rpartition("=")
             if not name or not 0 < float(weight) < 1e6:
-                raise ValueError(f"share {share!r} is not NAME=WEIGHT")
+                raise ValueError(f"share = {share!r}: must be NAME=WEIGHT with a weight above 0")
         if config.metrics:
             parse_endpoint(f"tcp://{config.metrics}")
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if endpoint.server_key:
-        raise SettingsError("listen: one's own key is in the file given by --key")
+        raise SettingsError(
+            "listen: the address must not contain a key: give the service's own key with --key"
+        )
     if bool(config.key) != bool(config.clients):
-        raise SettingsError("keys go both ways: give both --key and --clients, or neither")
+        raise SettingsError("--key and --clients need each other: give both or neither")
     if not config.key and not endpoint.loopback:
         raise SettingsError(
-            f"listen: {endpoint.address} can be reached from other machines, and a draft service sees "
-            "everybody's prompts: give --key and --clients (streamserve keys new)"
+            f"listen: {endpoint.address} can be reached from other machines, and a draft service receives "
+            "all prompts: give --key and --clients (see `streamserve keys new`)"
         )

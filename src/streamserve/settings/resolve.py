@@ -30,7 +30,7 @@ PREFIX = "STREAMSERVE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
 DRAFTERS = ("none", "ngram")
-"""Values of `draft` that name no model, besides auto and self:K."""
+"""Values of `draft` that are not models; there are also auto and self:K."""
 SECRETS = ("api_key", "admin_key")
 """Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
 
@@ -61,7 +61,7 @@ class Settings:
 def options(*structs: type[msgspec.Struct]) -> list[Option]:
     """Return every setting of `structs`, by default those of a server, except the model's name."""
     fields = [
-        field for one in structs or (ModelConfig, ServerConfig) for field in msgspec.structs.fields(one)
+        field for struct in structs or (ModelConfig, ServerConfig) for field in msgspec.structs.fields(struct)
     ]
     return [_option(field) for field in fields if field.name != "path"]
 
@@ -89,11 +89,11 @@ def _option(field: msgspec.structs.FieldInfo) -> Option:
 
 def resolve(
     model: str | None = None,
-    given: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     config: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Resolve settings from `given` (flags or keyword arguments; None counts as not given), the environment
+    """Resolve settings from `overrides` (flags or keyword arguments; None counts as not set), the environment
     and the file `config`.
 
     Raises SettingsError for invalid values, CheckpointError if the model is not found.
@@ -104,8 +104,8 @@ def resolve(
     values: dict[str, Any] = _from_file(config) if config else {}
     _refuse_unknown(values, names, f"in {config}")
     values |= _from_environment(environ, names)
-    flags = {name: value for name, value in (given or {}).items() if value is not None}
-    _refuse_unknown(flags, names, "given")
+    flags = {name: value for name, value in (overrides or {}).items() if value is not None}
+    _refuse_unknown(flags, names, "as a flag or argument")
     values |= flags
     for secret in SECRETS:
         values[secret] = _digests(secret, values, environ)
@@ -114,14 +114,14 @@ def resolve(
     if not isinstance(name, str):
         raise SettingsError(f"model must be a name or a folder, got {name!r}")
     server = convert(values, ServerConfig)
-    checked = convert({**values, "path": ""}, ModelConfig)
+    unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
-    located = msgspec.structs.replace(checked, path=str(folder), draft=_draft(checked, folder))
-    _check_policy(checked.speculation_policy)
-    _check_topology(server, checked.profile)
+    model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
+    _check_policy(unresolved.speculation_policy)
+    _check_topology(server, unresolved.profile)
     if server.otlp_traces_endpoint and not telemetry_installed():
         raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")
-    return Settings(name, located, server)
+    return Settings(name, model_config, server)
 
 
 def _draft(config: ModelConfig, target: Path) -> str:
@@ -147,14 +147,16 @@ def _check_services(config: ModelConfig) -> None:
     except ValueError as error:
         raise SettingsError(f"draft: {error}") from None
     if config.speculation_mode == "rejection":
-        raise SettingsError("speculation_mode = 'rejection': draft services guess for coupled only")
+        raise SettingsError("speculation_mode = 'rejection': draft services only support 'coupled'")
     for endpoint in endpoints:
         if endpoint.server_key and not config.draft_key:
-            raise SettingsError(f"draft = {config.draft!r}: who has keys is shown one: give draft_key")
+            raise SettingsError(
+                f"draft = {config.draft!r}: a service with a key requires a client key: give draft_key"
+            )
         if not endpoint.server_key and not endpoint.loopback:
             raise SettingsError(
-                f"draft: {endpoint.address} is on another machine, which must be reached with keys: "
-                "tcp://SERVERKEY@HOST:PORT, and draft_key"
+                f"draft: {endpoint.address} is on another machine, which requires keys: give "
+                "tcp://SERVERKEY@HOST:PORT and draft_key"
             )
 
 
@@ -169,10 +171,10 @@ def topology(server: ServerConfig) -> Topology:
     """Return the workers that the settings ask for. Raises SettingsError for contradictory settings."""
     if server.pairs and (server.prefill or server.decode):
         raise SettingsError(
-            "pairs are as many prefill as decode workers: give either pairs, or prefill and decode"
+            "pairs and prefill/decode exclude each other: give either pairs, or prefill and decode"
         )
     if bool(server.prefill) != bool(server.decode):
-        raise SettingsError("prefill and decode workers need each other: give both, or pairs")
+        raise SettingsError("prefill and decode need each other: give both, or pairs")
     if server.pairs or server.prefill:
         return pools(server.prefill or server.pairs, server.decode or server.pairs)
     return unified(1)
@@ -181,15 +183,17 @@ def topology(server: ServerConfig) -> Topology:
 def _check_topology(server: ServerConfig, profile: bool) -> None:
     workers = topology(server)
     for name in (option.name for option in options(ServerConfig)):
-        halves = name.startswith(("prefill_", "decode_"))
-        if halves and getattr(server, name) is not None and not workers.prefill:
-            raise SettingsError(f"{name}: there are no such workers; give pairs, or prefill and decode")
+        role_specific = name.startswith(("prefill_", "decode_"))
+        if role_specific and getattr(server, name) is not None and not workers.prefill:
+            raise SettingsError(f"{name}: there are no such workers: give pairs, or prefill and decode")
     if server.kv_transport == "nixl" and not workers.prefill:
-        raise SettingsError("kv_transport = 'nixl': without pairs there is no KV to move")
+        raise SettingsError(
+            "kv_transport = 'nixl': without pairs no KV is transferred: give pairs, or prefill and decode"
+        )
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
-        raise SettingsError("router = 'predictive': it needs the cost of a step, so not without profile")
+        raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
     try:
         parse_router(server.router)
     except ValueError as error:
@@ -227,19 +231,19 @@ def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, 
 
 def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     """Return the digests of the keys given as `secret` and in its file. No error message contains a key."""
-    given, file = values.get(secret, ()), values.get(f"{secret}_file")
-    texts = [given] if isinstance(given, str) else list(given)
+    value, file = values.get(secret, ()), values.get(f"{secret}_file")
+    texts = [value] if isinstance(value, str) else list(value)
     try:
         resolved = [_from_variable(secret, text, environ) for text in texts]
         if file is not None:
             lines = Path(file).read_text().splitlines()
-            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            resolved += found
-            if not found:
-                raise SettingsError(f"{secret}_file = {file!r}: the file holds no key")
+            file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            resolved += file_keys
+            if not file_keys:
+                raise SettingsError(f"{secret}_file = {file!r}: the file contains no key")
         return list(dict.fromkeys(keys.digest(key) for key in resolved))
     except (TypeError, AttributeError) as error:
-        raise SettingsError(f"{secret}: must be texts") from error
+        raise SettingsError(f"{secret}: must be strings") from error
     except OSError as error:
         raise SettingsError(f"{secret}_file = {file!r}: cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -252,14 +256,16 @@ def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
     if name == text:
         return text
     if name not in environ:
-        raise SettingsError(f"{secret} = {text!r}: there is no such variable in the environment")
+        raise SettingsError(f"{secret} = {text!r}: there is no such environment variable")
     return environ[name]
 
 
 def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> None:
     for name in values:
         if name not in names:
-            raise SettingsError(f"there is no setting {name!r} ({where}); known: {', '.join(sorted(names))}")
+            raise SettingsError(
+                f"there is no setting {name!r} ({where}); there are: {', '.join(sorted(names))}"
+            )
 
 
 def convert(values: Mapping[str, Any], struct: type[S]) -> S:
@@ -268,10 +274,10 @@ def convert(values: Mapping[str, Any], struct: type[S]) -> S:
     try:
         return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at ")
-        name = place.strip("`$.") or "settings"
+        reason, _, location = str(error).partition(" - at ")
+        name = location.strip("`$.") or "settings"
         allowed = _allowed(struct, name)
-        reason = f"is none of {', '.join(allowed)}" if allowed else reason
+        reason = f"must be one of {', '.join(allowed)}" if allowed else reason
         raise SettingsError(f"{name} = {values.get(name)!r}: {reason}") from error
 
 

@@ -24,14 +24,14 @@ class SimulatedDrafter:
     tokens.
     """
 
-    plane = DRAFT
+    group = DRAFT
 
     def __init__(
         self,
         executor: CostExecutor,
         accuracy: float = 0.7,
         late: float = 0.0,
-        cost: Callable[[int], float] = lambda rows: 0.001,
+        cost: Callable[[int], float] = lambda query_tokens: 0.001,
         seed: int = 0,
     ) -> None:
         self._executor = executor
@@ -50,13 +50,15 @@ class SimulatedDrafter:
         self._trees = {request.id: self._draft(request) for request in requests}
         self._executor.seconds += self._cost(sum(len(request.new_tokens) for request in requests))
         for level in range(1, max((request.depth for request in requests), default=0)):
-            self._executor.seconds += self._cost(sum(one.width for one in requests if one.depth > level))
+            self._executor.seconds += self._cost(
+                sum(request.width for request in requests if request.depth > level)
+            )
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         trees, self._trees = self._trees, {}
-        there = {id: tree for id, tree in trees.items() if self._random.random() >= self._late}
-        self.trees += len(there)
-        return there
+        arrived = {id: tree for id, tree in trees.items() if self._random.random() >= self._late}
+        self.trees += len(arrived)
+        return arrived
 
     def release(self, ids: Sequence[int]) -> None:
         for id in ids:
@@ -64,47 +66,53 @@ class SimulatedDrafter:
 
     def _draft(self, request: DraftRequest) -> TokenTree:
         epoch, tokens = self._synced.get(request.id, (request.epoch, []))
-        if len(tokens) < request.keep or (epoch == request.epoch and len(tokens) > request.keep):
-            raise RuntimeError(f"sequence {request.id}: {request.keep} tokens kept of {len(tokens)}")
+        if len(tokens) < request.retained or (epoch == request.epoch and len(tokens) > request.retained):
+            raise RuntimeError(f"sequence {request.id}: {request.retained} of {len(tokens)} tokens retained")
         self._synced[request.id] = request.epoch, tokens
-        del tokens[request.keep :]
+        del tokens[request.retained :]
         tokens += request.new_tokens
-        held = self._executor.read(self.plane, request.blocks, request.computed)
-        if held.tolist() != tokens[: request.computed]:
+        cached = self._executor.read(self.group, request.blocks, request.computed)
+        if cached.tolist() != tokens[: request.computed]:
             raise RuntimeError(f"the draft KV of sequence {request.id} is not that of its tokens")
         tree = self._grow(request, tokens)
         start = min(request.computed, len(tokens) - 1)
-        self._executor.write(self.plane, request.blocks, start, tokens[start:] + list(tree.tokens[1:]))
+        self._executor.write(self.group, request.blocks, start, tokens[start:] + list(tree.tokens[1:]))
         return tree
 
     def _grow(self, request: DraftRequest, tokens: list[int]) -> TokenTree:
         """Grow level by level; the first child on the correct path is correct with the drafter's accuracy."""
         vocabulary = self._executor.vocab_size
-        names, parents, depths = [tokens[-1]], [-1], [0]
-        level, truth, right = [0], list(tokens), 0
+        tree_tokens, parents, depths = [tokens[-1]], [-1], [0]
+        level, target_tokens, correct_node = [0], list(tokens), 0
         for depth in range(1, request.depth + 1):
-            if right in level:
-                truth.append(next_token(_array(truth), request.params, request.choice, vocabulary))
-            each = request.expansion[depth - 1] if request.expansion else request.width
-            following: list[int] = []
-            was_right, right = right, -1
+            if correct_node in level:
+                target_tokens.append(
+                    next_token(_array(target_tokens), request.params, request.choice, vocabulary)
+                )
+            children = request.expansion[depth - 1] if request.expansion else request.width
+            next_level: list[int] = []
+            parent_on_path, correct_node = correct_node, -1
             for parent in level:
-                hit = parent == was_right and self._random.random() < self._accuracy
-                for rank in range(each):
-                    if len(names) > request.nodes or len(following) >= request.width:
+                correct = parent == parent_on_path and self._random.random() < self._accuracy
+                for rank in range(children):
+                    if len(tree_tokens) > request.nodes or len(next_level) >= request.width:
                         break
-                    shift = rank if hit else rank + 1
-                    base = truth[len(tokens) + depth - 1] if parent == was_right else names[parent]
-                    if hit and rank == 0:
-                        right = len(names)
-                    following.append(len(names))
-                    names.append((base + shift) % vocabulary)
+                    offset = rank if correct else rank + 1
+                    base = (
+                        target_tokens[len(tokens) + depth - 1]
+                        if parent == parent_on_path
+                        else tree_tokens[parent]
+                    )
+                    if correct and rank == 0:
+                        correct_node = len(tree_tokens)
+                    next_level.append(len(tree_tokens))
+                    tree_tokens.append((base + offset) % vocabulary)
                     parents.append(parent)
                     depths.append(depth)
-            level = following
+            level = next_level
         accept = tuple(0.8**depth for depth in depths)
-        scores = (1.0, *(0.8,) * (len(names) - 1))
-        return TokenTree(tuple(names), tuple(parents), scores, accept)
+        scores = (1.0, *(0.8,) * (len(tree_tokens) - 1))
+        return TokenTree(tuple(tree_tokens), tuple(parents), scores, accept)
 
 
 def _array(tokens: list[int]) -> Tokens:

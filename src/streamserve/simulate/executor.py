@@ -51,11 +51,11 @@ class CostExecutor:
         block_size: int,
         vocab_size: int,
         cost: Cost,
-        planes: int = 1,
+        groups: int = 1,
         swap_blocks: int = 0,
         swap_cost: SwapCost = DEFAULT_SWAP_COST,
     ) -> None:
-        self.planes = planes
+        self.groups = groups
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.cost = cost
@@ -63,13 +63,13 @@ class CostExecutor:
         self.accepted = 0
         self.states: dict[int, SequenceState] = {}
         self.swap_cost = swap_cost
-        self._kv: Tokens = np.full((planes, num_blocks, block_size), -1, np.int64)
-        self._host: Tokens = np.full((planes, swap_blocks, block_size), -1, np.int64)
+        self._kv: Tokens = np.full((groups, num_blocks, block_size), -1, np.int64)
+        self._host: Tokens = np.full((groups, swap_blocks, block_size), -1, np.int64)
 
     def receive(self, source: "CostExecutor", copies: list[tuple[int, int]]) -> None:
         """Copy blocks (block of `source`, own block) with their current contents."""
-        for theirs, own in copies:
-            self._kv[:, own] = source._kv[:, theirs]
+        for source_block, target_block in copies:
+            self._kv[:, target_block] = source._kv[:, source_block]
 
     def run(self, plan: StepPlan) -> StepResult:
         for sequence in plan.released:
@@ -81,10 +81,10 @@ class CostExecutor:
         before = self._kv[:, [source for source, _ in plan.swap_out]]
         results = [self._span(span) for span in plan.spans]
         self._swap(plan, before)
-        rows = sum(span.rows for span in plan.spans)
-        context = sum(span.start + span.rows for span in plan.spans)
+        query_tokens = sum(span.query_tokens for span in plan.spans)
+        context = sum(span.start + span.query_tokens for span in plan.spans)
         swapping = self.swap_cost.out(len(plan.swap_out)) + self.swap_cost.back(len(plan.swap_in))
-        seconds = max(self.cost(rows, context), swapping)
+        seconds = max(self.cost(query_tokens, context), swapping)
         self.seconds += seconds
         return StepResult(results, seconds, swapping)
 
@@ -103,13 +103,13 @@ class CostExecutor:
             self._host[:, host] = -1
 
     def _span(self, span: Span) -> SpanResult:
-        self.write(span.plane, span.blocks, span.start, span.tokens)
+        self.write(span.group, span.blocks, span.start, span.tokens)
         if span.tree is None:
             return SpanResult(span.sequence, [], self._prompt_logprobs(span))
         end = span.start + len(span.tokens)
         context = self.read(TARGET, span.blocks, end)
         outputs = [self._walk(span, context, choice) for choice in span.choices]
-        self.write(span.plane, span.blocks, end, outputs[0][:-1])
+        self.write(span.group, span.blocks, end, outputs[0][:-1])
         self.accepted += len(outputs[0]) - 1
         sampled = [[Sampled(token, 0.0) for token in tokens] for tokens in outputs]
         return SpanResult(span.sequence, sampled, self._prompt_logprobs(span))
@@ -121,8 +121,8 @@ class CostExecutor:
         node: int | None = 0
         tokens: list[int] = []
         while node is not None:
-            here = np.append(context, np.array(tokens, np.int64))
-            tokens.append(next_token(here, params, choice, self.vocab_size))
+            extended_context = np.append(context, np.array(tokens, np.int64))
+            tokens.append(next_token(extended_context, params, choice, self.vocab_size))
             node = span.tree.child(node, tokens[-1])
         return tokens
 
@@ -134,8 +134,8 @@ class CostExecutor:
 
     def read(self, group: int, blocks: list[int], length: int) -> Tokens:
         """Return the tokens in a KV cache group at the first `length` positions of a block table."""
-        held: Tokens = self._kv[(group, *self._slots(blocks, 0, length))]
-        return held
+        tokens: Tokens = self._kv[(group, *self._slots(blocks, 0, length))]
+        return tokens
 
     def write(self, group: int, blocks: list[int], start: int, tokens: list[int]) -> None:
         """Write the slots from position `start` of a block table on. Raises IndexError beyond its end."""

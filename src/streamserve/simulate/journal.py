@@ -17,12 +17,12 @@ sent to another worker."""
 
 @dataclass(frozen=True)
 class Poison:
-    """A request that crashes every worker which reaches `phase` of a step with it; with `company`, only where
-    the worker has other requests."""
+    """A request that crashes every worker which reaches `phase` of a step with it; with `co_batched`, only
+    where the worker has other requests."""
 
     request: str
     phase: PoisonPhase
-    company: bool = False
+    co_batched: bool = False
 
 
 class InjectedCrash(Exception):
@@ -30,11 +30,11 @@ class InjectedCrash(Exception):
 
 
 class SimulatedJournal:
-    """What one worker is doing, as its in-memory journal records it. `met` is called with each request and
-    the phase it reaches, and raises InjectedCrash where that crashes the worker."""
+    """What one worker is doing, as its in-memory journal records it. `on_phase` is called with each request
+    and the phase it reaches, and raises InjectedCrash where that crashes the worker."""
 
-    def __init__(self, met: Callable[[str, PoisonPhase], None]) -> None:
-        self._met = met
+    def __init__(self, on_phase: Callable[[str, PoisonPhase], None]) -> None:
+        self._on_phase = on_phase
         self.phase = ""
         self.suspects: frozenset[int] | None = frozenset()
         self.step: tuple[str, frozenset[int] | None] = ("", frozenset())
@@ -55,19 +55,19 @@ class SimulatedJournal:
         self._note(phase, None if members is None else frozenset(s.attempt for s in members))
         if phase in ("run", "verify", "swap"):
             self.step, self.predicted = (phase, self.suspects), predicted
-        for request, at in _poisonous(phase, members or (), plan):
-            self._met(request, at)
+        for request, reached in _phases_reached(phase, members or (), plan):
+            self._on_phase(request, reached)
 
     def leave(self, moving: Sequence[Running]) -> None:
         self._note("transfer" if moving else "", frozenset(s.attempt for s in moving))
         for sequence in moving:
-            self._met(sequence.request, "transfer")
+            self._on_phase(sequence.request, "transfer")
 
     def _note(self, phase: str, suspects: frozenset[int] | None) -> None:
         self.phase, self.suspects = phase, suspects
 
 
-def _poisonous(
+def _phases_reached(
     phase: StepPhase, members: Sequence[Running], plan: StepPlan | None
 ) -> Iterator[tuple[str, PoisonPhase]]:
     """Yield the requests and the phases they reach, in the terms of a Poison."""

@@ -51,7 +51,7 @@ def pack(recording: Recording) -> dict[str, npt.NDArray[np.generic]]:
         arrays[f"size-{kind}"] = np.array([len(tree) for tree in trees], np.uint8)
         arrays[f"parent-{kind}"] = np.array([parent for parent, _, _ in nodes], np.uint8)
         arrays[f"score-{kind}"] = np.array([round(255 * score) for _, score, _ in nodes], np.uint8)
-        arrays[f"right-{kind}"] = np.packbits(np.array([right for _, _, right in nodes], np.bool_))
+        arrays[f"right-{kind}"] = np.packbits(np.array([matched for _, _, matched in nodes], np.bool_))
     return arrays
 
 
@@ -61,8 +61,8 @@ def unpack(arrays: "dict[str, npt.NDArray[np.generic]]") -> Recording:
     for kind in KINDS:
         parents = arrays[f"parent-{kind}"].tolist()
         scores = (arrays[f"score-{kind}"].astype(np.float64) / 255).tolist()
-        right = np.unpackbits(arrays[f"right-{kind}"].astype(np.uint8)).astype(np.bool_).tolist()
-        nodes = list(zip(parents, scores, right, strict=False))
+        matched = np.unpackbits(arrays[f"right-{kind}"].astype(np.uint8)).astype(np.bool_).tolist()
+        nodes = list(zip(parents, scores, matched, strict=False))
         ends = np.cumsum(arrays[f"size-{kind}"].astype(np.int64)).tolist()
         trees[kind] = [tuple(nodes[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
     return Recording(trees, tuple(arrays["starts"].tolist()), tuple(arrays["families"].tolist()))
@@ -72,7 +72,7 @@ class RecordedDrafter:
     """Implements engine.plan.Drafter with a CostExecutor, whose clock its passes advance. A request's seed
     selects the recorded text. `cost` is the seconds of a draft pass with that many rows."""
 
-    plane = None
+    group = None
 
     def __init__(self, recording: Recording, executor: CostExecutor, cost: Callable[[int], float]) -> None:
         self._recording = recording
@@ -85,8 +85,10 @@ class RecordedDrafter:
         """Draft at once: one pass a level, over the nodes of that level of all trees."""
         self._trees = {request.id: self._draft(request) for request in requests}
         for level in range(max((request.depth for request in requests), default=0)):
-            rows = sum(1 if level == 0 else one.width for one in requests if one.depth > level)
-            self._executor.seconds += self._cost(rows)
+            query_tokens = sum(
+                1 if level == 0 else request.width for request in requests if request.depth > level
+            )
+            self._executor.seconds += self._cost(query_tokens)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         trees, self._trees = self._trees, {}
@@ -98,28 +100,30 @@ class RecordedDrafter:
 
     def _draft(self, request: DraftRequest) -> TokenTree:
         tokens = self._tokens.setdefault(request.id, [])
-        del tokens[request.keep :]
+        del tokens[request.retained :]
         tokens += request.new_tokens
         recorded = self._recording.tree(
             request.params.seed or 0, request.output, request.width, bool(request.expansion)
         )
-        names, parents, scores, accept, depths = [tokens[-1]], [-1], [1.0], [1.0], [0]
+        tree_tokens, parents, scores, accept, depths = [tokens[-1]], [-1], [1.0], [1.0], [0]
         children = [0]
         context = np.array(tokens, np.int64)
-        truth: list[int] = []  # the simulated model's next tokens, as far as they are needed
-        for parent, score, right in recorded[: request.nodes]:
+        target_tokens: list[int] = []  # the simulated model's next tokens, as far as they are needed
+        for parent, score, matched in recorded[: request.nodes]:
             depth = depths[parent] + 1
             if depth > request.depth:
                 break
-            while len(truth) < depth:
-                here = np.append(context, np.array(truth, np.int64))
-                truth.append(next_token(here, request.params, request.choice, self._executor.vocab_size))
+            while len(target_tokens) < depth:
+                extended_context = np.append(context, np.array(target_tokens, np.int64))
+                target_tokens.append(
+                    next_token(extended_context, request.params, request.choice, self._executor.vocab_size)
+                )
             children[parent] += 1
-            wrong = (truth[depth - 1] + children[parent]) % self._executor.vocab_size
-            names.append(truth[depth - 1] if right else wrong)
+            other_token = (target_tokens[depth - 1] + children[parent]) % self._executor.vocab_size
+            tree_tokens.append(target_tokens[depth - 1] if matched else other_token)
             parents.append(parent)
             scores.append(score)
             accept.append(accept[parent] * score)
             depths.append(depth)
             children.append(0)
-        return TokenTree(tuple(names), tuple(parents), tuple(scores), tuple(accept))
+        return TokenTree(tuple(tree_tokens), tuple(parents), tuple(scores), tuple(accept))

@@ -1,7 +1,7 @@
 """Simulate fleet and engines on one event heap and a virtual clock: fast and deterministic.
 
 heap: (time, number, action)      an action may push others
-Fleet.handle ── Send ──▶ worker's inbox ── Engine.step, costing what its executor says ──▶ Heard
+Fleet.handle ── Send ──▶ worker's inbox ── Engine.step, costing what its executor says ──▶ WorkerMessage
 """
 
 import heapq
@@ -17,21 +17,21 @@ from streamserve.engine.observer import LifecycleEvent, NoObserver
 from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
-    Beat,
     Close,
     Command,
     Deliver,
+    Drain,
     Edit,
     FleetEvent,
-    Heard,
+    Heartbeat,
     Kill,
-    Lost,
     Open,
     Refuse,
-    Rest,
     Send,
     Start,
     Tick,
+    WorkerLost,
+    WorkerMessage,
 )
 from streamserve.fleet.fleet import Fleet
 from streamserve.protocol.config import EngineConfig
@@ -47,7 +47,7 @@ from streamserve.protocol.messages import (
     ToEngine,
     Transfers,
 )
-from streamserve.protocol.tickets import CacheAddress
+from streamserve.protocol.transfers import CacheAddress
 from streamserve.scheduling.cost import SwapCost
 from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
 from streamserve.simulate.executor import Cost, CostExecutor
@@ -89,40 +89,40 @@ class _Worker:
 
 @dataclass
 class FaultInjection:
-    """An injected crash: when `moment` occurs for the `number`-th time at any worker, the `victims` die, or
-    with `stop` are silent from then on. The worker that reached the moment does not continue its step if it
+    """An injected crash: when `event` occurs for the `number`-th time at any worker, the `victims` die, or
+    with `stop` are silent from then on. The worker that reached the event does not continue its step if it
     is one of them."""
 
-    moment: LifecycleEvent
+    event: LifecycleEvent
     number: int
     victims: tuple[str, ...]
     stop: bool = False
 
 
-class _Fates(NoObserver):
+class _FaultObserver(NoObserver):
     """Counts one worker's lifecycle events, and raises InjectedCrash where the worker must not continue."""
 
     def __init__(self, simulation: "Simulation", worker: str) -> None:
         self._simulation = simulation
         self._worker = worker
 
-    def moment(self, name: LifecycleEvent, request: str = "") -> None:
-        self._simulation.meet(self._worker, name)
+    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
+        self._simulation.handle_lifecycle_event(self._worker, name)
 
 
 @dataclass(frozen=True)
-class Given:
+class ClientEvent:
     """What a client received, and when."""
 
     time: float
-    what: Deliver | Refuse
+    message: Deliver | Refuse
 
 
 class Simulation:
     """Runs requests added with `at`; `run` returns everything that clients receive, in order of time.
 
     A worker is ready `start_seconds` after its start; a KV block takes `wire_seconds` from one worker to
-    another. With two `planes` (KV cache groups) the drafter is a model with separate KV, which prefill
+    another. With two `groups` (KV cache groups) the drafter is a model with separate KV, which prefill
     workers have as well. `curve`: the step costs that workers report.
     """
 
@@ -137,7 +137,7 @@ class Simulation:
         wire_seconds: float = 0.0,
         policy: str = "goodput",
         drafter: Callable[[CostExecutor], Drafter] | None = None,
-        planes: int = 1,
+        groups: int = 1,
         curve: CostCurve | None = None,
     ) -> None:
         self.clock = VirtualClock()
@@ -151,19 +151,19 @@ class Simulation:
         self._wire_seconds = wire_seconds
         self._policy = parse_policy(policy)
         self._drafter = drafter
-        self._planes = planes
+        self._groups = groups
         self._curve = curve
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._given: list[Given] = []
-        self._fates: list[FaultInjection] = []
+        self._client_events: list[ClientEvent] = []
+        self._faults: list[FaultInjection] = []
         self._poisons: list[Poison] = []
         self.deaths = 0
-        self.met: list[LifecycleEvent] = []
+        self.injected: list[LifecycleEvent] = []
         """The lifecycle events at which injected crashes have occurred."""
         self._do(self.fleet.start(0.0))
 
-    def at(self, time: float, event: Open | Edit | Close | Rest) -> None:
+    def at(self, time: float, event: Open | Edit | Close | Drain) -> None:
         """Schedule an event of a client or an operator at `time`."""
         self._push(time, lambda: self._handle(event))
 
@@ -171,64 +171,64 @@ class Simulation:
         """Let a worker's process die at `time`."""
         self._push(time, lambda: self._die(worker))
 
-    def destine(self, fate: FaultInjection) -> None:
+    def inject_fault(self, fault: FaultInjection) -> None:
         """Let workers die or become silent at a lifecycle event."""
-        self._fates.append(fate)
+        self._faults.append(fault)
 
     def poison(self, poison: Poison) -> None:
         """Let a request crash every worker that reaches some phase with it."""
         self._poisons.append(poison)
 
-    def poisoned(self, worker: str, request: str, phase: PoisonPhase) -> None:
+    def handle_phase(self, worker: str, request: str, phase: PoisonPhase) -> None:
         """Handle that a worker reached `phase` of a request. Raises InjectedCrash if that crashes it."""
-        here = self.workers[worker]
-        others = any(s.request != request for s in here.engine.scheduler.sequences.values())
+        reached = self.workers[worker]
+        others = any(s.request != request for s in reached.engine.scheduler.sequences.values())
         for poison in self._poisons:
-            if (poison.request, poison.phase) == (request, phase) and (others or not poison.company):
-                here.stopped = True
-                self._push(self.clock.now, partial(self._die, worker, here))
+            if (poison.request, poison.phase) == (request, phase) and (others or not poison.co_batched):
+                reached.stopped = True
+                self._push(self.clock.now, partial(self._die, worker, reached))
                 raise InjectedCrash
 
-    def ticks(self) -> None:
+    def schedule_ticks(self) -> None:
         """Let the fleet check its workers twice a second, as a server does, while events are pending."""
-        self._hear_reports()
-        self._handle(Tick(self._beats()))
+        self._deliver_due_reports()
+        self._handle(Tick(self._heartbeats()))
         if self._heap:
-            self._push(self.clock.now + TICK_SECONDS, self.ticks)
+            self._push(self.clock.now + TICK_SECONDS, self.schedule_ticks)
 
-    def meet(self, worker: str, moment: LifecycleEvent) -> None:
+    def handle_lifecycle_event(self, worker: str, event: LifecycleEvent) -> None:
         """Handle that a worker reached a lifecycle event, which may crash some. Raises InjectedCrash if this
         worker is one of them."""
-        for fate in [fate for fate in self._fates if fate.moment == moment]:
-            fate.number -= 1
-            if fate.number:
+        for fault in [fault for fault in self._faults if fault.event == event]:
+            fault.number -= 1
+            if fault.number:
                 continue
-            self._fates.remove(fate)
-            self.met.append(moment)
-            fall = self._stop if fate.stop else self._die
-            for victim in fate.victims:
+            self._faults.remove(fault)
+            self.injected.append(event)
+            fail = self._stop if fault.stop else self._die
+            for victim in fault.victims:
                 if self.workers[victim].incarnation >= 0:
-                    self._push(self.clock.now, partial(fall, victim, self.workers[victim]))
-            if worker in fate.victims:
+                    self._push(self.clock.now, partial(fail, victim, self.workers[victim]))
+            if worker in fault.victims:
                 self.workers[worker].stopped = True
                 raise InjectedCrash
 
-    def run(self, until: float = inf) -> list[Given]:
+    def run(self, until: float = inf) -> list[ClientEvent]:
         """Run all events, or those up to the time `until`; return what clients received."""
         while self._heap and self._heap[0][0] <= until:
             self.clock.now, _, action = heapq.heappop(self._heap)
             action()
-        return self._given
+        return self._client_events
 
     def _push(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (time, next(self._numbers), action))
 
     def _handle(self, event: FleetEvent) -> None:
         if isinstance(event, Open):
-            self._hear_reports()
+            self._deliver_due_reports()
         self._do(self.fleet.handle(event, self.clock.now))
 
-    def _hear_reports(self) -> None:
+    def _deliver_due_reports(self) -> None:
         """Deliver the reports that are due: workers report at least every half second."""
         for name, worker in self.workers.items():
             known = self.fleet.workers[name]
@@ -236,10 +236,10 @@ class Simulation:
             if known.ready and alive and self.clock.now - known.heard_at >= REPORT_SECONDS:
                 self._do(self.fleet.handle(self._report(name, worker), self.clock.now))
 
-    def _beats(self) -> dict[tuple[str, int], Beat]:
+    def _heartbeats(self) -> dict[tuple[str, int], Heartbeat]:
         """Return the heartbeats that workers leave in their journals, also during a step."""
         return {
-            (name, worker.incarnation): Beat(
+            (name, worker.incarnation): Heartbeat(
                 self.clock.now,
                 worker.journal.step[0] if worker.busy else worker.journal.phase,
                 worker.since,
@@ -249,8 +249,8 @@ class Simulation:
             if not worker.stopped
         }
 
-    def _report(self, name: str, worker: _Worker) -> Heard:
-        return Heard(name, worker.incarnation, worker.engine.report())
+    def _report(self, name: str, worker: _Worker) -> WorkerMessage:
+        return WorkerMessage(name, worker.incarnation, worker.engine.report())
 
     def _do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -262,30 +262,30 @@ class Simulation:
                 case Kill():
                     self._die(command.worker)
                 case Deliver() | Refuse():
-                    self._given.append(Given(self.clock.now, command))
+                    self._client_events.append(ClientEvent(self.clock.now, command))
 
     def _start(self, command: Start) -> None:
         config = self._engine_config
         executor = CostExecutor(
-            config.num_blocks, config.block_size, self._model.vocab_size, self._cost, planes=self._planes,
+            config.num_blocks, config.block_size, self._model.vocab_size, self._cost, groups=self._groups,
             swap_blocks=config.swap_blocks, swap_cost=self._swap_cost,
         )  # fmt: skip
         name = command.worker
         half = name not in self.fleet.config.topology.unified
-        here = f"{name}/{command.incarnation}"
-        journal = SimulatedJournal(partial(self.poisoned, name))
+        path = f"{name}/{command.incarnation}"
+        journal = SimulatedJournal(partial(self.handle_phase, name))
         engine = Engine(
             config,
             self._model,
             executor,
             lambda: self.clock.now + executor.seconds,
-            self._drafter(executor) if self._drafter and self._drafts(name) else None,
+            self._drafter(executor) if self._drafter and self._has_drafter(name) else None,
             Speculation(self._policy, self._cost),
             transport=self._transport(name, executor) if half else None,
-            cache=CacheAddress(here, 0, config.num_blocks, self._model.fingerprint) if half else None,
-            name=here,
+            cache=CacheAddress(path, 0, config.num_blocks, self._model.fingerprint) if half else None,
+            name=path,
             swap_cost=self._swap_cost,
-            watch=_Fates(self, name),
+            observer=_FaultObserver(self, name),
             journal=journal,
         )
         self.workers[name] = _Worker(engine, executor, command.incarnation, journal)
@@ -299,10 +299,10 @@ class Simulation:
             load_seconds=self._start_seconds,
             cost=self._curve,
         )
-        self._say(command.worker, command.incarnation, ready, command.after + self._start_seconds)
+        self._send_later(command.worker, command.incarnation, ready, command.after + self._start_seconds)
 
-    def _drafts(self, name: str) -> bool:
-        return self._planes > 1 or name not in self.fleet.config.topology.prefill
+    def _has_drafter(self, name: str) -> bool:
+        return self._groups > 1 or name not in self.fleet.config.topology.prefill
 
     def _transport(self, name: str, executor: CostExecutor) -> SimulatedTransport:
         """Return a transport into the pools of the workers that are alive when a push lands; it wakes its
@@ -313,30 +313,30 @@ class Simulation:
             worker = self.workers[target]
             return worker.executor if worker.incarnation == int(incarnation) else None
 
-        def later(seconds: float, land: Callable[[], None]) -> None:
+        def schedule(seconds: float, complete: Callable[[], None]) -> None:
             worker = self.workers[name]
 
-            def arrive() -> None:
+            def deliver() -> None:
                 if self.workers[name] is worker and worker.incarnation >= 0 and not worker.stopped:
-                    land()
+                    complete()
                     self._step(name, worker)
 
-            self._push(self.clock.now + seconds, arrive)
+            self._push(self.clock.now + seconds, deliver)
 
         def step_left() -> float:
             worker = self.workers[name]
             return max(0.0, worker.until - self.clock.now) if worker.busy else 0.0
 
-        return SimulatedTransport(executor, pool, later, self._wire_seconds, self.clock, step_left)
+        return SimulatedTransport(executor, pool, schedule, self._wire_seconds, self.clock, step_left)
 
-    def _say(self, worker: str, incarnation: int, message: FromWorker, delay: float) -> None:
+    def _send_later(self, worker: str, incarnation: int, message: FromWorker, delay: float) -> None:
         """Deliver a worker's message after `delay`, unless the worker has died by then."""
 
-        def arrive() -> None:
+        def deliver() -> None:
             if self.workers[worker].incarnation == incarnation:
-                self._handle(Heard(worker, incarnation, message))
+                self._handle(WorkerMessage(worker, incarnation, message))
 
-        self._push(self.clock.now + delay, arrive)
+        self._push(self.clock.now + delay, deliver)
 
     def _receive(self, command: Send) -> None:
         worker = self.workers[command.worker]
@@ -357,7 +357,7 @@ class Simulation:
         events: list[Event] = []
         for message in inbox:
             events += worker.engine.handle(message)
-        self._tell_transfers(name, worker)
+        self._deliver_updates(name, worker)
         if worker.engine.has_work:
             events += worker.engine.step()
         seconds = worker.executor.seconds
@@ -365,22 +365,22 @@ class Simulation:
             worker.busy, worker.since, worker.until = True, self.clock.now, self.clock.now + seconds
             self._push(self.clock.now + seconds, lambda: self._step_done(name, worker, events))
         else:
-            self._tell_transfers(name, worker)
+            self._deliver_updates(name, worker)
             if worker.engine.has_work:  # no memory is free for it now, or it was just evicted
                 self._push(self.clock.now + STALLED_SECONDS, lambda: self._step(name, worker))
 
-    def _tell_transfers(self, name: str, worker: _Worker) -> None:
-        if cached := worker.engine.cache_news():
-            self._handle(Heard(name, worker.incarnation, cached))
-        if news := worker.engine.exchange.news():
-            self._handle(Heard(name, worker.incarnation, Transfers(news)))
+    def _deliver_updates(self, name: str, worker: _Worker) -> None:
+        if cached := worker.engine.take_cache_updates():
+            self._handle(WorkerMessage(name, worker.incarnation, cached))
+        if updates := worker.engine.transfers.take_updates():
+            self._handle(WorkerMessage(name, worker.incarnation, Transfers(updates)))
 
     def _step_done(self, name: str, worker: _Worker, events: list[Event]) -> None:
         worker.busy = False
         if self.workers[name] is worker and not worker.stopped:
-            self._handle(Heard(name, worker.incarnation, Events(events)))
+            self._handle(WorkerMessage(name, worker.incarnation, Events(events)))
             with suppress(InjectedCrash):
-                self._tell_transfers(name, worker)
+                self._deliver_updates(name, worker)
             if not worker.stopped:
                 self._handle(self._report(name, worker))
             self._step(name, worker)
@@ -397,12 +397,12 @@ class Simulation:
         self.deaths += 1
         journal = worker.journal
         phase, suspects = journal.step if worker.busy else (journal.phase, journal.suspects)
-        self._handle(Lost(name, incarnation, "it was killed", suspects, phase))
+        self._handle(WorkerLost(name, incarnation, "it was killed", suspects, phase))
 
     def _stop(self, name: str, worker: _Worker) -> None:
         """Silence a worker: it does nothing more, and the fleet must detect it by the passing of time."""
         worker.stopped = True
         if self.workers[name] is worker and worker.incarnation >= 0:
-            self._hear_reports()
-            self._handle(Tick(self._beats()))
+            self._deliver_due_reports()
+            self._handle(Tick(self._heartbeats()))
             self._push(self.clock.now + TICK_SECONDS, partial(self._stop, name, worker))

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
 from streamserve.speculation.shapes import Seconds, Shape
-from streamserve.speculation.slo import Need
+from streamserve.speculation.slo import LatencyRequirement
 from streamserve.speculation.tree import TokenTree
 
-MOST_DEPTH, MOST_WIDTH = 8, 4
+MAX_DEPTH, MAX_WIDTH = 8, 4
 """D_max and W_max of Algorithm 2."""
-MOST_PICKED = 16
+MAX_SELECTED = 16
 """n_max: the most nodes, the root included, that the selection for targets gives one request."""
 MARGINAL = (256, 512)
 """Query tokens between which a pass is taken to be compute-bound, to read off the cost of one more."""
 
-Kept = list[list[int]]
+Selection = list[list[int]]
 """For each tree the nodes to verify, ascending, with the root."""
 
 
@@ -34,56 +34,57 @@ def token_budget(step: Seconds) -> int:
 
 def beam(budget: int, requests: int) -> Shape:
     """Return the shape of the candidate trees for so many requests: equations 8 and 9."""
-    return Shape(
-        max(1, min(MOST_DEPTH, ceil(budget / requests))), max(1, min(MOST_WIDTH, budget // requests))
-    )
+    return Shape(max(1, min(MAX_DEPTH, ceil(budget / requests))), max(1, min(MAX_WIDTH, budget // requests)))
 
 
-def optimal(trees: Sequence[TokenTree], needs: Sequence[float], budget: int) -> Kept | None:
+def optimal(trees: Sequence[TokenTree], requirements: Sequence[float], budget: int) -> Selection | None:
     """Run Algorithm 1: return the trees of at most `budget` nodes in all (as published it omits the roots,
-    equation 1 does not) with the most expected tokens among those where each reaches its need A_i. None,
-    INVALID, if there are none."""
+    equation 1 does not) with the most expected tokens among those where each reaches its requirement A_i.
+    None, INVALID, if there are none."""
     left = budget - len(trees)
     if left < 0:
         return None
-    kept: Kept = [[0] for _ in trees]
-    for tree, need, nodes in zip(trees, needs, kept, strict=True):
+    selected: Selection = [[0] for _ in trees]
+    for tree, requirement, nodes in zip(trees, requirements, selected, strict=True):
         expected, ranked = 1.0, likeliest(tree)
-        while expected < need:
+        while expected < requirement:
             node = next(ranked, None)
             if node is None or not left:
                 return None
             nodes.append(node)
             expected += tree.accept[node]
             left -= 1
-    return add_best(trees, kept, left)
+    return add_best(trees, selected, left)
 
 
-def customized(trees: Sequence[TokenTree], needs: Sequence[float], left: int, printed: bool = False) -> Kept:
-    """Run Algorithm 2's selection: in descending need A, nodes until a request's tree reaches it (or the most
-    that its depth can yield, or n_max nodes), then the best of all. `left` is the budget after all roots.
+def customized(
+    trees: Sequence[TokenTree], requirements: Sequence[float], left: int, as_published: bool = False
+) -> Selection:
+    """Run Algorithm 2's selection: in descending requirement A, nodes until a request's tree reaches it (or
+    the most that its depth can yield, or n_max nodes), then the best of all. `left` is the budget after all
+    roots.
 
-    `printed` follows the algorithm as published: both passes continue while the budget is *not below* zero,
-    which spends one too many, and a node counts with the probability given its parent, as if the parent were
-    certain.
+    `as_published` does as the paper says: both passes continue while the budget is *not
+    below* zero, which spends one too many, and a node counts with the probability given its parent, as if the
+    parent were certain.
     """
-    left += printed and left >= 0
-    kept: Kept = [[0] for _ in trees]
-    for number in sorted(range(len(trees)), key=lambda number: (-needs[number], number)):
-        tree, nodes = trees[number], kept[number]
-        wanted = min(needs[number], max(tree.depths()) + 1.0)
+    left += as_published and left >= 0
+    selected: Selection = [[0] for _ in trees]
+    for number in sorted(range(len(trees)), key=lambda number: (-requirements[number], number)):
+        tree, nodes = trees[number], selected[number]
+        required = min(requirements[number], max(tree.depths()) + 1.0)
         expected, ranked = 1.0, likeliest(tree)
-        while expected < wanted and len(nodes) < MOST_PICKED and left > 0:
+        while expected < required and len(nodes) < MAX_SELECTED and left > 0:
             node = next(ranked, None)
             if node is None:
                 break
             nodes.append(node)
-            expected += _conditional(tree, node) if printed else tree.accept[node]
+            expected += _conditional(tree, node) if as_published else tree.accept[node]
             left -= 1
-    return add_best(trees, kept, left)
+    return add_best(trees, selected, left)
 
 
-def equal_greedy(trees: Sequence[TokenTree], left: int) -> Kept:
+def equal_greedy(trees: Sequence[TokenTree], left: int) -> Selection:
     """Divide the budget after the roots into even parts, each spent on that request's best nodes: EAGLE-2
     with a budget."""
     if left <= 0:
@@ -94,14 +95,14 @@ def equal_greedy(trees: Sequence[TokenTree], left: int) -> Kept:
     ]
 
 
-def global_greedy(trees: Sequence[TokenTree], left: int) -> Kept:
-    """Spend the budget after the roots on the best nodes of all, whatever the needs."""
+def global_greedy(trees: Sequence[TokenTree], left: int) -> Selection:
+    """Spend the budget after the roots on the best nodes of all, whatever the requirements."""
     return add_best(trees, [[0] for _ in trees], left)
 
 
-def needed(needs: Iterable[Need], seconds: float) -> list[float]:
+def required_tokens(requirements: Iterable[LatencyRequirement], seconds: float) -> list[float]:
     """Return A_i of every request for a step of `seconds`."""
-    return [need.tokens(seconds) for need in needs]
+    return [requirement.tokens(seconds) for requirement in requirements]
 
 
 def likeliest(tree: TokenTree) -> Iterator[int]:
@@ -110,9 +111,9 @@ def likeliest(tree: TokenTree) -> Iterator[int]:
     return iter(sorted(range(1, len(tree)), key=lambda node: (-tree.accept[node], node)))
 
 
-def add_best(trees: Sequence[TokenTree], kept: Kept, left: int) -> Kept:
-    """Return `kept` with the `left` best of the other nodes added; ascending."""
-    taken = [set(nodes) for nodes in kept]
+def add_best(trees: Sequence[TokenTree], selected: Selection, left: int) -> Selection:
+    """Return `selected` with the `left` best of the other nodes added; ascending."""
+    taken = [set(nodes) for nodes in selected]
     rest = (
         (-tree.accept[node], number, node)
         for number, tree in enumerate(trees)
@@ -120,8 +121,8 @@ def add_best(trees: Sequence[TokenTree], kept: Kept, left: int) -> Kept:
         if node not in taken[number]
     )
     for _, number, node in heapq.nsmallest(max(left, 0), rest):
-        kept[number].append(node)
-    return [sorted(nodes) for nodes in kept]
+        selected[number].append(node)
+    return [sorted(nodes) for nodes in selected]
 
 
 def _conditional(tree: TokenTree, node: int) -> float:

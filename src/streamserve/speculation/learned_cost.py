@@ -24,20 +24,20 @@ FADE = 100.0
 """Steps in which the weight of a bin with one observation falls to 1/e; n observations last n times longer.
 Otherwise a single outlier would keep a number of tokens from ever being tried again."""
 
-FAMILIAR = 20.0
+WELL_KNOWN = 20.0
 """Weight from which a bin's value is used at once; the other bins' factors follow within `STALE` steps."""
 
 NEIGHBOURS = 0.25
 """Weight of the nearest known bins in the value of a bin, relative to its own observations."""
 
-REMEMBERED = 0.02
-"""Weight from which a bin's value is a lower bound for larger ones in `at_least`."""
+BOUND_WEIGHT = 0.02
+"""Weight from which a bin's value is a lower bound for larger ones in `lower_bound`."""
 
-DOUBT_RATE = 0.01
+ERROR_RATE = 0.01
 """Weight of a step in the running average of the profile's error."""
 CONTRADICTED = 1.25
 """Factor between measured and profiled step times from which the profile is contradicted."""
-LONG = 300
+MIN_STEPS = 300
 """Steps observed before the profile can be contradicted."""
 
 KNOWN = 0.5
@@ -48,9 +48,9 @@ STALE = 16
 
 KV_CHANGE = 1.5
 """Factor by which the KV of a step must differ before bins are compared at it anew."""
-KV_LEAST = 1024
+MIN_KV_CHANGE = 1024
 
-LEAST = 1e-12
+MIN_SECONDS = 1e-12
 """Least time of anything, in seconds."""
 
 EXACT = 128
@@ -67,7 +67,7 @@ def _edges() -> list[int]:
 
 
 EDGES = tuple(_edges())
-_PLACES = tuple(max(bisect_right(EDGES, rows) - 1, 0) for rows in range(LARGEST + 1))
+_BIN_OF = tuple(max(bisect_right(EDGES, query_tokens) - 1, 0) for query_tokens in range(LARGEST + 1))
 _LOG_EDGES = np.log2(EDGES)
 
 
@@ -79,17 +79,17 @@ class RefinedCost:
         self._steps = 0
         self._log = [0.0] * len(EDGES)
         self._count = [0.0] * len(EDGES)
-        self._seen = [0] * len(EDGES)
+        self._seen_at = [0] * len(EDGES)
         self._factors = [1.0] * len(EDGES)
-        self._since = 0
-        self._doubt = 0.0
-        self._worked_out = 0
+        self._steps_since_prior = 0
+        self._profile_error = 0.0
+        self._updated_at = 0
         self._kv = -1
-        self._rows = list(EDGES)  # for each bin, the query tokens of its latest step
-        self._figures = np.ones(len(EDGES))
+        self._query_tokens = list(EDGES)  # for each bin, the query tokens of its latest step
+        self._prior_values = np.ones(len(EDGES))
 
-    def __call__(self, rows: int, kv_tokens: int) -> float:
-        return self._prior(rows, kv_tokens) * self._factors[_place(rows)]
+    def __call__(self, query_tokens: int, kv_tokens: int) -> float:
+        return self._prior(query_tokens, kv_tokens) * self._factors[_bin(query_tokens)]
 
     @property
     def observed(self) -> bool:
@@ -99,93 +99,105 @@ class RefinedCost:
     @property
     def contradicted(self) -> bool:
         """Whether step times have long differed from the profile, by more than a quarter."""
-        return self._since >= LONG and self._doubt > math.log(CONTRADICTED)
+        return self._steps_since_prior >= MIN_STEPS and self._profile_error > math.log(CONTRADICTED)
 
     @property
     def disagreement(self) -> float:
         """The factor, above 1, by which step times and the profile have differed lately."""
-        return math.exp(self._doubt)
+        return math.exp(self._profile_error)
 
     def replace_prior(self, prior: Callable[[int, int], float]) -> None:
         """Replace the profile; the learned step times are kept."""
         before, kv_tokens = self._prior, max(self._kv, 0)
-        figures = [(max(before(n, kv_tokens), LEAST), max(prior(n, kv_tokens), LEAST)) for n in self._rows]
-        self._log = [log + math.log(old / new) for log, (old, new) in zip(self._log, figures, strict=True)]
+        prior_values = [
+            (max(before(n, kv_tokens), MIN_SECONDS), max(prior(n, kv_tokens), MIN_SECONDS))
+            for n in self._query_tokens
+        ]
+        self._log = [
+            log + math.log(old / new) for log, (old, new) in zip(self._log, prior_values, strict=True)
+        ]
         self._prior, self._kv = prior, -1
-        self._since, self._doubt = 0, 0.0
+        self._steps_since_prior, self._profile_error = 0, 0.0
         if self._steps:
-            self._work_out(kv_tokens)
+            self._update_factors(kv_tokens)
 
-    def weight(self, rows: int) -> float:
+    def weight(self, query_tokens: int) -> float:
         """Return the weight of the bin: how often steps with so many query tokens were observed lately."""
-        place = _place(rows)
-        count = self._count[place]
-        return count and count * math.exp((self._seen[place] - self._steps) / (FADE * count))
+        index = _bin(query_tokens)
+        count = self._count[index]
+        return count and count * math.exp((self._seen_at[index] - self._steps) / (FADE * count))
 
-    def at_least(self, rows: int, kv_tokens: int) -> float:
+    def lower_bound(self, query_tokens: int, kv_tokens: int) -> float:
         """Return the cost of a step with so many query tokens if steps with few observations took a third of
         the estimate, but no less than a step with fewer tokens that was observed."""
-        thought = self(rows, kv_tokens)
-        if self.weight(rows) >= KNOWN:
-            return thought
-        smaller = (n for n in range(_place(rows), -1, -1) if self.weight(EDGES[n]) >= REMEMBERED)
-        place = next(smaller, None)
-        bound = 0.0 if place is None else self(min(self._rows[place], rows), kv_tokens)
-        return max(thought / LIMIT, bound)
+        estimate = self(query_tokens, kv_tokens)
+        if self.weight(query_tokens) >= KNOWN:
+            return estimate
+        smaller = (n for n in range(_bin(query_tokens), -1, -1) if self.weight(EDGES[n]) >= BOUND_WEIGHT)
+        index = next(smaller, None)
+        bound = 0.0 if index is None else self(min(self._query_tokens[index], query_tokens), kv_tokens)
+        return max(estimate / LIMIT, bound)
 
-    def observe(self, rows: int, kv_tokens: int, seconds: float) -> None:
+    def observe(self, query_tokens: int, kv_tokens: int, seconds: float) -> None:
         """Record that a step took `seconds`."""
-        place, expected = _place(rows), self._prior(rows, kv_tokens)
+        index, expected = _bin(query_tokens), self._prior(query_tokens, kv_tokens)
         if seconds <= 0 or expected <= 0:  # the clock is too coarse to measure it
             return
         now = seconds / expected
         if self._steps:  # the first observation is trusted as it is, later ones are limited
-            known = self._factors[place]
+            known = self._factors[index]
             now = min(max(now, known / LIMIT), known * LIMIT)
-        weight = 1.0 + self.weight(rows)
-        before = self._log[place]
+        weight = 1.0 + self.weight(query_tokens)
+        before = self._log[index]
         after = before + max(RATE, 1.0 / weight) * (math.log(now) - before)
         self._steps += 1
-        self._since += 1
-        self._doubt += DOUBT_RATE * (abs(after) - self._doubt)
-        if rows != self._rows[place]:
-            self._rows[place], self._figures[place] = rows, self._prior(rows, max(self._kv, 0))
-        self._log[place], self._count[place], self._seen[place] = after, weight, self._steps
-        if weight <= FAMILIAR or self._steps - self._worked_out >= STALE:
-            self._work_out(kv_tokens)  # takes 0.1 ms: not after every step of a small model
+        self._steps_since_prior += 1
+        self._profile_error += ERROR_RATE * (abs(after) - self._profile_error)
+        if query_tokens != self._query_tokens[index]:
+            self._query_tokens[index], self._prior_values[index] = (
+                query_tokens,
+                self._prior(query_tokens, max(self._kv, 0)),
+            )
+        self._log[index], self._count[index], self._seen_at[index] = after, weight, self._steps
+        if weight <= WELL_KNOWN or self._steps - self._updated_at >= STALE:
+            self._update_factors(kv_tokens)  # takes 0.1 ms: not after every step of a small model
         else:
-            self._factors[place] = math.exp(after)
+            self._factors[index] = math.exp(after)
 
-    def _work_out(self, kv_tokens: int) -> None:
+    def _update_factors(self, kv_tokens: int) -> None:
         """Compute the factors of all bins from their observations."""
-        self._worked_out = self._steps
-        log, count, seen_at = np.array(self._log), np.array(self._count), np.array(self._seen)
+        self._updated_at = self._steps
+        log, count, seen_at = np.array(self._log), np.array(self._count), np.array(self._seen_at)
         weights = count * np.exp((seen_at - self._steps) / (FADE * np.maximum(count, 1.0)))
         known = weights >= KNOWN
-        places = np.flatnonzero(known)
-        logs = log[places]
-        near = np.interp(_LOG_EDGES, _LOG_EDGES[places], logs)
-        if len(places) > 1:  # for a known bin, interpolate between its neighbours
-            beside = _LOG_EDGES[places]
-            left, right = np.r_[1, : len(places) - 1], np.r_[1 : len(places), len(places) - 2]
-            share = (beside - beside[left]) / np.where(left == right, 1.0, beside[right] - beside[left])
+        indices = np.flatnonzero(known)
+        logs = log[indices]
+        near = np.interp(_LOG_EDGES, _LOG_EDGES[indices], logs)
+        if len(indices) > 1:  # for a known bin, interpolate between its neighbours
+            positions = _LOG_EDGES[indices]
+            left, right = np.r_[1, : len(indices) - 1], np.r_[1 : len(indices), len(indices) - 2]
+            share = (positions - positions[left]) / np.where(
+                left == right, 1.0, positions[right] - positions[left]
+            )
             share = np.where(left == right, 0.0, share)
-            near[places] = logs[left] + share * (logs[right] - logs[left])
-        figures = np.maximum(self._prior_figures(kv_tokens), LEAST)
-        costs = figures * np.exp((weights * log + NEIGHBOURS * near) / (weights + NEIGHBOURS))
-        seen = figures * np.exp(log)
-        least = np.maximum.accumulate(np.where(known, seen, 0.0))
-        most = np.minimum.accumulate(np.where(known, seen, np.inf)[::-1])[::-1]
-        self._factors = (np.minimum(np.maximum(costs, least), most) / figures).tolist()
+            near[indices] = logs[left] + share * (logs[right] - logs[left])
+        prior_values = np.maximum(self._refresh_prior_values(kv_tokens), MIN_SECONDS)
+        costs = prior_values * np.exp((weights * log + NEIGHBOURS * near) / (weights + NEIGHBOURS))
+        seen = prior_values * np.exp(log)
+        lower = np.maximum.accumulate(np.where(known, seen, 0.0))
+        upper = np.minimum.accumulate(np.where(known, seen, np.inf)[::-1])[::-1]
+        self._factors = (np.minimum(np.maximum(costs, lower), upper) / prior_values).tolist()
 
-    def _prior_figures(self, kv_tokens: int) -> NDArray[np.float64]:
+    def _refresh_prior_values(self, kv_tokens: int) -> NDArray[np.float64]:
         """Return the profile's value for each bin, at about so much KV."""
         high, low = max(kv_tokens, self._kv), min(kv_tokens, self._kv)
-        if self._kv < 0 or (high > KV_CHANGE * low and high - low > KV_LEAST):
+        if self._kv < 0 or (high > KV_CHANGE * low and high - low > MIN_KV_CHANGE):
             self._kv = kv_tokens
-            self._figures = np.array([self._prior(rows, kv_tokens) for rows in self._rows])
-        return self._figures
+            self._prior_values = np.array(
+                [self._prior(query_tokens, kv_tokens) for query_tokens in self._query_tokens]
+            )
+        return self._prior_values
 
 
-def _place(rows: int) -> int:
-    return _PLACES[rows] if rows <= LARGEST else len(EDGES) - 1
+def _bin(query_tokens: int) -> int:
+    return _BIN_OF[query_tokens] if query_tokens <= LARGEST else len(EDGES) - 1

@@ -5,20 +5,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamserve.speculation.shapes import Seconds, Shape
-from streamserve.speculation.slo import NO_NEED, Need
+from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 from streamserve.speculation.tree import TokenTree
 
-SURE_LEVELS = 4
-"""Consecutive draft tokens that are counted on: texts differ, so a mean overestimates long chains."""
+RELIABLE_LEVELS = 4
+"""Consecutive draft tokens whose mean acceptance is relied on: texts differ, so a mean overestimates long
+chains."""
 
 
 class Candidate(NamedTuple):
     """A decoding request that may have draft tokens: the maximum depth of its tree, the maximum number of
-    nodes, its latency need, and its priority (lower is more urgent)."""
+    nodes, its latency requirement, and its priority (lower is more urgent)."""
 
     depth: int
     nodes: int
-    need: Need = NO_NEED
+    requirement: LatencyRequirement = NO_REQUIREMENT
     priority: int = 0
     id: int = 0
 
@@ -27,15 +28,15 @@ class Candidate(NamedTuple):
 class Outlook:
     """A step before drafting.
 
-    * `others`: query tokens of the step that are not of `candidates`; `undrafted` are the needs of the
+    * `others`: query tokens of the step that are not of `candidates`; `undrafted` are the requirements of the
       decoding requests among them.
-    * `step(rows)` and `draft(shapes)`: seconds.
-    * `covers[w - 1][l]`: the probability at level l that the next token is among a node's best w candidates,
-      given that all above it were accepted.
+    * `step(query_tokens)` and `draft(shapes)`: seconds.
+    * `level_acceptance[w - 1][l]`: the probability at level l that the next token is among a node's best w
+      candidates, given that all above it were accepted.
     * `nodes`: the most draft tokens of each request.
     * `load`: the share of the engine's sequence slots taken.
     * `acceptance`: the share of the last step's draft tokens that was accepted (None if there were none).
-    * `right`: how many were accepted of those `tested`: draft tokens after a rejected one were not tested.
+    * `accepted`: how many were accepted of those `tested`: draft tokens after a rejected one were not tested.
     * `throughput`: recent tokens a second.
     """
 
@@ -43,25 +44,25 @@ class Outlook:
     others: int
     step: Seconds
     draft: Callable[[Sequence[Shape]], float]
-    covers: Sequence[Sequence[float]]
+    level_acceptance: Sequence[Sequence[float]]
     nodes: int
-    undrafted: Sequence[Need] = ()
+    undrafted: Sequence[LatencyRequirement] = ()
     load: float = 0.0
     acceptance: float | None = None
-    right: int = 0
+    accepted: int = 0
     tested: int = 0
     throughput: float = 0.0
 
 
 @dataclass(frozen=True)
-class Drafted:
-    """A step once the trees have arrived. `needs[i]` is that of the request of `trees[i]`, `undrafted` are
-    those of decoding requests without a tree. The step has `plain` query tokens without draft tokens, and may
-    have `budget` draft tokens; drafting took `spent` seconds."""
+class DraftedStep:
+    """A step once the trees have arrived. `requirements[i]` is that of the request of `trees[i]`, `undrafted`
+    are those of decoding requests without a tree. The step has `plain` query tokens without draft tokens, and
+    may have `budget` draft tokens; drafting took `spent` seconds."""
 
     trees: Sequence[TokenTree]
-    needs: Sequence[Need]
-    undrafted: Sequence[Need]
+    requirements: Sequence[LatencyRequirement]
+    undrafted: Sequence[LatencyRequirement]
     plain: int
     spent: float
     step: Seconds
@@ -75,12 +76,12 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Means:
-    """Averages of decoding: `step(rows)` is the seconds of a step, `draft(requests)` those of one level of
-    draft tokens for so many requests. A draft token is accepted with probability `cover`, and chains have up
-    to `depth` (0: no speculation). A step also has `others` prompt tokens, on average."""
+    """Averages of decoding: `step(query_tokens)` is the seconds of a step, `draft(requests)` those of one
+    level of draft tokens for so many requests. A draft token is accepted with probability `acceptance`, and
+    chains have up to `depth` (0: no speculation). A step also has `others` prompt tokens, on average."""
 
     step: Callable[[int], float]
     draft: Callable[[int], float]
-    cover: float
+    acceptance: float
     depth: int
     others: int = 0

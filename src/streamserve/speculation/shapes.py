@@ -46,17 +46,17 @@ def fit(shape: Shape, depth: int, nodes: int) -> Shape:
     return Shape(1, nodes) if nodes > 0 else PLAIN
 
 
-def expected_tokens(cover: float, depth: int) -> float:
+def expected_tokens(acceptance: float, depth: int) -> float:
     """Return the tokens that a step yields for one request if each level has the next token with probability
-    `cover`: the accepted ones and the target's own, (1 - c^(d+1)) / (1 - c)."""
-    return depth + 1.0 if cover >= 1.0 else (1.0 - cover ** (depth + 1)) / (1.0 - cover)
+    `acceptance`: the accepted ones and the target's own, (1 - a^(d+1)) / (1 - a)."""
+    return depth + 1.0 if acceptance >= 1.0 else (1.0 - acceptance ** (depth + 1)) / (1.0 - acceptance)
 
 
-def expected_by_level(covers: Sequence[float], depth: int) -> float:
-    """Return the same where `covers[l]` is the probability at level l, given that all above it were accepted;
-    the last one holds for all deeper levels."""
+def expected_by_level(level_acceptance: Sequence[float], depth: int) -> float:
+    """Return the same where `level_acceptance[l]` is the probability at level l, given that all above it were
+    accepted; the last one holds for all deeper levels."""
     expected = reached = 1.0
     for level in range(depth):
-        reached *= covers[min(level, len(covers) - 1)]
+        reached *= level_acceptance[min(level, len(level_acceptance) - 1)]
         expected += reached
     return expected

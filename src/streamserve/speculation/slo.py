@@ -1,11 +1,11 @@
-"""What a request's latency target asks of its next step."""
+"""What a request's latency target requires of its next step."""
 
 from dataclasses import dataclass
 from math import inf
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class LatencyRequirement:
     """A decoding request's target for the time per output token, and its progress.
 
     `tpot` is the target in seconds (None: it has none). `decode_seconds` have passed since its first token,
@@ -27,8 +27,8 @@ class Need:
         return inf if self.tpot is None else (self.decoded + tokens) * self.tpot - self.decode_seconds
 
 
-NO_NEED = Need()
-"""The need of a request without a target."""
+NO_REQUIREMENT = LatencyRequirement()
+"""The requirement of a request without a target."""
 
-PAST = Need(tpot=inf)
-"""The need of a request that can no longer meet its targets: it asks nothing of a step."""
+MISSED_REQUIREMENT = LatencyRequirement(tpot=inf)
+"""The requirement of a request that can no longer meet its targets: nothing."""

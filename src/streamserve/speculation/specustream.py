@@ -1,12 +1,12 @@
 """SpecuStream: the depth of a chain of draft tokens from the recent acceptance, the load and the throughput.
 
-* *printed* is Algorithm 4 as published: run once a request, with a flow vector f of h numbers that starts at
-  zero. It stores gradients and uses them as rates, so a constant acceptance a settles at mean(f) = a/2, and
-  the magnitude hardly reflects volatility; the depth never goes below its base.
+* *as published* is Algorithm 4: run once a request, with a flow vector f of h numbers that starts at zero. It
+  stores gradients and uses them as rates, so a constant acceptance a settles at mean(f) = a/2, and the
+  magnitude hardly reflects volatility; the depth never goes below its base.
 * *equations* takes equations 10, 15 and 16 for the throughput, which then feeds back into itself.
-* *mended* is corrected: it stores rates and adapts at every step. A rate is of tested draft tokens: of all
-  draft tokens it would fall with the depth that it decides on. It is of at least SAMPLE of them: a rate of a
-  few varies by chance, which is no volatility.
+* *corrected* stores rates and adapts at every step. A rate is of tested draft tokens: of all draft tokens it
+  would fall with the depth that it decides on. It is of at least SAMPLE of them: a rate of a few varies by
+  chance, which is no volatility.
 
 None of them knows what verification costs.
 """
@@ -18,20 +18,20 @@ from streamserve.speculation.outlook import Outlook
 from streamserve.speculation.shapes import PLAIN, Shape
 
 HISTORY = 10
-BASE, GAIN = 5, 5.0
-LEAST, MOST = 2, 20
+BASE_DEPTH, GAIN = 5, 5.0
+MIN_DEPTH, MAX_DEPTH = 2, 20
 TARGET = 400.0
 """Tokens a second that the throughput is compared with."""
 LARGEST_LOAD = 0.9
 SAMPLE = 32
-"""Least number of tested draft tokens for one rate of *mended*."""
+"""Least number of tested draft tokens for one rate of *corrected*."""
 
 
 @dataclass(frozen=True)
 class Flow:
     """State between steps: the flow vector and the index of its next number; with *equations* the recent
-    throughput; with *printed* and *equations* each decoding request's depth and the cap that came with it;
-    with *mended* how many draft tokens were tested since the last rate, and accepted."""
+    throughput; with *as published* and *equations* each decoding request's depth and the cap that came with
+    it; with *corrected* how many draft tokens were tested since the last rate, and accepted."""
 
     values: tuple[float, ...] = ()
     turn: int = 0
@@ -39,21 +39,25 @@ class Flow:
     depths: Mapping[int, int] = field(default_factory=dict)
     micro_batch: int = 16
     tested: int = 0
-    right: int = 0
+    accepted: int = 0
 
 
-def printed(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[Shape], Flow]:
+def as_published(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[Shape], Flow]:
     """Run Algorithm 4: a request keeps the depth of its first step. A pass verifies draft tokens of at most
     `micro_batch` sequences, those of highest rank; the others decode plainly in the same batch."""
-    known = {one.id: flow.depths[one.id] for one in outlook.candidates if one.id in flow.depths}
-    for one in outlook.candidates:
-        if one.id not in known:
-            flow, known[one.id] = adapt(
+    known = {
+        candidate.id: flow.depths[candidate.id]
+        for candidate in outlook.candidates
+        if candidate.id in flow.depths
+    }
+    for candidate in outlook.candidates:
+        if candidate.id not in known:
+            flow, known[candidate.id] = adapt(
                 flow, outlook.acceptance or 0.0, outlook.load, outlook.throughput, equations
             )
     shapes = [
-        Shape(known[one.id], 1) if place < flow.micro_batch else PLAIN
-        for place, one in enumerate(outlook.candidates)
+        Shape(known[candidate.id], 1) if position < flow.micro_batch else PLAIN
+        for position, candidate in enumerate(outlook.candidates)
     ]
     return shapes, replace(flow, depths=known)
 
@@ -68,7 +72,7 @@ def adapt(
     recent = flow.recent or throughput
     measured = recent if equations else throughput
     scale = max(1.0, TARGET / max(measured, 1.0))
-    depth = _clip(int(BASE + acceptance * magnitude * GAIN * _room(load) * scale))
+    depth = _clip(int(BASE_DEPTH + acceptance * magnitude * GAIN * _idle_share(load) * scale))
     projected = measured * (1 + acceptance * 0.5)
     after = Flow(
         values=tuple(values),
@@ -80,19 +84,19 @@ def adapt(
     return after, depth
 
 
-def mended(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
+def corrected(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
     """Run the corrected algorithm, with a rate in the flow vector: from its mean m and its mean deviation v,
     d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) (1 - min(load, 0.9))))."""
-    flow = replace(flow, tested=flow.tested + outlook.tested, right=flow.right + outlook.right)
+    flow = replace(flow, tested=flow.tested + outlook.tested, accepted=flow.accepted + outlook.accepted)
     if flow.tested >= SAMPLE:
-        rate = flow.right / flow.tested
+        rate = flow.accepted / flow.tested
         values = list(flow.values or (rate,) * HISTORY)
         values[flow.turn] = rate
-        flow = replace(flow, values=tuple(values), turn=(flow.turn + 1) % HISTORY, tested=0, right=0)
-    return [Shape(mended_depth(flow, outlook.load, outlook.throughput), 1)] * len(outlook.candidates), flow
+        flow = replace(flow, values=tuple(values), turn=(flow.turn + 1) % HISTORY, tested=0, accepted=0)
+    return [Shape(corrected_depth(flow, outlook.load, outlook.throughput), 1)] * len(outlook.candidates), flow
 
 
-def mended_depth(flow: Flow, load: float, throughput: float) -> int:
+def corrected_depth(flow: Flow, load: float, throughput: float) -> int:
     """Return the depth for the flow's rates, the load and the tokens a second. Without rates it is the base,
     reduced by the load."""
     swing = 0.0
@@ -101,12 +105,12 @@ def mended_depth(flow: Flow, load: float, throughput: float) -> int:
         deviation = sum(abs(value - mean) for value in flow.values) / HISTORY
         swing = 2 * max(0.0, mean - 2 * deviation) - 1
     scale = min(2.0, max(1.0, TARGET / max(throughput, 1.0)))
-    return _clip(round((BASE + GAIN * swing * scale) * _room(load)))
+    return _clip(round((BASE_DEPTH + GAIN * swing * scale) * _idle_share(load)))
 
 
-def _room(load: float) -> float:
+def _idle_share(load: float) -> float:
     return 1 - min(load, LARGEST_LOAD)
 
 
 def _clip(depth: int) -> int:
-    return min(max(depth, LEAST), MOST)
+    return min(max(depth, MIN_DEPTH), MAX_DEPTH)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 FIRST = 16
 """Steps before the first trial."""
-LONGEST = 512
+MAX_WAIT_STEPS = 512
 """Most steps between two trials: in the long run, trials take at most one step in so many."""
 SURPRISE = 1.25
 """Factor between expected and measured seconds from which a trial is repeated soon."""
@@ -35,10 +35,10 @@ class Trials:
         self.passed += 1
         if self.passed < self.wait:
             return False
-        self.passed, self.sequences, self.wait = 0, sequences, min(2 * self.wait, LONGEST)
+        self.passed, self.sequences, self.wait = 0, sequences, min(2 * self.wait, MAX_WAIT_STEPS)
         return True
 
-    def found(self, expected: float, seconds: float) -> None:
+    def record(self, expected: float, seconds: float) -> None:
         """Record the expected and the measured seconds of a trial."""
         if max(expected, seconds) > SURPRISE * min(expected, seconds):
             self.wait = max(self.first, self.wait // 4)

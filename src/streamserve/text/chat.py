@@ -15,7 +15,7 @@ from streamserve.protocol.errors import CheckpointError, RequestError
 Message = Mapping[str, Any]
 
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
-_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+_RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
 class _GenerationBlock(Extension):
@@ -74,7 +74,7 @@ class ChatTemplate:
             raise RequestError("messages are nested too deeply", field="messages") from error
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(f"the chat template refuses this: {error}", field="messages") from error
-        return prompt if final is None else _cut_at_mark(prompt, final)
+        return prompt if final is None else _truncate_at_mark(prompt, final)
 
 
 def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
@@ -105,7 +105,7 @@ def _check_request(
             "continue_final_message needs add_generation_prompt set to false", field="continue_final_message"
         )
     for name in variables:
-        if name in _OWN_VARIABLES:
+        if name in _RESERVED_VARIABLES:
             raise RequestError(
                 f"chat_template_kwargs may not set {name}",
                 field="chat_template_kwargs",
@@ -143,17 +143,17 @@ def _open_final_message(chat: list[dict[str, Any]]) -> str:
     return str(final)
 
 
-def _cut_at_mark(prompt: str, final: str) -> str:
+def _truncate_at_mark(prompt: str, final: str) -> str:
     """Return the prompt up to the mark.
 
     Templates that strip contents remove the mark's trailing space; then trailing whitespace before it is
     removed too.
     """
-    place = prompt.rfind(_CONTINUE.strip())
-    if place < 0 or final.strip() not in prompt:
+    position = prompt.rfind(_CONTINUE.strip())
+    if position < 0 or final.strip() not in prompt:
         raise RequestError("the chat template drops the message to continue", field="continue_final_message")
-    kept = prompt[:place]
-    return kept if prompt.startswith(_CONTINUE, place) else kept.rstrip()
+    rendered = prompt[:position]
+    return rendered if prompt.startswith(_CONTINUE, position) else rendered.rstrip()
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -173,5 +173,5 @@ def _to_json(
     )
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

@@ -60,7 +60,7 @@ class _Windowed:
         self._skip = skip_special_tokens
         self._window: list[int] = []
         self._read = 0
-        self._shown = ""
+        self._emitted = ""
 
     def feed(self, token: int) -> str:
         if not self._tokenizer.token_bytes(token) or (self._skip and self._tokenizer.is_special(token)):
@@ -72,15 +72,15 @@ class _Windowed:
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        fresh = self._decode()[len(self._shown) :]
+        new = self._decode()[len(self._emitted) :]
         few = len(self._window) - self._read < _MAX_OPEN
-        unfinished = few and fresh.endswith("\N{REPLACEMENT CHARACTER}")
-        if not fresh or (unfinished and not final):
+        unfinished = few and new.endswith("\N{REPLACEMENT CHARACTER}")
+        if not new or (unfinished and not final):
             return ""
         self._window = self._window[self._read :]
         self._read = len(self._window)
-        self._shown = self._decode()
-        return fresh
+        self._emitted = self._decode()
+        return new
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)

@@ -14,7 +14,7 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES, MAX_GROUPS, Grammar, check_grammar, to_llguidance
 from streamserve.text.tokenizer import Tokenizer
 
-KEPT = 256
+MAX_CACHED_GRAMMARS = 256
 """Maximum number of grammars in the cache of successful compilations."""
 
 _MAX_CONVERSION = 4 << 20
@@ -55,23 +55,23 @@ class _Tokens:
         self._longest = max(map(len, self._by_bytes), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        written = text if isinstance(text, bytes) else text.encode()
-        ids = self._tokenizer.encode(written.decode(), add_special_tokens=False)
+        data = text if isinstance(text, bytes) else text.encode()
+        ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
         known = all(token < len(self.tokens) and token not in self.special_token_ids for token in ids)
-        if known and b"".join(self.tokens[token] for token in ids) == written:
+        if known and b"".join(self.tokens[token] for token in ids) == data:
             return ids
-        return self._longest_first(written)
+        return self._longest_first(data)
 
-    def _longest_first(self, written: bytes) -> list[int]:
+    def _longest_first(self, data: bytes) -> list[int]:
         """Tokenize greedily, where the tokenizer adds spaces to a text or matches a special token in it."""
-        ids, place = [], 0
-        while place < len(written):
-            sizes = range(min(self._longest, len(written) - place), 0, -1)
-            size = next((size for size in sizes if written[place : place + size] in self._by_bytes), 0)
+        ids, position = [], 0
+        while position < len(data):
+            sizes = range(min(self._longest, len(data) - position), 0, -1)
+            size = next((size for size in sizes if data[position : position + size] in self._by_bytes), 0)
             if not size:  # a byte without a token: the forced text ends here
                 break
-            ids.append(self._by_bytes[written[place : place + size]])
-            place += size
+            ids.append(self._by_bytes[data[position : position + size]])
+            position += size
         return ids
 
 
@@ -92,14 +92,14 @@ def as_lark(text: str) -> str:
     Raises ValueError if the grammar is neither, or too large to convert.
     """
     if len(text) > MAX_GRAMMAR_BYTES:
-        raise ValueError(f"has {len(text)} characters; at most {MAX_GRAMMAR_BYTES} bytes are taken")
+        raise ValueError(f"has {len(text)} characters; at most {MAX_GRAMMAR_BYTES} bytes are allowed")
     if _LARK.search(text):
         return text
     rules = text.count("::=")
     groups = sum(text.count(sign) for sign in "([{")
     if rules + groups > MAX_GROUPS:
         raise ValueError(
-            f"has {rules + groups} rules and groups (::= ( [ {{); at most {MAX_GROUPS} are taken"
+            f"has {rules + groups} rules and groups (::= ( [ {{); at most {MAX_GROUPS} are allowed"
         )
     text = _BLANKS.sub(_one_blank, text)
     if rules * len(text) > _MAX_CONVERSION:
@@ -113,9 +113,9 @@ def as_lark(text: str) -> str:
         raise ValueError(f"cannot be read: {error}") from error
 
 
-def _one_blank(found: re.Match[str]) -> str:
+def _one_blank(match: re.Match[str]) -> str:
     """Return a run of whitespace and comments as one line break, or as one space if it is within a line."""
-    return found[1] or ("\n" if any(sign in found[0] for sign in "#\r\n") else " ")
+    return match[1] or ("\n" if any(sign in match[0] for sign in "#\r\n") else " ")
 
 
 class GrammarCheck:
@@ -128,7 +128,7 @@ class GrammarCheck:
         self._compile = compile
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._good: OrderedDict[Grammar, None] = OrderedDict()
+        self._compiled_grammars: OrderedDict[Grammar, None] = OrderedDict()
         self._warm = False
 
     @cached_property
@@ -137,18 +137,18 @@ class GrammarCheck:
 
     async def __call__(self, grammar: Grammar, field: str) -> None:
         """Raise RequestError about `field` if `grammar` is too large, too slow, or cannot be compiled."""
-        if grammar in self._good:
-            self._good.move_to_end(grammar)
+        if grammar in self._compiled_grammars:
+            self._compiled_grammars.move_to_end(grammar)
             return
         if len(grammar.text) > self._max_bytes:
-            message = f"{field} has {len(grammar.text)} bytes; at most {self._max_bytes} are taken"
+            message = f"{field} has {len(grammar.text)} bytes; at most {self._max_bytes} bytes are allowed"
             raise RequestError(message, field=field)
         problem = await self._compiled(grammar, field)
         if problem:
             raise RequestError(f"{field} {problem}", field=field)
-        self._good[grammar] = None
-        if len(self._good) > KEPT:
-            self._good.popitem(last=False)
+        self._compiled_grammars[grammar] = None
+        if len(self._compiled_grammars) > MAX_CACHED_GRAMMARS:
+            self._compiled_grammars.popitem(last=False)
 
     async def _compiled(self, grammar: Grammar, field: str) -> str:
         if not self._warm:  # the vocabulary is built with the first grammar: exclude it from the time limit
@@ -159,7 +159,10 @@ class GrammarCheck:
             return await asyncio.wait_for(asyncio.wrap_future(compiling), self._seconds)
         except TimeoutError:
             if compiling.running():
-                text = f"{field} takes more than {self._seconds:g} s to compile, the limit (grammar_timeout)"
+                text = (
+                    f"{field} takes more than {self._seconds:g} s to compile, which is the limit "
+                    "(grammar_timeout)"
+                )
                 raise RequestError(text, field=field) from None
             raise RequestError(
                 "too many grammars are being compiled", field=field, status=503, retry_after=self._seconds

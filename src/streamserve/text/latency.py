@@ -46,6 +46,8 @@ def combined(outcomes: list[SloOutcome]) -> SloOutcome | None:
     """Combine the outcomes of a request's prompts: met if all are met, with the slowest latencies."""
     if not outcomes:
         return None
-    ttfts = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
-    tpots = [one.tpot_ms for one in outcomes if one.tpot_ms is not None]
-    return SloOutcome(all(one.met for one in outcomes), max(ttfts, default=None), max(tpots, default=None))
+    ttfts = [outcome.ttft_ms for outcome in outcomes if outcome.ttft_ms is not None]
+    tpots = [outcome.tpot_ms for outcome in outcomes if outcome.tpot_ms is not None]
+    return SloOutcome(
+        all(outcome.met for outcome in outcomes), max(ttfts, default=None), max(tpots, default=None)
+    )

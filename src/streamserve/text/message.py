@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from streamserve.text.reasoning import ThoughtReader
-from streamserve.text.tools.reader import CallDelta, CallReader
+from streamserve.text.reasoning import ReasoningParser
+from streamserve.text.tools.parser import CallDelta, ToolCallParser
 
 
 @dataclass
@@ -18,13 +18,13 @@ class Part:
         return bool(self.reasoning or self.content or self.calls)
 
 
-class MessageReader:
+class MessageParser:
     """Parses one message: the reasoning first, then the tool calls in what follows.
 
     Without parsers, all text is content.
     """
 
-    def __init__(self, thoughts: ThoughtReader | None = None, calls: CallReader | None = None) -> None:
+    def __init__(self, thoughts: ReasoningParser | None = None, calls: ToolCallParser | None = None) -> None:
         self._thoughts = thoughts
         self._calls = calls
 
@@ -35,17 +35,17 @@ class MessageReader:
 
     def read(self, text: str, final: bool) -> Part:
         """Parse the next piece; if it is the `final` one, also return what was held back."""
-        reasoning, said = "", text
+        reasoning, content = "", text
         if self._thoughts is not None:
             thought = self._thoughts.feed(text)
-            reasoning, said = thought.reasoning, thought.content
+            reasoning, content = thought.reasoning, thought.content
             if final:
-                rest = self._thoughts.finish()
-                reasoning, said = reasoning + rest.reasoning, said + rest.content
+                remaining = self._thoughts.finish()
+                reasoning, content = reasoning + remaining.reasoning, content + remaining.content
         if self._calls is None:
-            return Part(reasoning, said)
-        found = self._calls.feed(said)
+            return Part(reasoning, content)
+        parsed = self._calls.feed(content)
         if final:
-            rest_found = self._calls.finish()
-            return Part(reasoning, found.content + rest_found.content, found.calls + rest_found.calls)
-        return Part(reasoning, found.content, found.calls)
+            last = self._calls.finish()
+            return Part(reasoning, parsed.content + last.content, parsed.calls + last.calls)
+        return Part(reasoning, parsed.content, parsed.calls)

@@ -57,7 +57,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     queued_seconds: float = 0.0
-    guessed_tokens: int = 0
+    drafted_tokens: int = 0
     accepted_tokens: int = 0
     slo: SloOutcome | None = None
 
@@ -85,8 +85,8 @@ class ChoiceText:
             return None
         if event.index > self.emitted:
             raise RuntimeError(
-                f"request {event.request}, choice {self.choice}: token {event.index} came, "
-                f"token {self.emitted} did not"
+                f"request {event.request}, choice {self.choice}: got token {event.index}, "
+                f"but token {self.emitted} is missing"
             )
         self.emitted += 1
         logprobs = self._logprobs(event)
@@ -117,10 +117,10 @@ class ChoiceText:
 
     def _end(self, scan: Scan) -> Scan:
         """Return `scan` with all held-back text appended."""
-        rest = self._read(self._detokenizer.flush())
-        if rest.stop is not None:
-            return Scan(scan.text + rest.text, rest.stop)
-        return Scan(scan.text + rest.text + self._stops.flush())
+        tail = self._read(self._detokenizer.flush())
+        if tail.stop is not None:
+            return Scan(scan.text + tail.text, tail.stop)
+        return Scan(scan.text + tail.text + self._stops.flush())
 
     def _logprobs(self, event: Token) -> tuple[TokenLogprob, ...]:
         if event.logprob is None:

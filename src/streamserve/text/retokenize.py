@@ -15,7 +15,7 @@ from streamserve.text.tokenizer import Tokenizer
 PIECE = 1024
 """Minimum length of a piece in characters: it ends at the next boundary."""
 
-APART = 8192
+THREAD_THRESHOLD = 8192
 """Characters that take about a millisecond to tokenize; longer texts are tokenized in a thread."""
 
 SPLITS = frozenset(
@@ -139,7 +139,7 @@ class Tokenized:
     ends: list[tuple[int, int]]
 
 
-NOTHING = Tokenized("", [], [])
+EMPTY = Tokenized("", [], [])
 
 
 class Retokenizer:
@@ -152,7 +152,7 @@ class Retokenizer:
         self._tokenizer = tokenizer
         self._cuts = cuts_at_spaces(tokenizer)
 
-    def encode(self, text: str, before: Tokenized = NOTHING) -> Tokenized:
+    def encode(self, text: str, before: Tokenized = EMPTY) -> Tokenized:
         """Return the tokens of `text`, identical to tokenizing it as a whole, reusing those of an earlier
         version.
 
@@ -161,21 +161,23 @@ class Retokenizer:
         if not self._cuts:
             return Tokenized(text, self._encode([text])[0], [])
         same = common_prefix(before.text, text)
-        kept = [end for end in before.ends if end[0] < same]
-        start, count = kept[-1] if kept else (0, 0)
+        reused = [end for end in before.ends if end[0] < same]
+        start, count = reused[-1] if reused else (0, 0)
         pieces = _pieces(text, start)
         new = self._encode(pieces)
         lengths = zip(map(len, pieces), map(len, new), strict=True)
         ends = accumulate(
-            lengths, lambda one, two: (one[0] + two[0], one[1] + two[1]), initial=(start, count)
+            lengths,
+            lambda first, second: (first[0] + second[0], first[1] + second[1]),
+            initial=(start, count),
         )
         ids = before.ids[:count] + [token for piece in new for token in piece]
-        return Tokenized(text, ids, kept[:-1] + list(ends))
+        return Tokenized(text, ids, reused[:-1] + list(ends))
 
     def _encode(self, pieces: list[str]) -> list[list[int]]:
         """Tokenize pieces; long ones with the GIL released, which is slower for short ones."""
-        if sum(map(len, pieces)) > APART:
-            return self._tokenizer.encode_apart(pieces, add_special_tokens=False)
+        if sum(map(len, pieces)) > THREAD_THRESHOLD:
+            return self._tokenizer.encode_without_gil(pieces, add_special_tokens=False)
         return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
 
 
@@ -198,17 +200,17 @@ def _boundary(text: str, start: int) -> int:
     return len(text)
 
 
-def common_prefix(one: str | list[int], two: str | list[int]) -> int:
+def common_prefix(first: str | list[int], second: str | list[int]) -> int:
     """Return the length of the common prefix of two texts, or two lists of tokens.
 
     A binary search over slices, which is a hundred times faster than comparing elements.
     """
-    low, high = 0, min(len(one), len(two))
-    if one[:high] == two[:high]:
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
         return high
     while high - low > 1:  # equal before `low`; a difference before `high`
         middle = (low + high) // 2
-        if one[low:middle] == two[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle

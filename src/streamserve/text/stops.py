@@ -35,9 +35,9 @@ class StopFinder:
             complete = [pattern.text for pattern in self._patterns if pattern.read(character)]
             if complete:
                 return self._stopped(seen[:end], max(complete, key=len))
-        keep = max(pattern.matched for pattern in self._patterns)
-        self._held = seen[len(seen) - keep :]
-        return Scan(seen[: len(seen) - keep])
+        held_back = max(pattern.matched for pattern in self._patterns)
+        self._held = seen[len(seen) - held_back :]
+        return Scan(seen[: len(seen) - held_back])
 
     def flush(self) -> str:
         """Return what was held back, at the end of the text."""

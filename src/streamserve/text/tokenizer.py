@@ -55,14 +55,14 @@ class Tokenizer:
         """
         folder = read_folder(Path(path))
         try:
-            return cls._of(folder)
+            return cls._from_settings(folder)
         except CheckpointError:
             raise
         except Exception as error:  # token names that are not Unicode, or inconsistent parts
             raise CheckpointError(f"{path}: its tokenizer cannot be used: {error}") from error
 
     @classmethod
-    def _of(cls, folder: TokenizerFolder) -> "Tokenizer":
+    def _from_settings(cls, folder: TokenizerFolder) -> "Tokenizer":
         if not folder.tokenizer_file.exists():
             return cls(_converted_backend(folder), folder.special_tokens, folder.chat_template)
         try:
@@ -112,7 +112,7 @@ class Tokenizer:
         return described
 
     @cached_property
-    def surroundings(self) -> tuple[list[int], list[int]]:
+    def added_special_tokens(self) -> tuple[list[int], list[int]]:
         """The special tokens that `encode` adds before and after every text."""
         plain, whole = self.encode("a", add_special_tokens=False), self.encode("a")
         before = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
@@ -132,7 +132,7 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_apart(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+    def encode_without_gil(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Return `encode` of each text, releasing the GIL meanwhile; for use in threads."""
         for text in texts:
             text.encode()
@@ -157,10 +157,10 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of `token` in the middle of a text; they need not be whole characters."""
-        found = self._bytes.get(token)
-        if found is None:
-            found = self._bytes[token] = self._bytes_of_piece(self.piece(token))
-        return found
+        data = self._bytes.get(token)
+        if data is None:
+            data = self._bytes[token] = self._bytes_of_piece(self.piece(token))
+        return data
 
     def token_text(self, token: int) -> str:
         r"""Return `token_bytes` as text; bytes that are not a whole character are written as ``\xf0``."""

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
-from streamserve.protocol.tickets import CacheAddress
+from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.pools import LAYER_SECONDS, Pools
 from streamserve.transfer.shared_memory import SharedMemory
 
@@ -58,9 +58,9 @@ def _agent() -> Any:
         config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         agent = nixl.nixl_agent(f"streamserve-{secrets.token_hex(8)}", config)
     except Exception as error:  # its errors have no common base class
-        raise TransferError(f"NIXL does not start: {error}") from error
+        raise TransferError(f"NIXL cannot start: {error}") from error
     if "UCX" not in agent.backends:
-        raise TransferError("this NIXL is without its UCX plugin")
+        raise TransferError("this NIXL lacks its UCX plugin: install a NIXL build with UCX")
     return agent
 
 
@@ -83,7 +83,7 @@ class NixlMemory:
         self._agent: Any = None
         self._base = 0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._answer, name="kv-answers", daemon=True)
+        self._thread = threading.Thread(target=self._poll_notifications, name="kv-progress", daemon=True)
 
     @property
     def size(self) -> int:
@@ -110,7 +110,7 @@ class NixlMemory:
         if self._thread.ident:
             self._thread.join()
 
-    def _answer(self) -> None:
+    def _poll_notifications(self) -> None:
         while not self._closed.wait(POLL_SECONDS):
             self._agent.get_new_notifs()
 
@@ -162,8 +162,8 @@ class NixlTransport:
         self._peers: dict[CacheAddress, _Peer] = {}
         self._pushed = 0
         self._wire_free = 0.0
-        self._asked: queue.SimpleQueue[_Push] = queue.SimpleQueue()
-        self._flying: list[_Push] = []
+        self._queue: queue.SimpleQueue[_Push] = queue.SimpleQueue()
+        self._in_flight: list[_Push] = []
         self._landed: deque[Landed] = deque()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="kv-transport", daemon=True)
@@ -181,14 +181,14 @@ class NixlTransport:
             )
         if to not in self._peers:
             with self._agent_lock:
-                self._forget_the_dead()
-                self._peers[to] = self._meet(to)
+                self._remove_dead_peers()
+                self._peers[to] = self._add_peer(to)
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], upcoming: bool = False) -> int:
         self._pushed += 1
         sources, targets = np.array(copies, np.int32).T
-        since = self._pools.before_step() if coming else None
-        self._asked.put(_Push(self._pushed, to, sources, targets, since, time.monotonic()))
+        since = self._pools.before_step() if upcoming else None
+        self._queue.put(_Push(self._pushed, to, sources, targets, since, time.monotonic()))
         return self._pushed
 
     def landed(self) -> list[Landed]:
@@ -201,19 +201,19 @@ class NixlTransport:
 
     def _work(self) -> None:
         """Start requested pushes and poll those in flight, until closed."""
-        leave = float("inf")
-        while time.monotonic() < leave:
+        deadline = float("inf")
+        while time.monotonic() < deadline:
             if self._closed.is_set():
-                idle = self._asked.empty() and not self._flying
-                leave = 0.0 if idle else min(leave, time.monotonic() + CLOSE_SECONDS)
-            coming = any(push.rows < len(self._widths) for push in self._flying)
-            wait = LAYER_SECONDS if coming else POLL_SECONDS if self._flying else 20 * POLL_SECONDS
+                idle = self._queue.empty() and not self._in_flight
+                deadline = 0.0 if idle else min(deadline, time.monotonic() + CLOSE_SECONDS)
+            unwritten = any(push.rows < len(self._widths) for push in self._in_flight)
+            wait = LAYER_SECONDS if unwritten else POLL_SECONDS if self._in_flight else 20 * POLL_SECONDS
             with contextlib.suppress(queue.Empty):
-                self._flying.append(self._asked.get(timeout=wait))
+                self._in_flight.append(self._queue.get(timeout=wait))
             with self._agent_lock:
-                for push in self._flying:
+                for push in self._in_flight:
                     self._start(push)
-                self._flying = [push for push in self._flying if not self._over(push)]
+                self._in_flight = [push for push in self._in_flight if not self._has_ended(push)]
 
     def _start(self, push: _Push) -> None:
         """Start writing the rows that have become ready."""
@@ -243,20 +243,20 @@ class NixlTransport:
         push.writes.append((handle, now))
         push.rows, push.sent, push.earliest = ready, push.sent + sent, self._wire_free
 
-    def _over(self, push: _Push) -> bool:
+    def _has_ended(self, push: _Push) -> bool:
         """Return whether a push has ended; if so, add it to the landed ones."""
         now = time.monotonic()
         if now < push.earliest and not push.error:
             return False
-        going = [write for write in push.writes if self._goes_on(push, write[0], now)]
-        push.seconds += sum(now - write[1] for write in push.writes if write not in going)
-        push.writes = going
+        in_flight = [write for write in push.writes if self._is_in_flight(push, write[0], now)]
+        push.seconds += sum(now - write[1] for write in push.writes if write not in in_flight)
+        push.writes = in_flight
         if push.writes or (push.rows < len(self._widths) and not push.error):
             return False
         self._landed.append(Landed(push.job, 0 if push.error else push.sent, push.error, push.seconds))
         return True
 
-    def _goes_on(self, push: _Push, handle: Any, now: float) -> bool:
+    def _is_in_flight(self, push: _Push, handle: Any, now: float) -> bool:
         """Return whether a write may still be in flight. A failed write sets its push's error."""
         try:
             state, error = self._agent.check_xfer_state(handle), "NIXL could not write"
@@ -275,11 +275,11 @@ class NixlTransport:
     def _check_range(self, blocks: npt.NDArray[np.int32], count: int) -> None:
         """Raise TransferError for an index beyond its row, which would address a block of the next row."""
         if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < count:
-            raise TransferError(f"there are {count} blocks, and not all of {blocks.tolist()}")
+            raise TransferError(f"block numbers must be below {count}, but are {blocks.tolist()}")
 
-    def _meet(self, to: CacheAddress) -> _Peer:
+    def _add_peer(self, to: CacheAddress) -> _Peer:
         """Add a pool's agent and prepare descriptors of its blocks."""
-        _find(to)
+        _check_memory(to)
         try:
             name = self._agent.add_remote_agent(to.agent)
             name = name.decode() if isinstance(name, bytes) else name
@@ -288,16 +288,16 @@ class NixlTransport:
         except Exception as error:  # forged metadata, or memory that it does not cover
             raise TransferError(f"the cache at {to.path} cannot be written: {error}") from error
 
-    def _forget_the_dead(self) -> None:
+    def _remove_dead_peers(self) -> None:
         """Release the descriptors of workers that have ended."""
-        busy = {push.to for push in self._flying}
+        busy = {push.to for push in self._in_flight}
         for address in [a for a in self._peers if a not in busy and not _alive(a)]:
             peer = self._peers.pop(address)
             peer.blocks.release()
             try:
                 self._agent.remove_remote_agent(peer.name)
             except Exception as error:  # NIXL has already removed it
-                logger.debug("forgot %s: %s", peer.name, error)
+                logger.debug("removed peer %s: %s", peer.name, error)
 
 
 def _in_rows(blocks: npt.NDArray[np.int32], first: int, last: int, num_blocks: int) -> npt.NDArray[np.int32]:
@@ -306,19 +306,19 @@ def _in_rows(blocks: npt.NDArray[np.int32], first: int, last: int, num_blocks: i
     return (rows * num_blocks + blocks).ravel().astype(np.int32)
 
 
-def _find(to: CacheAddress) -> None:
+def _check_memory(to: CacheAddress) -> None:
     """Raise TransferError unless the memory at this address is still the same."""
     try:
-        found = os.stat(to.path)
+        status = os.stat(to.path)
     except OSError as error:
         raise TransferError(f"the cache at {to.path} cannot be opened: {error.strerror}") from error
-    if (found.st_ino, found.st_size) != (to.inode, to.size):
-        raise TransferError(f"{to.path} is another's memory by now")
+    if (status.st_ino, status.st_size) != (to.inode, to.size):
+        raise TransferError(f"{to.path} now belongs to other memory: the worker was restarted")
 
 
 def _alive(to: CacheAddress) -> bool:
     try:
-        _find(to)
+        _check_memory(to)
     except TransferError:
         return False
     return True

@@ -52,9 +52,9 @@ class Pools:
 
     def of(self, memory: Tensor, num_blocks: int) -> list[Tensor]:
         """Return the rows of another worker's memory, which has `num_blocks` blocks."""
-        rows, at = [], 0
+        rows, offset = [], 0
         for own in self.rows:
             size = num_blocks * own.shape[1]
-            rows.append(memory[at : at + size].view(num_blocks, own.shape[1]))
-            at += size
+            rows.append(memory[offset : offset + size].view(num_blocks, own.shape[1]))
+            offset += size
         return rows

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from streamserve.engine.transport import Landed, TransferError
-from streamserve.protocol.tickets import CacheAddress
+from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.pools import LAYER_SECONDS, Pools
 
 
@@ -70,16 +70,16 @@ class SharedMemoryTransport:
                 "weights, precision, block size or layout differ"
             )
         if to not in self._opened:
-            self._forget_the_dead()
+            self._unmap_dead_peers()
             self._opened[to] = self._open(to)
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], coming: bool = False) -> int:
+    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], upcoming: bool = False) -> int:
         job = next(self._jobs)
         target = self._opened.get(to)
         if target is None:  # dropped since it was checked
             self._landed.append(Landed(job, 0, f"the worker at {to.path} is gone"))
         else:
-            since = self._pools.before_step() if coming else None
+            since = self._pools.before_step() if upcoming else None
             self._thread.submit(self._copy, job, target, list(copies), since)
         return job
 
@@ -101,7 +101,7 @@ class SharedMemoryTransport:
             ready = self._pools.ready(since)
             if ready == done:
                 if self._closed:
-                    self._landed.append(Landed(job, 0, "the worker stops"))
+                    self._landed.append(Landed(job, 0, "this worker is shutting down"))
                     return
                 time.sleep(LAYER_SECONDS)
                 continue
@@ -130,15 +130,15 @@ class SharedMemoryTransport:
         except OSError as error:
             raise TransferError(f"the cache at {to.path} cannot be opened: {error.strerror}") from error
         try:
-            found = os.fstat(handle)
-            if (found.st_ino, found.st_size) != (to.inode, to.size):
-                raise TransferError(f"{to.path} is another's memory by now")
+            status = os.fstat(handle)
+            if (status.st_ino, status.st_size) != (to.inode, to.size):
+                raise TransferError(f"{to.path} now belongs to other memory: the worker was restarted")
             shared = mmap.mmap(handle, to.size)
         finally:
             os.close(handle)
         return self._pools.of(torch.frombuffer(shared, dtype=torch.uint8), to.num_blocks)
 
-    def _forget_the_dead(self) -> None:
+    def _unmap_dead_peers(self) -> None:
         """Release the memory of workers that have ended."""
         for address in list(self._opened):
             if not os.path.exists(address.path):

@@ -18,7 +18,7 @@ from streamserve.protocol.runtime_folder import folder_of, remove_if_dead
 
 MAX_CONFIG_BYTES = 1 << 20
 PARENT_SECONDS = 1.0
-"""Interval of checks whether the parent still runs, where its end of the pipe does not tell."""
+"""Interval of checks whether the parent still runs, in addition to watching its end of the pipe."""
 FOLDER_SECONDS = 2.0
 """How long to wait for the lock of a parent that may be dying."""
 
@@ -28,11 +28,11 @@ def read_config(stream: BinaryIO) -> WorkerConfig:
     is malformed."""
     size = int.from_bytes(stream.read(4), "little")
     if not 0 < size <= MAX_CONFIG_BYTES:
-        raise ValueError(f"standard input must hold a worker configuration, found a length of {size}")
+        raise ValueError(f"standard input must hold a worker configuration, but its length is {size}")
     return msgspec.msgpack.decode(stream.read(size), type=WorkerConfig)
 
 
-def leave_with_parent(descriptor: int, parent: int, folder: Path | None) -> None:
+def exit_with_parent(descriptor: int, parent: int, folder: Path | None) -> None:
     """End this process when `parent` has ended in any way, or closes its end of the pipe. A fork of the
     parent may keep the pipe open. Also removes what a dead parent left in `folder`."""
     while os.getppid() == parent:
@@ -53,8 +53,8 @@ def main() -> int:
     config = read_config(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
-    leash = (sys.stdin.fileno(), parent, folder_of(config.endpoint))
-    threading.Thread(target=leave_with_parent, args=leash, daemon=True).start()
+    arguments = (sys.stdin.fileno(), parent, folder_of(config.endpoint))
+    threading.Thread(target=exit_with_parent, args=arguments, daemon=True).start()
     faulthandler.enable()  # a fault in native code leaves a traceback in the log
     if config.role == "draft":  # imports torch, which takes a while
         from streamserve.workers.draft_worker import run as run_draft

@@ -36,7 +36,7 @@ def write_report(
         for old in sorted(folder.glob("*.json"))[:-MAX_REPORTS]:
             old.unlink(missing_ok=True)
     except Exception as failure:
-        logger.warning("no crash report in %s: %s", folder, failure)
+        logger.warning("failed to write a crash report in %s: %s", folder, failure)
         return ""
     return name
 
@@ -76,10 +76,10 @@ def _plan(plan: StepPlan) -> dict[str, Any]:
                 "sequence": span.sequence,
                 "start": span.start,
                 "tokens": len(span.tokens),
-                "draft_tokens": span.rows - len(span.tokens),
+                "draft_tokens": span.query_tokens - len(span.tokens),
                 "blocks": len(span.blocks),
                 "choices": span.choices,
-                "group": span.plane,
+                "group": span.group,
             }
             for span in plan.spans[:MAX_SEQUENCES]
         ],
@@ -87,7 +87,7 @@ def _plan(plan: StepPlan) -> dict[str, Any]:
 
 
 def _sequence(sequence: Sequence) -> dict[str, Any]:
-    status = ("open", "early", "handoff", "granted", "returned", "reserved", "held", "waits", "known")
+    status = ("open", "early", "handoff", "granted", "returned", "reserved", "held", "waiting", "state_sent")
     return {
         "id": sequence.id,
         "request": sequence.request,

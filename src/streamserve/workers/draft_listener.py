@@ -16,9 +16,9 @@ from streamserve.protocol.drafting import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
-CLOSED_BEYOND = 2 * MAX_MESSAGE_BYTES
+CLOSE_BYTES = 2 * MAX_MESSAGE_BYTES
 """Bytes of a message beyond which the connection is closed instead of answered."""
-MOST_AT_ONCE = 256
+MAX_MESSAGES_AT_ONCE = 256
 """Messages, or ended connections, that one call returns at most."""
 QUEUED_IN, QUEUED_OUT = 8, 64
 """Queued messages of one connection. Beyond it, TCP flow control holds its client back, and answers are
@@ -26,9 +26,9 @@ dropped."""
 HANDSHAKE_MILLISECONDS = 5000
 """Milliseconds after which a connection that has not finished its handshake is closed."""
 FAILURES: dict[int, str] = {
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed in its handshake",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection does not speak the protocol",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "a connection showed a key that is not allowed",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed during its handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection violated the protocol",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "a connection used a key that is not allowed",
 }
 
 
@@ -76,7 +76,7 @@ class DraftListener:
         clients = read_clients(config.clients) if config.clients else {}
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, CLOSED_BEYOND)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, CLOSE_BYTES)
         self.socket.setsockopt(zmq.RCVHWM, QUEUED_IN)
         self.socket.setsockopt(zmq.SNDHWM, QUEUED_OUT)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
@@ -103,8 +103,9 @@ class DraftListener:
         return z85.decode(key).hex() in self._names
 
     def receive(self) -> Iterator[Received]:
-        """Yield received messages, at most `MOST_AT_ONCE`, so that the thread's other work is not delayed."""
-        for _ in range(MOST_AT_ONCE):
+        """Yield at most `MAX_MESSAGES_AT_ONCE` received messages, so that the thread's other work is not
+        delayed."""
+        for _ in range(MAX_MESSAGES_AT_ONCE):
             try:
                 peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -114,18 +115,18 @@ class DraftListener:
     def _received(self, peer: zmq.Frame, parts: list[zmq.Frame]) -> Received:
         size = sum(len(part) for part in parts)
         if len(parts) != 1:
-            return Received(peer.bytes, size, fault="a message has one part")
+            return Received(peer.bytes, size, fault="a message must have exactly one part")
         try:
             # ZMTP 1 and 2 have no metadata: neither the key nor the connection of a message is known.
             self.peers[int(peer.get(zmq.SRCFD))] = peer.bytes
             key = self._key(parts[0])
         except (zmq.ZMQError, ValueError):
-            return Received(peer.bytes, size, fault="ZMTP before version 3 is not spoken here")
+            return Received(peer.bytes, size, fault="ZMTP versions before 3 are not supported")
         return Received(peer.bytes, size, key, self._names.get(key, ""), frame=parts[0])
 
     def ended(self) -> Iterator[Failure | Disconnected]:
-        """Yield connections that ended since the last call, at most `MOST_AT_ONCE`."""
-        for _ in range(MOST_AT_ONCE):
+        """Yield connections that ended since the last call, at most `MAX_MESSAGES_AT_ONCE`."""
+        for _ in range(MAX_MESSAGES_AT_ONCE):
             if not self.monitor.poll(0):
                 return
             message = recv_monitor_message(self.monitor)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5
 LOG_SECONDS = 1.0
 """Minimum seconds between two tracebacks."""
-HOPELESS = 20
+MAX_CONSECUTIVE_FAILURES = 20
 """Consecutive failed iterations of a thread after which the process ends."""
 PAUSE_SECONDS = 0.05
 """Pause after a failed iteration."""
@@ -40,39 +40,39 @@ class Faults:
     def __init__(self, what: str) -> None:
         self._what = what
         self._logged = float("-inf")
-        self._in_a_row = 0
+        self._consecutive = 0
         self.count = 0
 
-    def passed(self) -> None:
+    def succeeded(self) -> None:
         """Record a successful iteration."""
-        self._in_a_row = 0
+        self._consecutive = 0
 
-    def caught(self, error: Exception) -> None:
-        """Record an exception; called in an except block. Raises `error` after `HOPELESS` consecutive
-        ones."""
+    def failed(self, error: Exception) -> None:
+        """Record an exception; called in an except block. Raises `error` after
+        `MAX_CONSECUTIVE_FAILURES` consecutive ones."""
         self.count += 1
-        self._in_a_row += 1
+        self._consecutive += 1
         now = time.monotonic()
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
             logger.exception("%s failed, %d times so far", self._what, self.count)
-        if self._in_a_row >= HOPELESS:
+        if self._consecutive >= MAX_CONSECUTIVE_FAILURES:
             raise error
 
 
 class ServiceRuntime:
-    """The threads of a service. `gate` is the listener for targets, `parent` the socket to the parent
+    """The threads of a service. `listener` is the listener for targets, `parent` the socket to the parent
     process."""
 
     def __init__(
         self,
         service: Service,
-        gate: DraftListener,
+        listener: DraftListener,
         parent: zmq.Socket[bytes],
         context: zmq.Context[zmq.Socket[bytes]],
     ) -> None:
         self._service = service
-        self._gate = gate
+        self._listener = listener
         self._parent = parent
         self._changed = threading.Condition()
         self._stopping = False
@@ -80,9 +80,9 @@ class ServiceRuntime:
         self._outs: deque[Out] = deque()
         self._reported = 0.0
         self._batch_faults = Faults("drafting a batch")
-        self._message_faults = Faults("taking a message")
-        self._bell, self._ring = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        for socket, connect in ((self._bell, False), (self._ring, True)):
+        self._message_faults = Faults("processing a message")
+        self._wake_receiver, self._wake_sender = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        for socket, connect in ((self._wake_receiver, False), (self._wake_sender, True)):
             socket.setsockopt(zmq.LINGER, 0)
             (socket.connect if connect else socket.bind)("inproc://out-queue")
         self._thread = threading.Thread(target=self._receive_and_send, name="receiver")
@@ -93,39 +93,39 @@ class ServiceRuntime:
     def stop(self) -> None:
         """End the receiver thread."""
         self._stopping = True
-        self._ring.send(b"")
+        self._wake_sender.send(b"")
         self._thread.join()
-        self._bell.close()
-        self._ring.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     def draft(self, drafter: Drafter) -> None:
-        """Draft one batch after another until told to stop."""
-        faults = Faults("a turn of the draft model")
+        """Draft one batch after another until stopped."""
+        faults = Faults("an iteration of the drafting thread")
         while not self._stopping:
             try:
-                self._turn(drafter)
-                faults.passed()
+                self._run_once(drafter)
+                faults.succeeded()
             except Exception as error:
-                faults.caught(error)
+                faults.failed(error)
                 time.sleep(PAUSE_SECONDS)
         if self._failed:
             raise self._failed
 
-    def _turn(self, drafter: Drafter) -> None:
+    def _run_once(self, drafter: Drafter) -> None:
         """Draft one batch, or wait until there is one."""
         service, changed = self._service, self._changed
         with changed:
             batch = service.batch(now := time.monotonic())
             released = service.take_released() if batch is None else []
-            spare = service.warm_up(now) if batch is None else None
-            if batch is None and spare is None and not released:
+            dummy_pass = service.warm_up(now) if batch is None else None
+            if batch is None and dummy_pass is None and not released:
                 changed.wait(service.pause(now))
         if batch is not None:
             self._draft_batch(drafter, batch)
             return
         drafter.release(released)
-        if spare is not None:
-            self._warm_up(drafter, spare)
+        if dummy_pass is not None:
+            self._warm_up(drafter, dummy_pass)
 
     def _draft_batch(self, drafter: Drafter, batch: Batch) -> None:
         service = self._service
@@ -134,23 +134,23 @@ class ServiceRuntime:
             drafter.begin(batch.requests)
             trees = drafter.collect(0.0)
         except Exception as error:  # whichever target caused it, drafting for the others continues
-            self._batch_faults.passed()
-            self._batch_faults.caught(error)
+            self._batch_faults.succeeded()
+            self._batch_faults.failed(error)
             with self._changed:
                 outs = service.failed(batch, time.monotonic())
         else:
             with self._changed:
                 outs = service.drafted(batch, trees, time.monotonic())
         self._outs.extend(outs)
-        self._ring.send(b"")
+        self._wake_sender.send(b"")
 
-    def _warm_up(self, drafter: Drafter, spare: DraftRequest) -> None:
+    def _warm_up(self, drafter: Drafter, dummy_pass: DraftRequest) -> None:
         try:
-            drafter.begin([spare])
+            drafter.begin([dummy_pass])
             drafter.collect(0.0)
         finally:
             with self._changed:
-                self._service.warmed(spare, time.monotonic())
+                self._service.warmed(dummy_pass, time.monotonic())
 
     def _receive_and_send(self) -> None:
         try:
@@ -165,30 +165,30 @@ class ServiceRuntime:
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        for socket in (self._gate.socket, self._gate.monitor, self._bell, self._parent):
+        for socket in (self._listener.socket, self._listener.monitor, self._wake_receiver, self._parent):
             poller.register(socket, zmq.POLLIN)
-        faults = Faults("a turn of the receiver")
+        faults = Faults("an iteration of the receiver thread")
         while not self._stopping:
             try:
-                self._exchange(dict(poller.poll(int(REPORT_SECONDS * 1000))))
-                faults.passed()
+                self._handle_ready(dict(poller.poll(int(REPORT_SECONDS * 1000))))
+                faults.succeeded()
             except zmq.ContextTerminated:
                 return
             except Exception as error:
-                faults.caught(error)
+                faults.failed(error)
                 time.sleep(PAUSE_SECONDS)
 
-    def _exchange(self, ready: dict[zmq.Socket[bytes], int]) -> None:
+    def _handle_ready(self, ready: dict[zmq.Socket[bytes], int]) -> None:
         """Send queued messages, process received ones, and report when it is time."""
-        if self._bell in ready:
-            while self._bell.poll(0):
-                self._bell.recv()
+        if self._wake_receiver in ready:
+            while self._wake_receiver.poll(0):
+                self._wake_receiver.recv()
         while self._outs:
             self._send(self._outs.popleft())
-        if self._gate.socket in ready:
+        if self._listener.socket in ready:
             self._receive()
-        if self._gate.monitor in ready:
-            self._hear_of_connections()
+        if self._listener.monitor in ready:
+            self._receive_ended()
         if self._parent in ready and isinstance(decode_to_worker(self._parent.recv()), Stop):
             self._stopping = True
         now = time.monotonic()
@@ -197,22 +197,22 @@ class ServiceRuntime:
             with self._changed:
                 for out in self._service.tick(now):
                     self._outs.append(out)
-                news = report(self._service, now)
+                state = report(self._service, now)
             with contextlib.suppress(zmq.Again):  # the parent's queue is full: skip this report
-                self._parent.send(encode_report(news), zmq.NOBLOCK)
+                self._parent.send(encode_report(state), zmq.NOBLOCK)
 
     def _receive(self) -> None:
         """Process a limited number of received messages."""
         outs: list[Out] = []
-        for received in self._gate.receive():
+        for received in self._listener.receive():
             try:
                 outs += self._take(received)
-                self._message_faults.passed()
+                self._message_faults.succeeded()
             except Exception as error:  # only this message and its sender are affected
-                self._message_faults.passed()
-                self._message_faults.caught(error)
+                self._message_faults.succeeded()
+                self._message_faults.failed(error)
                 with self._changed:
-                    outs += self._refuse(received, "internal", "that failed here")
+                    outs += self._refuse(received, "internal", "the service failed to process this message")
         with self._changed:
             self._changed.notify()
         for out in outs:
@@ -230,7 +230,9 @@ class ServiceRuntime:
             if received.fault:
                 return self._refuse(received, "unreadable", received.fault)
             if received.size > limit:
-                return self._refuse(received, "size", f"{received.size} bytes; {limit} are read")
+                return self._refuse(
+                    received, "size", f"the message has {received.size} bytes; the limit is {limit}"
+                )
         try:
             assert received.data is not None
             message = decode_to_service(received.data)
@@ -243,10 +245,10 @@ class ServiceRuntime:
     def _refuse(self, received: Received, reason: Reason, text: str) -> list[Out]:
         return self._service.refuse(received.peer, reason, printable(text, 200), time.monotonic())
 
-    def _hear_of_connections(self) -> None:
+    def _receive_ended(self) -> None:
         """Process ended connections, including those that failed in the handshake: a wrong key, or no
         ZeroMQ."""
-        for ended in self._gate.ended():
+        for ended in self._listener.ended():
             with self._changed:
                 if isinstance(ended, Failure):
                     self._service.refuse(b"", "key", ended.text, time.monotonic())
@@ -254,4 +256,4 @@ class ServiceRuntime:
                     self._service.disconnected(ended.peer, time.monotonic())
 
     def _send(self, out: Out) -> None:
-        self._gate.send(out.peer, encode(out.message))
+        self._listener.send(out.peer, encode(out.message))

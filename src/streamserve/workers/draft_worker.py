@@ -18,51 +18,51 @@ import zmq
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Identity, ServiceConfig
-from streamserve.execution.cores import claim
+from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.fingerprints import fingerprints
-from streamserve.execution.load import Loaded, drafter_on, load
+from streamserve.execution.load import Loaded, load, make_drafter
 from streamserve.protocol.config import DraftingConfig, WorkerConfig
 from streamserve.protocol.drafting import DraftReady, encode_report
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
 from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
-from streamserve.workers.pinning import settle
+from streamserve.workers.pinning import pin_threads
 
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
-BAD_SETTING = 2
+BAD_SETTING_EXIT_STATUS = 2
 
 
 def run(config: WorkerConfig) -> int:
-    """Load the model and draft until told to stop; return the exit status."""
+    """Load the model and draft until a Stop message arrives; return the exit status."""
     assert config.drafting is not None
     with zmq.Context() as context, _parent(context, config) as parent:
         started = time.monotonic()
-        cores = claim(config.model.threads or len(os.sched_getaffinity(0)))
+        cores = reserve_cores(config.model.threads or len(os.sched_getaffinity(0)))
         try:
-            loaded = load(config.model, None, cores.numbers if cores else ())
+            loaded = load(config.model, None, cores.cpus if cores else ())
             service = make_service(config.drafting, loaded, Path(config.model.path))
-            gate = DraftListener(context, config.drafting)
+            listener = DraftListener(context, config.drafting)
         except (CheckpointError, ValueError, OSError, zmq.ZMQError) as error:
-            parent.send(encode_report(Failed(str(error), BAD_SETTING)))
-            return BAD_SETTING
+            parent.send(encode_report(Failed(str(error), BAD_SETTING_EXIT_STATUS)))
+            return BAD_SETTING_EXIT_STATUS
         info = loaded.model_info
         parent.send(encode_report(DraftReady(
-            address=gate.address, model=info, kv_cache_bytes=loaded.kv_cache_bytes,
+            address=listener.address, model=info, kv_cache_bytes=loaded.kv_cache_bytes,
             num_blocks=loaded.engine_config.num_blocks, load_seconds=time.monotonic() - started,
         )))  # fmt: skip
-        drafter = drafter_on(loaded)
-        runtime = ServiceRuntime(service, gate, parent, context)
+        drafter = make_drafter(loaded)
+        runtime = ServiceRuntime(service, listener, parent, context)
         runtime.start()  # before this thread is pinned: child threads inherit the affinity
         try:
             if cores:
-                settle(cores, loaded)
+                pin_threads(cores, loaded)
             runtime.draft(drafter)
         finally:
             runtime.stop()
-            gate.close()
+            listener.close()
             loaded.executor.close()
     return 0
 
@@ -86,7 +86,7 @@ def make_service(config: DraftingConfig, loaded: Loaded, folder: Path) -> Servic
         total_rate=10 * config.rate,
         by_model=config.admission,
     )
-    shares = {name: float(weight) for name, _, weight in (one.rpartition("=") for one in config.share)}
+    shares = {name: float(weight) for name, _, weight in (share.rpartition("=") for share in config.share)}
     service = ServiceConfig(
         num_blocks=loaded.engine_config.num_blocks,
         block_size=loaded.engine_config.block_size,

@@ -13,7 +13,7 @@ from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
 from streamserve.protocol.messages import Cancel, ToEngine
-from streamserve.protocol.tickets import Push, Release
+from streamserve.protocol.transfers import Push, Release
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ BEAT_SECONDS = 0.25
 
 
 class StepJournal:
-    """Writes what the engine is about to do to `memory` (engine.watch.Journal). `plan` is the plan in
+    """Writes what the engine is about to do to `memory` (engine.observer.Journal). `plan` is the plan in
     execution."""
 
     def __init__(self, memory: mmap.mmap, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class StepJournal:
         if isinstance(message, Cancel | Release):
             attempts = []
         else:
-            attempts = [message.ticket.attempt if isinstance(message, Push) else message.attempt]
+            attempts = [message.reservation.attempt if isinstance(message, Push) else message.attempt]
         self._write("message", attempts)
 
     def enter(
@@ -51,10 +51,10 @@ class StepJournal:
         self.plan = plan
         self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
 
-    def leave(self, moving: Sequence[Running]) -> None:
+    def leave(self, sending: Sequence[Running]) -> None:
         """Record that a step, or a message, is done."""
         self.plan = None
-        self._write("transfer" if moving else "", [sequence.attempt for sequence in moving])
+        self._write("transfer" if sending else "", [sequence.attempt for sequence in sending])
 
     def say(self, words: str, report: str) -> None:
         """Write last words."""
@@ -65,11 +65,11 @@ class StepJournal:
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def _beat(self) -> None:
-        known, moved_at = -1, 0.0
+        seen, moved_at = -1, 0.0
         while True:
             now, progress = self._clock(), self.progress()
-            if progress != known:
-                known, moved_at = progress, now
+            if progress != seen:
+                seen, moved_at = progress, now
             self._writer.beat(now, moved_at)
             time.sleep(BEAT_SECONDS)
 
@@ -85,6 +85,8 @@ def open_journal(descriptor: int) -> StepJournal:
         memory = mmap.mmap(descriptor, JOURNAL_BYTES)
         os.close(descriptor)
     except (OSError, ValueError) as error:
-        logger.warning("there is no journal that would survive this worker: %s", error)
+        logger.warning(
+            "no shared journal: the server will not know what this worker did if it dies: %s", error
+        )
         memory = mmap.mmap(-1, JOURNAL_BYTES)
     return StepJournal(memory)

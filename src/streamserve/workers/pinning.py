@@ -3,17 +3,17 @@
 import logging
 import os
 
-from streamserve.execution.cores import Cores
+from streamserve.execution.cores import ReservedCores
 from streamserve.execution.load import Loaded
 
 logger = logging.getLogger(__name__)
 
 
-def settle(cores: Cores, loaded: Loaded) -> None:
+def pin_threads(cores: ReservedCores, loaded: Loaded) -> None:
     """Pin the main thread to the first core of the kernels' thread pool; without a thread pool, release the
     cores."""
-    if loaded.team:
-        os.sched_setaffinity(0, cores.numbers[:1])
-        logger.info("threads on processors %s", ", ".join(map(str, cores.numbers)))
+    if loaded.pool:
+        os.sched_setaffinity(0, cores.cpus[:1])
+        logger.info("threads pinned to CPUs %s", ", ".join(map(str, cores.cpus)))
     else:
         cores.release()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import Loaded
-from streamserve.execution.profile.profile import Kept, Profile
+from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.execution.profile.remeasure import Remeasurement, contradicts
 from streamserve.protocol.config import ModelConfig
 
@@ -21,18 +21,18 @@ FIRST_SECONDS = 30.0
 LONGEST_SECONDS = 3600.0
 
 
-class Upkeep:
+class ProfileRefresher:
     """Measures one piece when it is due; called by the worker's loop between messages."""
 
     def __init__(
         self,
         loaded: Loaded,
         profile: Profile | None,
-        kept: Kept,
+        store: ProfileStore,
         command: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._loaded, self.profile, self._kept, self._command = loaded, profile, kept, command
+        self._loaded, self.profile, self._store, self._command = loaded, profile, store, command
         self._clock = clock
         self._worked = clock()
         self._begins = 0.0
@@ -40,15 +40,16 @@ class Upkeep:
         self._measuring: Remeasurement | None = None
         if profile and not profile.stable:
             logger.info(
-                "the profile of this model was measured while others computed, or its rounds differed: it is "
-                "measured anew when the worker is idle (or now, on a quiet machine: %s)", command,
+                "the profile of this model was measured while other processes were busy, or its rounds "
+                "differed: it is measured again when the worker is idle (or now, on a quiet machine: %s)",
+                command,
             )  # fmt: skip
 
     def wait(self, engine: Engine, milliseconds: int) -> int:
         """Measure a piece if the engine has been idle for `IDLE_SECONDS` and the profile is in doubt. Return
         how long to wait for messages: 0 while there is more to measure, else `milliseconds`."""
         now = self._clock()
-        if engine.has_work or engine.exchange.busy:
+        if engine.has_work or engine.transfers.busy:
             self._worked = now
             return milliseconds
         if self.profile is None or now < self._begins or now - self._worked < IDLE_SECONDS:
@@ -60,7 +61,7 @@ class Upkeep:
             self._measure(self.profile, engine)
         except Exception as error:  # a wrong profile is better than a dead worker
             self._stop()
-            logger.warning("the model was not measured anew: %s: %s", type(error).__name__, error)
+            logger.warning("the profile was not measured again: %s: %s", type(error).__name__, error)
         return 0 if self._measuring else milliseconds
 
     def _measure(self, profile: Profile, engine: Engine) -> None:
@@ -69,24 +70,26 @@ class Upkeep:
             cost = engine.speculation.step_cost
             if cost.contradicted:
                 logger.warning(
-                    "steps differ from the profile by a factor of %.2f: it is measured anew while the worker "
-                    "is idle (or now, on a quiet machine: %s)", cost.disagreement, self._command,
+                    "steps differ from the profile by a factor of %.2f: it is measured again while the "
+                    "worker is idle (or now, on a quiet machine: %s)", cost.disagreement, self._command,
                 )  # fmt: skip
-            self._measuring = Remeasurement(self._loaded, self._kept, profile)
+            self._measuring = Remeasurement(self._loaded, self._store, profile)
             return
         if self._measuring.disturbed:  # another process is measuring now
             self._stop()
             return
         if not self._measuring.piece():
             return
-        found = self._measuring.profile()
+        measured = self._measuring.profile()
         self._stop()
-        if found.stable or not profile.stable:
-            path = self._kept.write(found)
-            engine.speculation.step_cost.replace_prior(found.cost.in_tokens(found.kv_token_bytes))
-            self.profile = found
-            changed = "another" if contradicts(profile, found) else "about the same"
-            logger.info("measured anew, %s: %s; kept in %s", changed, found.summary, path)
+        if measured.stable or not profile.stable:
+            path = self._store.write(measured)
+            engine.speculation.step_cost.replace_prior(measured.cost.in_tokens(measured.kv_token_bytes))
+            self.profile = measured
+            changed = (
+                "different from before" if contradicts(profile, measured) else "about the same as before"
+            )
+            logger.info("measured again, %s: %s; stored in %s", changed, measured.summary, path)
 
     def _stop(self) -> None:
         """Free the measurement's buffers, and pause."""

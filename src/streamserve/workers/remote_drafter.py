@@ -5,8 +5,8 @@ begin ── deltas ──▶ service            the target continues: other req
 collect ◀── trees ── service           waits as long as it pays, then takes the received trees
         ◀── trees ── fallback drafter  for sequences without a tree: late, slow, busy or unreachable service
 
-Between steps `attend` maintains the sessions: a service is connected before the first request, and no session
-expires while the target is idle.
+Between steps `maintain` keeps the sessions open: a service is connected before the first request, and no
+session expires while the target is idle.
 """
 
 import logging
@@ -25,20 +25,20 @@ from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
-from streamserve.protocol.drafting import MAX_ANSWER_BYTES, decode_to_target, encode
+from streamserve.protocol.drafting import MAX_REPLY_BYTES, decode_to_target, encode
 from streamserve.protocol.reports import RemoteReport
 from streamserve.speculation.tree import TokenTree
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_MILLISECONDS = 2000
-MOST_AT_ONCE, BYTES_AT_ONCE = 64, 2 * MAX_ANSWER_BYTES
+MAX_MESSAGES_AT_ONCE, MAX_BYTES_AT_ONCE = 64, 2 * MAX_REPLY_BYTES
 """Limits of messages, and bytes of them, read from a service before the engine continues."""
 QUEUED = 32
 """Messages of a service in the receive queue; beyond it, TCP flow control holds the service back."""
 
 
-def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> "RemoteDrafter | None":
+def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> "RemoteDrafter | None":
     """Return the drafter for `--draft tcp://…`, or None for other settings. Raises CheckpointError if the
     target's tokenizer cannot be read, ValueError for an invalid key file."""
     model = config.model
@@ -48,18 +48,18 @@ def remote_drafter(config: WorkerConfig, vocab_size: int, stand_in: Drafter) -> 
     own = read_key_pair(model.draft_key) if model.draft_key else None
     identity = Identity(tokenizer, vocabulary, config.worker, vocab_size)
     endpoints = parse_endpoints(model.draft)
-    return RemoteDrafter(identity, endpoints, own, secrets.randbits(32), model.draft_model, stand_in)
+    return RemoteDrafter(identity, endpoints, own, secrets.randbits(32), model.draft_model, fallback)
 
 
 class RemoteDrafter:
-    """Drafts at the services at `endpoints`; `own` is the key pair of this target. `stand_in`, the fallback
+    """Drafts at the services at `endpoints`; `own` is the key pair of this target. `fallback`, the fallback
     drafter, drafts locally for sequences without a tree from a service."""
 
-    plane = None
+    group = None
 
     def __init__(
         self, identity: Identity, endpoints: Sequence[Endpoint], own: KeyPair | None, seed: int,
-        models: Sequence[str] = (), stand_in: Drafter | None = None,
+        models: Sequence[str] = (), fallback: Drafter | None = None,
     ) -> None:  # fmt: skip
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._endpoints, self._own = endpoints, own
@@ -71,12 +71,12 @@ class RemoteDrafter:
         self.waiting = Waiting()
         self._collected: float | None = None
         self._had_trees = False
-        self._given: dict[int, TokenTree] = {}
-        self._fallback = stand_in
-        self._stood_in: dict[int, TokenTree] = {}
+        self._returned_trees: dict[int, TokenTree] = {}
+        self._fallback = fallback
+        self._fallback_returned: dict[int, TokenTree] = {}
         self._trees = self._accepted = self._fallback_trees = self._fallback_accepted = 0
 
-    def attend(self) -> None:
+    def maintain(self) -> None:
         """Read received messages and send the Hellos and Pings that are due. Called between steps, at least
         twice a second."""
         self._receive(0)
@@ -95,7 +95,7 @@ class RemoteDrafter:
         self._reconnect(now)
         self._send(self.client.tick(now))
         self._send(
-            self.client.begin(requests, now, waiting.patience, waiting.verify.value, waiting.plain.value)
+            self.client.begin(requests, now, waiting.max_wait, waiting.verify.value, waiting.plain.value)
         )
         if self._fallback:
             self._fallback.begin(requests)
@@ -105,16 +105,18 @@ class RemoteDrafter:
         self._receive(0)
         limit = self.waiting.limit(self.client.usual())
         until = min(deadline, (now := time.monotonic()) + limit)
-        while now < until and self.client.awaited(now, limit):
+        while now < until and self.client.outstanding(now, limit):
             self._receive(until - now)
             now = time.monotonic()
-        self._given = self.client.take()
-        self._stood_in = {}
+        self._returned_trees = self.client.take()
+        self._fallback_returned = {}
         if self._fallback:
             others = self._fallback.collect(deadline)
-            self._stood_in = {id: tree for id, tree in others.items() if id not in self._given}
-        self._collected, self._had_trees = time.monotonic(), bool(self._given)
-        return self._given | self._stood_in
+            self._fallback_returned = {
+                id: tree for id, tree in others.items() if id not in self._returned_trees
+            }
+        self._collected, self._had_trees = time.monotonic(), bool(self._returned_trees)
+        return self._returned_trees | self._fallback_returned
 
     def release(self, ids: Sequence[int]) -> None:
         self.client.release(ids)
@@ -132,7 +134,7 @@ class RemoteDrafter:
             fallback_accepted=self._fallback_accepted,
             moves=self.client.moves,
             rejected=dict(self.client.rejected),
-            probations=sum(link.conduct.probations for link in self.client.links),
+            probations=sum(link.reputation.probations for link in self.client.links),
         )
 
     def close(self) -> None:
@@ -146,13 +148,13 @@ class RemoteDrafter:
     def _learn(self, requests: Sequence[DraftRequest]) -> None:
         """Update the acceptance statistics of the trees that were returned last."""
         for request in requests:
-            tree = self._given.pop(request.id, None)
+            tree = self._returned_trees.pop(request.id, None)
             if tree is not None:
-                right = len(tree.follow(request.new_tokens)) - 1
-                self.waiting.gained(right)
+                accepted = len(tree.follow(request.new_tokens)) - 1
+                self.waiting.gained(accepted)
                 self._trees += 1
-                self._accepted += right
-            other = self._stood_in.pop(request.id, None)
+                self._accepted += accepted
+            other = self._fallback_returned.pop(request.id, None)
             if other is not None:
                 self._fallback_trees += 1
                 self._fallback_accepted += len(other.follow(request.new_tokens)) - 1
@@ -160,11 +162,11 @@ class RemoteDrafter:
     def _receive(self, seconds: float) -> None:
         """Process received messages; wait up to `seconds` for the first."""
         ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
-        for ready_one, _ in ready:
-            socket: zmq.Socket[bytes] = ready_one
+        for ready_socket, _ in ready:
+            socket: zmq.Socket[bytes] = ready_socket
             number, size = self._sockets.index(socket), 0
-            for _ in range(MOST_AT_ONCE):
-                if size >= BYTES_AT_ONCE or self._sockets[number] is not socket:
+            for _ in range(MAX_MESSAGES_AT_ONCE):
+                if size >= MAX_BYTES_AT_ONCE or self._sockets[number] is not socket:
                     break
                 try:
                     frame = socket.recv(zmq.NOBLOCK, copy=False)
@@ -186,7 +188,7 @@ class RemoteDrafter:
             try:
                 self._send(self.client.heard(number, message, now))
             except Exception:  # a bug here that this service can trigger: it is not used any more
-                logger.exception("an answer of draft service %d could not be taken", number)
+                logger.exception("failed to process an answer of draft service %d", number)
                 self.client.reject(number, "internal", type(message).__name__, now, certain=True)
         self._reconnect(now)
 
@@ -219,7 +221,7 @@ class RemoteDrafter:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.SNDHWM, 64)
         socket.setsockopt(zmq.RCVHWM, QUEUED)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)

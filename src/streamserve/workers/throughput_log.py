@@ -22,7 +22,7 @@ class ThroughputLog:
             return None
         generated = report.generation_tokens - last.generation_tokens
         prompt = report.prompt_tokens - last.prompt_tokens
-        text = f"{steps} steps in {busy:.1f} s: {generated / busy:.0f} tokens/s, {prompt} tokens of prompts"
+        text = f"{steps} steps in {busy:.1f} s: {generated / busy:.0f} tokens/s, {prompt} prompt tokens"
         if report.step_floor_seconds is None or last.step_floor_seconds is None:
             return text
         return f"{text}, {(report.step_floor_seconds - last.step_floor_seconds) / busy:.0%} of the floor"

@@ -13,14 +13,14 @@ class Tracer:
         self._clock = clock
         self._done: list[Work] = []
 
-    def moment(self, name: LifecycleEvent, request: str = "") -> None:
+    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Record a lifecycle event of a request."""
         self._done.append(Work(name, request, self._clock()))
 
-    def ran(self, rows: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Record a step over the given rows (query tokens) of each request that took `seconds` until now."""
-        if rows:
-            total = sum(count for _, count in rows)
+    def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Record a step over the query tokens of each request that took `seconds` until now."""
+        if query_tokens:
+            total = sum(count for _, count in query_tokens)
             self._done.append(Work("step", "", self._clock() - seconds, seconds, total))
 
     def take(self) -> list[Work]:

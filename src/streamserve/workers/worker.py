@@ -18,13 +18,13 @@ from llguidance import LLTokenizer
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.transport import TransferError
-from streamserve.execution.cores import claim
+from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.floor import floor_of
-from streamserve.execution.profile.measure import first_profile
-from streamserve.execution.profile.profile import Profile, users_profiles
+from streamserve.execution.profile.measure import load_or_measure_profile
+from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import KVTransport, WorkerConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import (
@@ -43,7 +43,7 @@ from streamserve.protocol.messages import (
     encode,
 )
 from streamserve.protocol.reports import Report
-from streamserve.protocol.tickets import CacheAddress, kv_fingerprint
+from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
 from streamserve.scheduling.cost import SwapCost
 from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
 from streamserve.speculation.controller import Speculation, default_cost
@@ -54,10 +54,10 @@ from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.crash import write_report
-from streamserve.workers.grammar_gate import GrammarQueue
+from streamserve.workers.grammar_queue import GrammarQueue
 from streamserve.workers.journal import StepJournal
-from streamserve.workers.pinning import settle
-from streamserve.workers.profile_refresh import Upkeep, command_of
+from streamserve.workers.pinning import pin_threads
+from streamserve.workers.profile_refresh import ProfileRefresher, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
 from streamserve.workers.throughput_log import ThroughputLog
 from streamserve.workers.tracer import Tracer
@@ -95,8 +95,8 @@ class _Parts:
 
 
 def run(config: WorkerConfig, journal: StepJournal) -> int:
-    """Load the model and serve until told to stop; return the exit status. An exception while serving ends
-    the process with a crash report."""
+    """Load the model and serve until a Stop message arrives; return the exit status. An exception while
+    serving ends the process with a crash report."""
     with zmq.Context() as context, _connect(context, config) as socket:
         started = time.monotonic()
         try:
@@ -105,12 +105,12 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
             status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
             _send(socket, Failed(str(error), status))
             return status
-        stand_in = NGramDrafter(parts.loaded.model_info.eos_token_ids)
+        fallback = NGramDrafter(parts.loaded.model_info.eos_token_ids)
         vocabulary_size = parts.loaded.model_info.vocab_size
-        drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, stand_in)
+        drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, fallback)
         remote = drafter if isinstance(drafter, RemoteDrafter) else None
         if remote:
-            remote.attend()
+            remote.maintain()
         tracer = Tracer(time.monotonic) if config.trace else None
         engine = _engine(config, parts, drafter, tracer, journal)
         written = parts.loaded.cache.written
@@ -118,14 +118,16 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
         _send(socket, _ready(parts, time.monotonic() - started))
         _send(socket, _report(engine, remote))
         gc.freeze()  # loaded objects stay: exclude them from garbage collections
-        gate = GrammarQueue(parts.loaded.executor.grammars)
+        grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
         try:
-            upkeep = Upkeep(parts.loaded, parts.profile, users_profiles(), command_of(config.model))
-            _serve(engine, socket, tracer, remote, upkeep, gate)
+            refresher = ProfileRefresher(
+                parts.loaded, parts.profile, user_profiles(), command_of(config.model)
+            )
+            _serve(engine, socket, tracer, remote, refresher, grammar_queue)
         except Exception as error:
             _crash(config, error, journal, engine)
         finally:  # its thread may wait for a step that will never come
-            gate.close()
+            grammar_queue.close()
             if parts.transport:
                 parts.transport.close()
         if remote:
@@ -138,36 +140,38 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
 def _load(config: WorkerConfig) -> _Parts:
     """Load the model, on reserved cores if possible. A prefill or decode worker's KV is allocated in memory
     that other workers can reach. Raises CheckpointError or TransferError."""
-    model, half = config.model, config.role in ("prefill", "decode")
+    model, disaggregated = config.model, config.role in ("prefill", "decode")
     make_memory, make_transport = TRANSPORTS[config.kv_transport]
     memory = make_memory()
-    cores = claim(model.threads or len(os.sched_getaffinity(0)))
-    words = partial(_vocabulary, model.path)
-    numbers = cores.numbers if cores else ()
-    loaded = load(model, words, numbers, config.memory_share, memory.allocate if half else None)
+    cores = reserve_cores(model.threads or len(os.sched_getaffinity(0)))
+    make_vocabulary = partial(_vocabulary, model.path)
+    cpus = cores.cpus if cores else ()
+    loaded = load(
+        model, make_vocabulary, cpus, config.memory_share, memory.allocate if disaggregated else None
+    )
     fingerprint = kv_fingerprint(
         loaded.model_info.fingerprint, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
     pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
-    transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if half else None
+    transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if disaggregated else None
     cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
     if cores:
-        settle(cores, loaded)
-    profile = first_profile(model.path, loaded, users_profiles()) if model.profile else None
+        pin_threads(cores, loaded)
+    profile = load_or_measure_profile(model.path, loaded, user_profiles()) if model.profile else None
     return _Parts(loaded, memory, transport, cache, profile)
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
     """Report the error and exit at once: after it, nothing in this process is reliable, neither threads nor
     locks."""
-    words = f"{type(error).__name__} in phase {journal.phase or 'none'}"
+    reason = f"{type(error).__name__} in phase {journal.phase or 'none'}"
     folder = Path(config.crash_folder)
     name = ""
     if config.crash_folder:
         name = write_report(folder, config.worker, error, journal.phase, journal.plan, engine)
-    journal.say(words, name)
+    journal.say(reason, name)
     where = f"; crash report: {folder / name}" if name else ""
-    logger.critical("%s ends this worker%s", words, where, exc_info=error)
+    logger.critical("%s: this worker exits%s", reason, where, exc_info=error)
     logging.shutdown()
     os._exit(CRASH_EXIT_STATUS)
 
@@ -195,7 +199,7 @@ def _engine(
         transport=parts.transport,
         cache=parts.cache,
         name=config.worker,
-        watch=tracer,
+        observer=tracer,
         journal=journal,
     )
 
@@ -249,53 +253,53 @@ def _serve(
     socket: zmq.Socket[bytes],
     tracer: Tracer | None,
     remote: RemoteDrafter | None,
-    upkeep: Upkeep,
-    gate: GrammarQueue,
+    refresher: ProfileRefresher,
+    grammar_queue: GrammarQueue,
 ) -> None:
     """Process messages between steps, run steps while there is work, report twice a second."""
     reported = time.monotonic()
-    pace = ThroughputLog(engine.report(), reported)
+    throughput = ThroughputLog(engine.report(), reported)
     while True:
         events: list[Event] = []
-        wait = TRANSFER_MILLISECONDS if engine.exchange.busy else int(REPORT_SECONDS * 1000)
+        wait = TRANSFER_MILLISECONDS if engine.transfers.busy else int(REPORT_SECONDS * 1000)
         if engine.has_work:
             wait = min(wait, STALLED_MILLISECONDS) if engine.stalled else 0
-        if gate.waiting:
+        if grammar_queue.waiting:
             wait = min(wait, COMPILING_MILLISECONDS)
-        most, wait = wait, upkeep.wait(engine, wait)
-        measuring = wait < most
+        longest, wait = wait, refresher.wait(engine, wait)
+        measuring = wait < longest
         while socket.poll(wait):
             try:
                 message = decode_to_worker(socket.recv())
             except msgspec.DecodeError:
-                logger.exception("dropped a message that cannot be read")
+                logger.exception("dropped a message that cannot be decoded")
                 continue
             if isinstance(message, Stop):
                 return
-            for taken in gate.take(message):
-                events += engine.handle(taken)
+            for ready in grammar_queue.take(message):
+                events += engine.handle(ready)
             wait = 0
-        for taken in gate.ready():
-            events += engine.handle(taken)
+        for ready in grammar_queue.ready():
+            events += engine.handle(ready)
         if engine.has_work:
             events += engine.step()
-        news = engine.exchange.news()
+        updates = engine.transfers.take_updates()
         if tracer and (work := tracer.take()):
             _send(socket, Traced(work))
         if events:
             _send(socket, Events(events))
-        if cached := engine.cache_news():
+        if cached := engine.take_cache_updates():
             _send(socket, cached)
-        if news:
-            _send(socket, Transfers(news))
+        if updates:
+            _send(socket, Transfers(updates))
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS or not (engine.has_work or measuring):
             reported = now
             if remote:
-                remote.attend()
+                remote.maintain()
             report = _report(engine, remote)
             _send(socket, report)
-            if line := pace.line(report, now):
+            if line := throughput.line(report, now):
                 logger.info(line)
 
 

@@ -1,5 +1,5 @@
-"""The family `settings`: whatever settings are declared, whatever is asked for, the text is that of a plain
-engine, or the settings are refused by name."""
+"""The family `settings`: with random settings and requests, the text is that of a plain engine, or the
+settings are refused by name."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,12 +16,19 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.resolve import Settings, SettingsError, resolve
 from tests.campaigns.ledger import REPOSITORY
 from tests.campaigns.outcome import Outcome, TrialFailure
-from tests.campaigns.settings.asking import Asking, Text, whole
-from tests.campaigns.settings.draw import drawn, generators
-from tests.campaigns.settings.serve import ANSWER_SECONDS, Refused, answered, clear, draw_requests, running
-from tests.campaigns.settings.special import ADMIN_KEY, ALWAYS, API_KEY, Surroundings, consistent, special
-from tests.campaigns.settings.workload import REQUESTS, disturbed, request
-from tests.campaigns.watching import captured
+from tests.campaigns.process_output import captured
+from tests.campaigns.settings.draw import draw_settings, generators
+from tests.campaigns.settings.serve import (
+    ANSWER_SECONDS,
+    Refused,
+    as_refusal,
+    draw_requests,
+    serve_requests,
+    serving_model,
+)
+from tests.campaigns.settings.special import ADMIN_KEY, ALWAYS, API_KEY, Environment, consistent, special
+from tests.campaigns.settings.trial_client import Text, TrialClient, complete_text
+from tests.campaigns.settings.workload import REQUESTS, make_request, with_neutral_fields
 from tests.checkpoints import make_checkpoint
 
 FOLDER = REPOSITORY / "build" / "campaigns"
@@ -34,90 +41,94 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint that trials serve: its own precision, size of the vocabulary, and drafts that fit it."""
+    """A checkpoint that trials serve: its precision, the size of its vocabulary, and drafts that fit it."""
 
     path: str
     dtype: str
     vocabulary: int
-    around: Surroundings
+    environment: Environment
 
 
 @dataclass
 class Trials:
-    """The family: its checkpoints, and the plain engine's texts once they are known."""
+    """The family: its checkpoints, and the plain engine's texts that have been computed."""
 
     models: dict[str, Model]
     texts: dict[tuple[str, str, str], dict[int, Text]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     requests: int = PER_TRIAL
     numbers: int = REQUESTS
-    patience: float = ANSWER_SECONDS
+    max_wait: float = ANSWER_SECONDS
 
     def trial(self, seed: int) -> Outcome:
-        return self.served(seed, *self.settings_of(seed))
+        return self.run_settings(seed, *self.settings_of(seed))
 
     def settings_of(self, seed: int) -> tuple[str, dict[str, Any]]:
         """Draw the checkpoint and the settings of a trial."""
         rng = Random(f"settings-{seed}")
         name = rng.choices(list(self.models), [1 if name == "embedded" else 2 for name in self.models])[0]
-        return name, consistent(rng, drawn(rng, generators(special(self.models[name].around)), ALWAYS))
+        return name, consistent(
+            rng, draw_settings(rng, generators(special(self.models[name].environment)), ALWAYS)
+        )
 
-    def served(self, seed: int, name: str, given: dict[str, Any]) -> Outcome:
+    def run_settings(self, seed: int, name: str, overrides: dict[str, Any]) -> Outcome:
         """Serve the requests of a trial with these settings."""
-        shown = {"model": name} | {key: value for key, value in given.items() if key != "port"}
+        reported = {"model": name} | {key: value for key, value in overrides.items() if key != "port"}
         with captured() as log:
             try:
-                counts = asyncio.run(self._served(Random(f"requests-{seed}"), name, given))
+                counts = asyncio.run(self._run_settings(Random(f"requests-{seed}"), name, overrides))
                 log.check()
             except Refused as refused:
-                return Outcome(verdict="refused", detail=str(refused), settings=shown)
+                return Outcome(verdict="refused", detail=str(refused), settings=reported)
             except TrialFailure as failure:
                 detail = f"{failure.detail}\n{_tail(log.text())}"
-                return Outcome(verdict="failed", kind=failure.kind, detail=detail, settings=shown)
-        return Outcome(verdict="passed", settings=shown, counts=counts)
+                return Outcome(verdict="failed", kind=failure.kind, detail=detail, settings=reported)
+        return Outcome(verdict="passed", settings=reported, counts=counts)
 
     def figures(self) -> dict[str, Any]:
         return {}
 
-    async def _served(self, rng: Random, name: str, given: dict[str, Any]) -> dict[str, int]:
+    async def _run_settings(self, rng: Random, name: str, overrides: dict[str, Any]) -> dict[str, int]:
         model = self.models[name]
-        settings = resolved(model, given)
+        settings = resolve_settings(model, overrides)
         numbers = draw_requests(rng, self.requests, self.numbers)
-        asked = [disturbed(request(number, model.vocabulary), rng) for number in numbers]
+        requests = [with_neutral_fields(make_request(number, model.vocabulary), rng) for number in numbers]
         expected = await self._expected(name, model, settings)
         invariant = settings.model.backend != "reference" or _dtype(settings, model) == "float32"
         rejection = settings.model.speculation_mode == "rejection"
-        counts, report = await answered(
+        counts, report = await serve_requests(
             settings,
-            lambda llm, http: Asking(
+            lambda llm, http: TrialClient(
                 llm, http, expected, settings, rng, exact=invariant, greedy_only=rejection
             ),
-            asked,
-            self.patience,
+            requests,
+            self.max_wait,
         )
         return counts | _guards(settings, report)
 
     async def _expected(self, name: str, model: Model, settings: Settings) -> dict[int, Text]:
         """Return the texts of a plain engine with the same weights and kernels, computed once."""
         dtype, backend = _dtype(settings, model), settings.model.backend
-        known = self.texts.setdefault((name, dtype, backend), {})
-        if not known:  # all at once: starting the engine takes longer
-            plain = resolved(model, {**PLAIN, "dtype": dtype, "backend": backend, "port": 0})
-            async with running(plain) as (llm, _):
+        texts = self.texts.setdefault((name, dtype, backend), {})
+        if not texts:  # all at once: starting the engine takes longer
+            plain = resolve_settings(model, {**PLAIN, "dtype": dtype, "backend": backend, "port": 0})
+            async with serving_model(plain) as (llm, _):
 
-                async def one(number: int) -> None:
-                    known[number] = await whole(llm, replace(request(number, model.vocabulary), edits=()))
+                async def add_text(number: int) -> None:
+                    texts[number] = await complete_text(
+                        llm, replace(make_request(number, model.vocabulary), edits=())
+                    )
 
-                await asyncio.gather(*map(one, range(self.numbers)))
-        return known
+                await asyncio.gather(*map(add_text, range(self.numbers)))
+        return texts
 
 
-def resolved(model: Model, given: dict[str, Any]) -> Settings:
+def resolve_settings(model: Model, overrides: dict[str, Any]) -> Settings:
     """Return the settings of a trial. Raises Refused if they are refused by name."""
     try:
-        return resolve(model.path, given, environ={})
+        return resolve(model.path, overrides, environ={})
     except (SettingsError, CheckpointError) as error:
-        raise clear(error) from error
+        raise as_refusal(error) from error
 
 
 def _dtype(settings: Settings, model: Model) -> str:
@@ -138,21 +149,21 @@ def _guards(settings: Settings, report: Any) -> dict[str, int]:
 
 
 def _tail(log: str) -> str:
-    found = log.find("Traceback")
-    return log[found:][-1200:] if found >= 0 else log[-800:]
+    start = log.find("Traceback")
+    return log[start:][-1200:] if start >= 0 else log[-800:]
 
 
 def models(folder: Path) -> dict[str, Model]:
     """Return the checkpoints of the family, made in `folder` unless they are there."""
-    found = {
+    checkpoints = {
         "llama": random_model(folder, "llama", "float32"),
         "qwen3": random_model(folder, "qwen3", "bfloat16", head_dim=16),
     }
     config = msgspec.json.decode((embedded.path("embedded") / "config.json").read_bytes())
-    around = Surroundings(
+    environment = Environment(
         folder, ("embedded-draft",), config["num_hidden_layers"], config["max_position_embeddings"]
     )
-    return found | {"embedded": Model("embedded", "bfloat16", config["vocab_size"], around)}
+    return checkpoints | {"embedded": Model("embedded", "bfloat16", config["vocab_size"], environment)}
 
 
 def random_model(folder: Path, architecture: str, dtype: str, **fields: Any) -> Model:
@@ -163,11 +174,11 @@ def random_model(folder: Path, architecture: str, dtype: str, **fields: Any) -> 
     for seed, path in enumerate(paths):
         if not (path / "tokenizer_config.json").exists():
             make_checkpoint(path, architecture, dtype, seed=seed, **fields)
-    around = Surroundings(folder, (str(paths[0]), str(paths[1])), layers=2, positions=512)
-    return Model(str(paths[0]), dtype, 320, around)
+    environment = Environment(folder, (str(paths[0]), str(paths[1])), layers=2, positions=512)
+    return Model(str(paths[0]), dtype, 320, environment)
 
 
 @contextmanager
-def opened() -> Iterator[Trials]:
+def open_campaign() -> Iterator[Trials]:
     """Set the family up."""
     yield Trials(models(FOLDER))

@@ -1,7 +1,7 @@
 """Random settings, drawn from the declared ones: a new setting is drawn as soon as it is declared.
 
-A generator is made from a field's type and bounds. What its type does not say (names, paths, what belongs
-together) is in a table (special.py). A setting without a generator is an error, not a setting left out.
+A generator is made from a field's type and bounds. Settings whose type is not enough (names, paths,
+dependencies) are in a table (special.py). A setting without a generator is an error.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ SHARE = 0.22
 """How often a setting is given, and not left at its default."""
 ABSURD_SHARE = 0.02
 SOFT_LIMIT = 4096
-"""Numbers without an upper bound are drawn up to here, and now and then an absurd one."""
+"""Numbers without an upper bound are drawn up to here, and sometimes an absurd one."""
 ABSURD = (2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1)
 
 
@@ -34,11 +34,13 @@ def generators(
     that have none, and the names in `special` that are no settings."""
     fields = {field.name: field for struct in structs for field in msgspec.structs.fields(struct)}
     del fields["path"]
-    found = {name: special.get(name) or from_type(field.type) for name, field in fields.items()}
-    missing = [name for name, draw in found.items() if draw is None] + sorted(special.keys() - fields.keys())
+    by_name = {name: special.get(name) or from_type(field.type) for name, field in fields.items()}
+    missing = [name for name, draw in by_name.items() if draw is None] + sorted(
+        special.keys() - fields.keys()
+    )
     if missing:
         raise NoGenerator(f"no generator, or no such setting: {', '.join(missing)}")
-    return {name: draw for name, draw in found.items() if draw is not None}
+    return {name: draw for name, draw in by_name.items() if draw is not None}
 
 
 def from_type(declared: Any) -> Draw | None:
@@ -92,8 +94,8 @@ def real_numbers(low: float, high: float | None) -> Draw:
     return draw
 
 
-def drawn(rng: Random, table: Mapping[str, Draw], always: Iterable[str] = ()) -> dict[str, Any]:
-    """Draw settings: each of the table with probability SHARE, and those named in any case. A generator
-    may say None: the setting is left out then."""
+def draw_settings(rng: Random, table: Mapping[str, Draw], always: Iterable[str] = ()) -> dict[str, Any]:
+    """Draw settings: each of the table with probability SHARE, those in `always` certainly. A setting whose
+    generator returns None is omitted."""
     chosen = {name: draw(rng) for name, draw in table.items() if rng.random() < SHARE or name in set(always)}
     return {name: value for name, value in chosen.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One trial of settings: real workers, requests by the library and by HTTP, and nothing left at the end."""
+"""One trial of settings: real workers, requests by library and HTTP, and no resources left at the end."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,9 @@ from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.reports import Report
 from streamserve.settings.resolve import Settings, SettingsError
 from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, UNCLEAR, TrialFailure
-from tests.campaigns.settings.asking import Asking
 from tests.campaigns.settings.special import API_KEY
-from tests.campaigns.settings.workload import Asked
+from tests.campaigns.settings.trial_client import TrialClient
+from tests.campaigns.settings.workload import TrialRequest
 
 START_SECONDS = 90.0
 ANSWER_SECONDS = 120.0
@@ -37,7 +37,7 @@ class Refused(Exception):
     """Settings that were refused by name."""
 
 
-def clear(error: Exception) -> Refused:
+def as_refusal(error: Exception) -> Refused:
     """Return a refusal as such. Raises TrialFailure if it does not say in one line what is wrong."""
     message = str(error)
     if isinstance(error, StartError) and "exit status" in message:
@@ -48,24 +48,24 @@ def clear(error: Exception) -> Refused:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[tuple[AsyncLLM, str]]:
+async def serving_model(settings: Settings) -> AsyncIterator[tuple[AsyncLLM, str]]:
     """Serve in this process, as `streamserve serve` does; gives the model and the URL. Raises Refused for
     settings that cannot be served, TrialFailure if starting or ending fails otherwise."""
     try:
-        bound, llm = bind(settings.server.host, settings.server.port), AsyncLLM(settings)
+        listener, llm = bind(settings.server.host, settings.server.port), AsyncLLM(settings)
     except REFUSALS as error:
-        raise clear(error) from error
-    with bound:
-        serving: asyncio.Task[None] | None = None
+        raise as_refusal(error) from error
+    with listener:
+        server_task: asyncio.Task[None] | None = None
         try:
             await _started(llm)
-            serving = asyncio.create_task(_serve(settings, llm, bound))
-            host, port = bound.getsockname()[:2]
+            server_task = asyncio.create_task(_serve(settings, llm, listener))
+            host, port = listener.getsockname()[:2]
             yield llm, f"http://{f'[{host}]' if ':' in host else host}:{port}"
         finally:
-            if serving is not None:
-                serving.cancel()
-                await asyncio.gather(serving, return_exceptions=True)
+            if server_task is not None:
+                server_task.cancel()
+                await asyncio.gather(server_task, return_exceptions=True)
             await _closed(llm)
 
 
@@ -77,17 +77,17 @@ async def _started(llm: AsyncLLM) -> None:
                 await llm.until_ready()
                 await asyncio.sleep(0.01)
     except REFUSALS as error:
-        raise clear(error) from error
+        raise as_refusal(error) from error
     except TimeoutError:
         raise TrialFailure(HANG, f"not ready after {START_SECONDS:g} s: {llm.health().detail}") from None
 
 
-async def _serve(settings: Settings, llm: AsyncLLM, bound: socket.socket) -> None:
+async def _serve(settings: Settings, llm: AsyncLLM, listener: socket.socket) -> None:
     server = settings.server
-    app = create_app(llm, api_settings(settings, local_only=is_loopback(bound) and not server.api_key))
+    app = create_app(llm, api_settings(settings, local_only=is_loopback(listener) and not server.api_key))
     timeouts = Timeouts(server.read_timeout, server.write_timeout)
     limit = server.max_body_bytes
-    await serve(app, bound, timeouts=timeouts, grace_seconds=1.0, max_message_bytes=limit)
+    await serve(app, listener, timeouts=timeouts, grace_seconds=1.0, max_message_bytes=limit)
 
 
 async def _closed(llm: AsyncLLM) -> None:
@@ -98,40 +98,40 @@ async def _closed(llm: AsyncLLM) -> None:
         raise TrialFailure(HANG, f"not closed after {CLOSE_SECONDS:g} s") from None
 
 
-async def answered(
+async def serve_requests(
     settings: Settings,
-    asking: Callable[[AsyncLLM, httpx.AsyncClient], Asking],
-    asked: list[Asked],
-    patience: float = ANSWER_SECONDS,
+    make_client: Callable[[AsyncLLM, httpx.AsyncClient], TrialClient],
+    requests: list[TrialRequest],
+    max_wait: float = ANSWER_SECONDS,
 ) -> tuple[dict[str, int], Report | None]:
     """Serve all requests of a trial at once; returns what was counted and the workers' last report. Raises
     Refused or TrialFailure."""
     key = {"Authorization": f"Bearer {API_KEY}"}
-    async with running(settings) as (llm, url):
+    async with serving_model(settings) as (llm, url):
         workers = [llm.process_id(name) for name in llm._runtime.fleet.workers]
         async with httpx.AsyncClient(base_url=url, headers=key, timeout=ANSWER_SECONDS) as http:
-            trial = asking(llm, http)
+            client = make_client(llm, http)
             try:
-                async with asyncio.timeout(patience), asyncio.TaskGroup() as group:
-                    for request in asked:
-                        group.create_task(trial.ask(request))
+                async with asyncio.timeout(max_wait), asyncio.TaskGroup() as group:
+                    for request in requests:
+                        group.create_task(client.ask(request))
             except TimeoutError:
-                deaths(llm)
-                raise TrialFailure(HANG, f"no answer after {patience:g} s") from None
+                check_deaths(llm)
+                raise TrialFailure(HANG, f"no answer after {max_wait:g} s") from None
             except BaseExceptionGroup as errors:
-                deaths(llm)
+                check_deaths(llm)
                 raise errors.exceptions[0] from None
-        deaths(llm)
-        await _empty(llm)
-        deaths(llm)
+        check_deaths(llm)
+        await _wait_until_idle(llm)
+        check_deaths(llm)
         report = llm.report()
-    left = [worker for worker in workers if psutil.pid_exists(worker)]
-    if left:
-        raise TrialFailure(LEFT_BEHIND, f"processes {left}")
-    return trial.counts, report
+    remaining = [worker for worker in workers if psutil.pid_exists(worker)]
+    if remaining:
+        raise TrialFailure(LEFT_BEHIND, f"processes {remaining}")
+    return client.counts, report
 
 
-def deaths(llm: AsyncLLM) -> None:
+def check_deaths(llm: AsyncLLM) -> None:
     """Raise TrialFailure if a worker has died."""
     workers = llm._runtime.fleet.workers.items()
     died = {name: worker.incarnation for name, worker in workers if worker.incarnation > 1}
@@ -139,20 +139,22 @@ def deaths(llm: AsyncLLM) -> None:
         raise TrialFailure(DEATH, f"workers died: {died}")
 
 
-async def _empty(llm: AsyncLLM) -> None:
-    """Wait until no request, block or ticket is held."""
+async def _wait_until_idle(llm: AsyncLLM) -> None:
+    """Wait until no request, block or transfer reservation is left."""
     fleet, deadline = llm._runtime.fleet, time.monotonic() + EMPTY_SECONDS
     while True:
         reports = [worker.report for worker in fleet.workers.values()]
         held = [report and report.blocks_live for report in reports]
-        if not any(held) and not fleet.requests and not len(fleet.tickets):
+        if not any(held) and not fleet.requests and not len(fleet.reservations):
             return
         if time.monotonic() > deadline:
-            left = f"blocks {held}, requests {list(fleet.requests)}, tickets {len(fleet.tickets)}"
-            raise TrialFailure(LEFT_BEHIND, left)
+            remaining = (
+                f"blocks {held}, requests {list(fleet.requests)}, reservations {len(fleet.reservations)}"
+            )
+            raise TrialFailure(LEFT_BEHIND, remaining)
         await asyncio.sleep(0.02)
 
 
 def draw_requests(rng: Random, count: int, numbers: int) -> list[int]:
-    """Return the numbers of a trial's requests, none twice: names are made of them."""
+    """Return the numbers of a trial's requests, without repetition, as request ids are made of them."""
     return rng.sample(range(numbers), min(count, numbers))

@@ -1,4 +1,4 @@
-"""Generators for settings whose type does not say what values mean something, and what belongs together."""
+"""Generators for settings whose type does not define useful values, and dependencies between settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ from tests.campaigns.settings.draw import Draw
 
 API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"
 ALWAYS = ("port", "profile", "threads", "grammar_timeout", "check")
-"""Settings that every trial gives: defaults that a loaded machine or another server would not let pass, and
-that every step is checked."""
+"""Settings of every trial: their defaults could fail on a loaded machine, or next to another server; and
+every step is checked."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Environment:
     """Files and services that settings may name. `drafts` are values of `draft` that fit the checkpoint."""
 
     folder: Path
@@ -27,13 +27,13 @@ class Surroundings:
     positions: int
 
 
-def special(around: Surroundings) -> dict[str, Draw]:
+def special(environment: Environment) -> dict[str, Draw]:
     """Return the generators by the settings' names."""
-    return {**_engine(around), **_server(around)}
+    return {**_engine(environment), **_server(environment)}
 
 
-def _engine(around: Surroundings) -> dict[str, Draw]:
-    positions = around.positions
+def _engine(environment: Environment) -> dict[str, Draw]:
+    positions = environment.positions
 
     def length(rng: Random) -> int:
         return rng.choice((positions, 512, 512, 500, 300, 256, 200, 200, 64, rng.choice((1, positions + 1))))
@@ -51,10 +51,10 @@ def _engine(around: Surroundings) -> dict[str, Draw]:
         "check": weighted((True, 1)),
         "draft": weighted(
             ("auto", 4), ("none", 4), ("ngram", 8),
-            (f"self:{around.layers - 1}", 8), (f"self:{around.layers}", 1),
-            (str(around.folder / "missing"), 1), *((draft, 12) for draft in around.drafts),
+            (f"self:{environment.layers - 1}", 8), (f"self:{environment.layers}", 1),
+            (str(environment.folder / "missing"), 1), *((draft, 12) for draft in environment.drafts),
         ),
-        "draft_key": weighted((str(around.folder / "missing.key"), 1), (None, 6)),
+        "draft_key": weighted((str(environment.folder / "missing.key"), 1), (None, 6)),
         "draft_model": weighted(((), 6), (("0" * 64,), 1)),
         "speculation_mode": weighted(("coupled", 5), ("rejection", 1)),
         "speculation_policy": _policy,
@@ -67,8 +67,8 @@ def _policy(rng: Random) -> str:
     return rng.choice((*NAMES, fixed, fixed, fixed, tree, tree, "fixed:21" if rng.random() < 0.3 else fixed))
 
 
-def _server(around: Surroundings) -> dict[str, Draw]:
-    keys = around.folder / "keys"
+def _server(environment: Environment) -> dict[str, Draw]:
+    keys = environment.folder / "keys"
     exporting = "http://127.0.0.1:9/v1/traces" if telemetry_installed() else None
     return {
         "host": weighted(("127.0.0.1", 8), ("localhost", 3), ("256.0.0.1", 0.2)),
@@ -90,14 +90,14 @@ def _server(around: Surroundings) -> dict[str, Draw]:
         "drain_timeout": weighted((0.0, 1), (1.0, 1), (30.0, 2)),
         "stuck_after": seconds(20, 60),
         "api_key": weighted(((API_KEY,), 4), (("other", API_KEY), 1), (("env:STREAMSERVE_MISSING",), 0.1)),
-        "api_key_file": weighted((str(keys), 4), (str(around.folder / "missing"), 0.1)),
+        "api_key_file": weighted((str(keys), 4), (str(environment.folder / "missing"), 0.1)),
         "admin_key": weighted(((ADMIN_KEY,), 1)),
-        "admin_key_file": weighted((str(keys), 6), (str(around.folder), 0.1)),
+        "admin_key_file": weighted((str(keys), 6), (str(environment.folder), 0.1)),
         "router": _router,
         "kv_transport": weighted(("shm", 8), ("nixl", 4 if nixl_package() else 0.3)),
         "kv_bytes_per_second": lambda rng: 10.0 ** rng.uniform(6, 9),
         "timeline": weighted(
-            (str(around.folder / "timeline.json"), 6), (str(around.folder / "no/where"), 0.2)
+            (str(environment.folder / "timeline.json"), 6), (str(environment.folder / "no/where"), 0.2)
         ),
         "otlp_traces_endpoint": weighted((exporting, 1)),
         "cors_origin": weighted((("*",), 1), (("https://app.example",), 1)),
@@ -113,34 +113,33 @@ def _router(rng: Random) -> str:
     return rng.choice((*ROUTERS, "classes:20,50", flowguard, flowguard, rng.choice((wrong, "flowguard"))))
 
 
-def consistent(rng: Random, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the workers that they ask for, and mostly such as fit together: most of what
-    contradicts them is dropped."""
+def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with a random number of workers; most contradictory settings are removed."""
     workers = rng.choice(
         ({},) * 9 + ({"pairs": 1},) * 7 + ({"prefill": 1, "decode": 2}, {"prefill": 2, "decode": 1})
     )
-    given = given | workers
+    overrides = overrides | workers
     if not workers and rng.random() < 0.95:
-        given = {
+        overrides = {
             name: value
-            for name, value in given.items()
+            for name, value in overrides.items()
             if not name.startswith(("prefill_max", "decode_max")) and name != "kv_transport"
         }
-    if given.get("router") == "predictive" and rng.random() < 0.9:
-        given["profile"] = True
-    if given.get("eviction") == "swap" and rng.random() < 0.9:
-        given |= {"swap_space": rng.choice((0.001, 0.01, 0.02))}
-    if {"num_blocks", "kv_cache_bytes"} & given.keys() and rng.random() < 0.9:
-        given.pop("max_model_len", None)
-    return given
+    if overrides.get("router") == "predictive" and rng.random() < 0.9:
+        overrides["profile"] = True
+    if overrides.get("eviction") == "swap" and rng.random() < 0.9:
+        overrides |= {"swap_space": rng.choice((0.001, 0.01, 0.02))}
+    if {"num_blocks", "kv_cache_bytes"} & overrides.keys() and rng.random() < 0.9:
+        overrides.pop("max_model_len", None)
+    return overrides
 
 
 def weighted(*choices: tuple[Any, float]) -> Draw:
-    """Return a generator of one of the values, each as often as its weight says."""
+    """Return a generator of random values with these weights."""
     values, weights = zip(*choices, strict=True)
     return lambda rng: rng.choices(values, weights)[0]
 
 
 def seconds(low: float, high: float) -> Draw:
-    """Return a generator of times that a loaded machine keeps."""
+    """Return a generator of time limits that a loaded machine can meet."""
     return lambda rng: round(rng.uniform(low, high), 2)

@@ -1,4 +1,4 @@
-"""The requests of settings trials: numbered, so that the text of each is computed once for a checkpoint."""
+"""The requests of settings trials: numbered, so that each text is computed once per checkpoint."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -10,7 +10,7 @@ from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 
 REQUESTS = 120
 """How many different requests there are."""
-HEAD = 48
+SHARED_PREFIX_LENGTH = 48
 GRAMMARS = (
     Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}"),
     Grammar(kind="choice", text='["yes","no","perhaps not"]'),
@@ -23,8 +23,8 @@ GRAMMARS = (
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request. `edits` are what its prompt was before, where it comes as a prompt stream."""
+class TrialRequest:
+    """One request. `edits` are the earlier versions of its prompt, if that is a prompt stream."""
 
     number: int
     prompt: list[int]
@@ -32,19 +32,19 @@ class Asked:
     edits: tuple[list[int], ...] = ()
 
 
-def request(number: int, vocabulary: int) -> Asked:
+def make_request(number: int, vocabulary: int) -> TrialRequest:
     """Return the request of that number: short and long prompts, some with a common head, some of random
     tokens, greedy and sampled, one choice or several, free, with stop strings, biased, or with a grammar."""
     rng = Random(f"request-{number}")
-    head = [5 + (7 * place) % 200 for place in range(HEAD)]
+    shared_prefix = [5 + (7 * position) % 200 for position in range(SHARED_PREFIX_LENGTH)]
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(4, vocabulary) for _ in range(count)]
 
-    own = tokens(rng.choice((1, 3, 15, 16, 17, 30, 63, 100, rng.randint(1, 150))))
+    suffix = tokens(rng.choice((1, 3, 15, 16, 17, 30, 63, 100, rng.randint(1, 150))))
     if number % 7 == 3:
-        own = (own[:5] * 40)[: len(own)]  # repeats itself: drafts are accepted
-    prompt = head + own if number % 3 == 0 else own
+        suffix = (suffix[:5] * 40)[: len(suffix)]  # repeats itself: drafts are accepted
+    prompt = shared_prefix + suffix if number % 3 == 0 else suffix
     grammar = rng.choice(GRAMMARS) if number % 6 == 5 else None
     params = SamplingParams(
         temperature=rng.choice((0.0, 0.0, 0.7, 1.0)),
@@ -68,12 +68,12 @@ def request(number: int, vocabulary: int) -> Asked:
     if number % 8 == 1:
         edits = tuple(prompt[: rng.randrange(len(prompt) + 1)] + tokens(rng.randint(0, 20)) for _ in range(3))
         params = msgspec.structs.replace(params, prompt_logprobs=None)
-    return Asked(number, prompt, params, edits)
+    return TrialRequest(number, prompt, params, edits)
 
 
-def disturbed(asked: Asked, rng: Random) -> Asked:
-    """Return the request with what must not change its text: latency targets, limits of speculation."""
-    params = asked.params
+def with_neutral_fields(request: TrialRequest, rng: Random) -> TrialRequest:
+    """Return the request with fields that must not change its text: latency targets, speculation limits."""
+    params = request.params
     if rng.random() < 0.3:
         slo = Slo(
             tpot_ms=rng.choice((None, 1.0, 50.0, 1000.0)), ttft_ms=rng.choice((None, 10.0, 1000.0, 1e5))
@@ -84,4 +84,4 @@ def disturbed(asked: Asked, rng: Random) -> Asked:
             enabled=rng.random() < 0.7, max_depth=rng.choice((1, 3, 20)), max_nodes=rng.choice((1, 8, 64))
         )
         params = msgspec.structs.replace(params, speculation=limits)
-    return replace(asked, params=params)
+    return replace(request, params=params)

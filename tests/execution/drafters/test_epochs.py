@@ -1,4 +1,4 @@
-"""What a drafter keeps for a sequence is dropped when its epoch changes: it drafts as a new drafter does."""
+"""A drafter drops its state of a sequence when the epoch changes: it drafts as a new drafter does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.grammar import Grammars
-from streamserve.execution.load import Loaded, drafter_on, load
+from streamserve.execution.load import Loaded, load, make_drafter
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
-from tests.exact.guessing import make_pair
+from tests.exact.speculating import make_pair
 
 BLOCKS = list(range(1, 9))
 PATTERN = [5, 6, 7, 8, 9, 5, 6, 7, 8]
@@ -42,7 +42,7 @@ def make(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> Make:
 
     def made() -> Drafter:
         if request.param == "service":
-            return drafter_on(loaded(pair, "none"))
+            return make_drafter(loaded(pair, "none"))
         drafter = loaded(pair, request.param).drafter
         assert drafter is not None
         return drafter
@@ -50,11 +50,16 @@ def make(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> Make:
     return made
 
 
-def ask(
-    tokens: list[int], params: SamplingParams, output: int, keep: int = 0, epoch: int = 0, computed: int = 0
+def make_request(
+    tokens: list[int],
+    params: SamplingParams,
+    output: int,
+    retained: int = 0,
+    epoch: int = 0,
+    computed: int = 0,
 ) -> DraftRequest:
-    new = tokens[keep:]
-    return DraftRequest(1, epoch, keep, new, 0, output, params, 4, 2, 8, computed, BLOCKS)
+    new = tokens[retained:]
+    return DraftRequest(1, epoch, retained, new, 0, output, params, 4, 2, 8, computed, BLOCKS)
 
 
 def tree(drafter: Drafter, request: DraftRequest) -> TokenTree | None:
@@ -74,28 +79,30 @@ PARAMS = {
 
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("outputs", [0, 2, 12])
-def test_after_an_edit_a_drafter_guesses_as_a_new_one(make: Make, name: str, outputs: int) -> None:
+def test_after_an_edit_a_drafter_drafts_as_a_new_one(make: Make, name: str, outputs: int) -> None:
     """It drafted after seven outputs; the edit leaves other tokens, more or fewer, and other outputs."""
     params = PARAMS[name]
     first = [*REPEATED, 11, 12, 13, 14, 15, 16, 17]
     edited = [*REPEATED, *(PATTERN * 2)[:outputs]]
     old = make()
-    tree(old, ask(first, params, 7))
-    again = tree(old, ask(edited, params, outputs, keep=len(REPEATED), epoch=1, computed=len(REPEATED)))
-    anew = tree(make(), ask(edited, params, outputs, epoch=1))
-    assert again == anew
+    tree(old, make_request(first, params, 7))
+    after_edit = tree(
+        old, make_request(edited, params, outputs, retained=len(REPEATED), epoch=1, computed=len(REPEATED))
+    )
+    fresh = tree(make(), make_request(edited, params, outputs, epoch=1))
+    assert after_edit == fresh
     old.release([1])
-    assert tree(old, ask(edited, params, outputs, epoch=2)) == anew
+    assert tree(old, make_request(edited, params, outputs, epoch=2)) == fresh
 
 
 def test_an_edit_changes_what_a_path_may_hold(make: Make) -> None:
     """The case above is not empty: with the outputs of before, penalties would forbid what they allow now."""
-    if make().plane is None:
+    if make().group is None:
         pytest.skip("n-grams know no penalties")
     drafter = make()
     first = [*REPEATED, 5, 6, 7, 8, 9]
-    with_outputs = tree(drafter, ask(first, PATH, 5))
-    as_prompt = tree(make(), ask(first, PATH, 0))
+    with_outputs = tree(drafter, make_request(first, PATH, 5))
+    as_prompt = tree(make(), make_request(first, PATH, 0))
     assert with_outputs != as_prompt
 
 
@@ -112,9 +119,11 @@ def test_a_grammar_begins_again_after_an_edit(pair: tuple[Path, Path], kind: str
         drafter, new = NGramDrafter(eos, grammars), NGramDrafter(eos, grammars)
     else:
         drafter, new = (loaded(pair, "model").drafter for _ in range(2))  # type: ignore[assignment]
-    tree(drafter, ask([*prompt, *digits], grammar, 4))  # now letters must follow
+    tree(drafter, make_request([*prompt, *digits], grammar, 4))  # now letters must follow
     edited = [*prompt, digits[0], digits[1]]
-    again = tree(drafter, ask(edited, grammar, 2, keep=len(prompt), epoch=1, computed=len(prompt)))
-    anew = tree(new, ask(edited, grammar, 2, epoch=1))
-    assert again == anew
-    assert kind == "model" or anew is not None
+    after_edit = tree(
+        drafter, make_request(edited, grammar, 2, retained=len(prompt), epoch=1, computed=len(prompt))
+    )
+    fresh = tree(new, make_request(edited, grammar, 2, epoch=1))
+    assert after_edit == fresh
+    assert kind == "model" or fresh is not None

@@ -23,11 +23,11 @@ DTYPES = [torch.bfloat16, torch.float32]
 
 
 class Sequence:
-    """One sequence's queries, keys and values by place, attended in any pieces over blocks of its own."""
+    """One sequence's queries, keys and values by position, attended in any chunks over separate blocks."""
 
     def __init__(
         self,
-        team: ThreadPool,
+        pool: ThreadPool,
         length: int,
         dtype: torch.dtype,
         *,
@@ -49,20 +49,20 @@ class Sequence:
         self.cache = KVCache(spec, count, block_size, dtype)
         self.cache.data.fill_(torch.nan)
         self.blocks = np.random.default_rng(0).permutation(count).tolist()
-        self.attention = NativeAttention(team, self.cache, [window], group)
+        self.attention = NativeAttention(pool, self.cache, [window], group)
 
     def span(self, start: int, rows: int, tree: TokenTree | None = None) -> Span:
         return Span(0, start, [0] * rows, self.blocks, tree, (0,) if tree else ())
 
-    def run(self, span: Span, places: list[int]) -> torch.Tensor:
-        """Attend a span whose rows have the vectors of these places."""
+    def run(self, span: Span, indices: list[int]) -> torch.Tensor:
+        """Attend a span whose rows have the vectors of these positions."""
         self.attention.plan(lay_out([span], self.cache.block_size))
-        return self.attention.run(0, self.q[places], self.k[places], self.v[places])
+        return self.attention.run(0, self.q[indices], self.k[indices], self.v[indices])
 
-    def whole(self, cuts: list[int]) -> torch.Tensor:
+    def whole(self, sizes: list[int]) -> torch.Tensor:
         """All rows, in chunks of these sizes."""
         out, start = [], 0
-        for size in cuts:
+        for size in sizes:
             out.append(self.run(self.span(start, size), list(range(start, start + size))))
             start += size
         return torch.cat(out)
@@ -77,12 +77,12 @@ class Sequence:
     window=st.none() | st.integers(1, 20),
     threads=st.sampled_from([1, 2]),
 )
-def test_attention_is_a_dense_masked_softmax(team, path, dtype, step, kv_heads, group, dim, window, threads):
+def test_attention_is_a_dense_masked_softmax(pool, path, dtype, step, kv_heads, group, dim, window, threads):
     heads = kv_heads * group
     spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
     cache = KVCache(spec, step.num_blocks, step.block_size, dtype)
     cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(1)))
-    attention = NativeAttention(team(threads, path, dtype), cache, [window], group)
+    attention = NativeAttention(pool(threads, path, dtype), cache, [window], group)
     layout = lay_out(step.spans, step.block_size)
     attention.plan(layout)
     generator = torch.Generator().manual_seed(2)
@@ -91,7 +91,7 @@ def test_attention_is_a_dense_masked_softmax(team, path, dtype, step, kv_heads, 
     out = attention.run(0, q, k, v)
     bound = 1e-5 if dtype == torch.float32 else 2**-6
     for part in layout.parts:
-        for row in range(part.span.rows):
+        for row in range(part.span.query_tokens):
             expected = dense(part, row, q[part.offset + row], cache.data[0], window)
             torch.testing.assert_close(out[part.offset + row].double(), expected, rtol=bound, atol=bound)
 
@@ -108,21 +108,21 @@ def test_attention_is_a_dense_masked_softmax(team, path, dtype, step, kv_heads, 
     ],
     ids=str,
 )
-def test_bits_do_not_depend_on_chunks_or_threads(team, path, dtype, shape):
+def test_bits_do_not_depend_on_chunks_or_threads(pool, path, dtype, shape):
     length = 620 if path >= Path.AVX2 else 560
-    expected = Sequence(team(1, path, dtype), length, dtype, **shape).whole([length])
-    for threads, cuts in [
+    expected = Sequence(pool(1, path, dtype), length, dtype, **shape).whole([length])
+    for threads, sizes in [
         (1, [1, 130, 7, *[1] * 3, 250, length - 391]),
         (2, [length]),
         (2, [300, 200, *[1] * (length - 500)]),
         (3, [511, 1, 1, length - 513]),
     ]:
-        found = Sequence(team(threads, path, dtype), length, dtype, **shape).whole(cuts)
-        assert torch.equal(found, expected)
+        result = Sequence(pool(threads, path, dtype), length, dtype, **shape).whole(sizes)
+        assert torch.equal(result, expected)
 
 
-def test_random_chunks_have_the_bits_of_the_whole(team, scale, record):
-    """Lengths, heads, windows, cuts and teams at random; each case compares every row of a sequence."""
+def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):
+    """Lengths, heads, windows, chunks and thread pools at random; each case compares every row."""
     rng = np.random.default_rng(scale.seed)
     cases = scale.pick(12, 400)
     for _ in range(cases):
@@ -135,11 +135,11 @@ def test_random_chunks_have_the_bits_of_the_whole(team, scale, record):
             "block_size": int(rng.choice([5, 16])),
             "window": [None, 100][rng.integers(2)],
         }
-        cuts = np.sort(rng.choice(np.arange(1, length), size=min(length - 1, 5), replace=False))
-        sizes = np.diff([0, *cuts, length]).tolist()
-        whole = Sequence(team(int(rng.integers(1, 4))), length, dtype, **shape).whole([length])
+        sizes = np.sort(rng.choice(np.arange(1, length), size=min(length - 1, 5), replace=False))
+        sizes = np.diff([0, *sizes, length]).tolist()
+        whole = Sequence(pool(int(rng.integers(1, 4))), length, dtype, **shape).whole([length])
         assert torch.equal(
-            Sequence(team(int(rng.integers(1, 4))), length, dtype, **shape).whole(sizes), whole
+            Sequence(pool(int(rng.integers(1, 4))), length, dtype, **shape).whole(sizes), whole
         )
     record(cases=cases)
 
@@ -147,21 +147,21 @@ def test_random_chunks_have_the_bits_of_the_whole(team, scale, record):
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize("start", [0, 5, 120, 127, 128, 500, 700])
 @pytest.mark.parametrize("window", [None, 40])
-def test_a_tree_branch_has_the_bits_of_the_chain(team, path, dtype, start, window):
-    """Each node's row, and its path written behind the root as plain tokens."""
+def test_a_tree_branch_has_the_bits_of_the_chain(pool, path, dtype, start, window):
+    """Each node's row, and its path written after the root as plain tokens."""
     parents = (-1, 0, 0, 1, 2, 2, 5, 3, 7, 6)
     tree = TokenTree((0,) * 10, parents, (0.0,) * 10, (1.0,) * 10)
     length = start + 3 + len(parents) - 1
-    places = list(range(start, length))
-    sequence = Sequence(team(2, path, dtype), length, dtype, window=window)
+    indices = list(range(start, length))
+    sequence = Sequence(pool(2, path, dtype), length, dtype, window=window)
     if start:
         sequence.whole([start])
-    in_tree = sequence.run(sequence.span(start, 3, tree), places)
+    in_tree = sequence.run(sequence.span(start, 3, tree), indices)
     for node in range(len(parents)):
-        along = [start + 2 + one for one in tree.path(node)]
+        along = [start + 2 + ancestor for ancestor in tree.path(node)]
         for size in (len(along) + 2, 1):  # all at once, and the last one alone
             rows = [start, start + 1, *along]
-            replay = Sequence(team(1, path, dtype), length, dtype, window=window)
+            replay = Sequence(pool(1, path, dtype), length, dtype, window=window)
             replay.cache.data.copy_(sequence.cache.data)
             if size == 1 and len(rows) > 1:
                 replay.run(replay.span(start, len(rows) - 1), rows[:-1])
@@ -170,10 +170,10 @@ def test_a_tree_branch_has_the_bits_of_the_chain(team, path, dtype, start, windo
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_long_context_split_between_threads_has_the_bits_of_one_thread(team, dtype):
+def test_a_long_context_split_between_threads_has_the_bits_of_one_thread(pool, dtype):
     outputs = []
     for threads in (1, 2, 5):
-        sequence = Sequence(team(threads, None, dtype), 3000, dtype, kv_heads=1)
+        sequence = Sequence(pool(threads, None, dtype), 3000, dtype, kv_heads=1)
         sequence.whole([2990])
         outputs.append(sequence.run(sequence.span(2990, 3), [2990, 2991, 2992]))
     assert torch.equal(outputs[0], outputs[1])
@@ -181,7 +181,7 @@ def test_a_long_context_split_between_threads_has_the_bits_of_one_thread(team, d
 
 
 @pytest.mark.parametrize("path", Path)
-def test_large_scores_stay_finite(team, path):
-    sequence = Sequence(team(1, path), 200, torch.bfloat16)
+def test_large_scores_stay_finite(pool, path):
+    sequence = Sequence(pool(1, path), 200, torch.bfloat16)
     sequence.q *= 300
     assert sequence.whole([200]).isfinite().all()

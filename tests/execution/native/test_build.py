@@ -1,4 +1,4 @@
-"""Kernels are compiled once, by whoever comes first, and never loaded from where others can write."""
+"""Kernels are compiled once, by the first process, and never loaded from where other users can write."""
 
 import os
 import shutil
@@ -55,15 +55,15 @@ def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small
 
 
 def test_of_old_libraries_those_used_last_stay(small_source, cache, monkeypatch):
-    monkeypatch.setattr(building, "KEPT", 2)
-    made = []
+    monkeypatch.setattr(building, "MAX_LIBRARIES", 2)
+    compiled = []
     for number in range(2):
         (small_source / "one.h").write_text(f"// {number}\n")
-        made.append(build(cache))
+        compiled.append(build(cache))
     (small_source / "one.h").write_text("// 0\n")
-    assert build(cache) == made[0]  # used again, so the other one is the oldest
+    assert build(cache) == compiled[0]  # used again, so the other one is the oldest
     (small_source / "one.h").write_text("// 2\n")
-    assert {build(cache), made[0]} == set(cache.glob("*.so"))
+    assert {build(cache), compiled[0]} == set(cache.glob("*.so"))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
@@ -144,6 +144,6 @@ def test_processes_that_build_at_once_get_one_library(tmp_path):
 def test_any_processor_can_have_the_portable_path(tmp_path):
     """Compiled for the oldest 64-bit x86 (or whatever this is), only the portable path is there."""
     plain = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-w")
-    made = library.load_library(build(tmp_path / "plain", plain))
-    works = [path for path in library.Path if made.ss_path_works(path, 1)]
-    assert works == [library.Path.PORTABLE]
+    compiled = library.load_library(build(tmp_path / "plain", plain))
+    supported = [path for path in library.Path if compiled.ss_path_supported(path, 1)]
+    assert supported == [library.Path.PORTABLE]

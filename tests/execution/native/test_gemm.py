@@ -1,4 +1,4 @@
-"""Every path multiplies right, and gives a row the same bits in any company and with any team."""
+"""Every path multiplies right, and gives a row the same bits with any other rows and number of threads."""
 
 import math
 
@@ -41,10 +41,10 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
     threads=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 99),
 )
-def test_sums_are_right_to_float32(team, path, dtype, rows, outputs, inputs, bias, threads, seed):
+def test_sums_are_right_to_float32(pool, path, dtype, rows, outputs, inputs, bias, threads, seed):
     x, w = random((rows, inputs), dtype, seed), random((outputs, inputs), dtype, seed + 1)
     b = random((outputs,), dtype, seed + 2) if bias else None
-    linear = NativeLinear(team(threads, path, dtype), w, b)
+    linear = NativeLinear(pool(threads, path, dtype), w, b)
     expected = x.double() @ w.double().T + (b.double() if bias else 0)
     size = x.double().abs() @ w.double().abs().T + 1
     wide = linear(x, wide=True)
@@ -54,27 +54,27 @@ def test_sums_are_right_to_float32(team, path, dtype, rows, outputs, inputs, bia
 
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (333, 100), (704, 512)])
-def test_a_rows_bits_do_not_depend_on_its_company(team, path, dtype, outputs, inputs):
+def test_a_rows_bits_do_not_depend_on_other_rows(pool, path, dtype, outputs, inputs):
     x, w = random((510, inputs), dtype, 0), random((outputs, inputs), dtype, 1)
-    together = NativeLinear(team(1, path, dtype), w)(x, wide=True)
+    together = NativeLinear(pool(1, path, dtype), w)(x, wide=True)
     for threads in (1, 2, 3):
-        linear = NativeLinear(team(threads, path, dtype), w)
+        linear = NativeLinear(pool(threads, path, dtype), w)
         for begin, end in CUTS:
             assert torch.equal(linear(x[begin:end], wide=True), together[begin:end])
 
 
-def test_random_rows_have_the_bits_of_the_row_alone(team, scale, record):
-    """Shapes, paths, teams and companies at random."""
+def test_random_rows_have_the_bits_of_the_row_alone(pool, scale, record):
+    """Shapes, paths, numbers of threads and other rows at random."""
     rng = np.random.default_rng(scale.seed)
     cases = scale.pick(40, 1000)
-    paths = [(path, dtype) for path, dtype in EVERY_PATH if team().works(path, dtype)]
+    paths = [(path, dtype) for path, dtype in EVERY_PATH if pool().supports(path, dtype)]
     for case in range(cases):
         path, dtype = paths[rng.integers(len(paths))]
         rows, inputs = int(rng.integers(2, 200)), int(rng.integers(1, rng.choice([100, 600, 1500])))
         outputs = int(rng.integers(1, 300))
         x, w = random((rows, inputs), dtype, case), random((outputs, inputs), dtype, case + 1)
-        together = NativeLinear(team(int(rng.integers(1, 4)), path, dtype), w)(x, wide=True)
-        linear = NativeLinear(team(int(rng.integers(1, 4)), path, dtype), w)
+        together = NativeLinear(pool(int(rng.integers(1, 4)), path, dtype), w)(x, wide=True)
+        linear = NativeLinear(pool(int(rng.integers(1, 4)), path, dtype), w)
         begin = int(rng.integers(rows))
         end = int(rng.integers(begin, rows)) + 1
         assert torch.equal(linear(x[begin:end], wide=True), together[begin:end])
@@ -83,9 +83,9 @@ def test_random_rows_have_the_bits_of_the_row_alone(team, scale, record):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_deep_sum_that_is_made_in_parts_has_the_bits_of_the_whole(team, threads):
+def test_a_deep_sum_that_is_made_in_parts_has_the_bits_of_the_whole(pool, threads):
     x, w = random((300, 4200), torch.bfloat16, 0), random((700, 4200), torch.bfloat16, 1)
-    linear = NativeLinear(team(threads), w)
+    linear = NativeLinear(pool(threads), w)
     together = linear(x, wide=True)
     torch.testing.assert_close(together, x.float() @ w.float().T, rtol=1e-4, atol=1e-2)
     for begin, end in [(0, 1), (3, 35), (0, 60), (0, 70), (10, 150), (261, 300)]:
@@ -93,9 +93,9 @@ def test_a_deep_sum_that_is_made_in_parts_has_the_bits_of_the_whole(team, thread
 
 
 @pytest.mark.parametrize("path", Path)
-def test_company_of_infinities_changes_nothing(team, path):
+def test_other_rows_with_infinities_change_nothing(pool, path):
     x, w = random((40, 96), torch.bfloat16, 0), random((80, 96), torch.bfloat16, 1)
-    linear = NativeLinear(team(2, path), w)
+    linear = NativeLinear(pool(2, path), w)
     clean = linear(x)
     x[1::2] = torch.tensor([torch.nan, torch.inf] * 48)
     assert torch.equal(linear(x)[::2], clean[::2])
@@ -103,9 +103,9 @@ def test_company_of_infinities_changes_nothing(team, path):
 
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize("shape", [(64, 32), (333, 100)])
-def test_rows_of_the_weight_are_read_as_they_were(team, path, dtype, shape):
+def test_rows_of_the_weight_are_read_as_they_were(pool, path, dtype, shape):
     w = random(shape, dtype, 0)
-    linear = NativeLinear(team(2, path, dtype), w)
+    linear = NativeLinear(pool(2, path, dtype), w)
     numbers = torch.randperm(len(w), generator=torch.Generator().manual_seed(1))
     assert torch.equal(linear.rows(numbers), w[numbers])
     assert torch.equal(linear.rows(numbers[::3]), w[numbers[::3]])
@@ -115,26 +115,26 @@ def test_rows_of_the_weight_are_read_as_they_were(team, path, dtype, shape):
             linear.rows(torch.tensor([0, absent]))
 
 
-def test_rows_may_lie_apart_and_there_may_be_none(team):
+def test_rows_may_have_a_stride_and_there_may_be_none(pool):
     x, w = random((5, 96), torch.bfloat16, 0), random((32, 48), torch.bfloat16, 1)
-    linear = NativeLinear(team(), w)
+    linear = NativeLinear(pool(), w)
     assert torch.equal(linear(x[:, :48]), linear(x[:, :48].contiguous()))
     assert torch.equal(linear(x.T[:48].T), linear(x[:, :48]))
     assert linear(x[:0, :48]).shape == (0, 32)
 
 
-def test_what_does_not_fit_is_refused(team):
-    linear = NativeLinear(team(), random((32, 48), torch.bfloat16, 1))
+def test_what_does_not_fit_is_refused(pool):
+    linear = NativeLinear(pool(), random((32, 48), torch.bfloat16, 1))
     with pytest.raises(ValueError, match="takes"):
         linear(torch.zeros(1, 47).bfloat16())
     with pytest.raises(ValueError, match="takes"):
         linear(torch.zeros(1, 48))
     with pytest.raises(ValueError, match="whole layers"):
-        NativeLinear(team(), random((64, 48), torch.bfloat16, 1), paired=True)(torch.zeros(1, 48).bfloat16())
+        NativeLinear(pool(), random((64, 48), torch.bfloat16, 1), paired=True)(torch.zeros(1, 48).bfloat16())
 
 
-def test_a_team_takes_the_best_path_up_to_its_own(team):
-    assert team(1, Path.PORTABLE).path(torch.bfloat16) == Path.PORTABLE
-    assert team(1, Path.AVX2).path(torch.float32) <= Path.AVX2
-    assert team(1).path(torch.float32) <= Path.AVX512
-    assert team(1).works(team(1).path(torch.bfloat16), torch.bfloat16)
+def test_a_thread_pool_takes_the_best_path_up_to_its_own(pool):
+    assert pool(1, Path.PORTABLE).path(torch.bfloat16) == Path.PORTABLE
+    assert pool(1, Path.AVX2).path(torch.float32) <= Path.AVX2
+    assert pool(1).path(torch.float32) <= Path.AVX512
+    assert pool(1).supports(pool(1).path(torch.bfloat16), torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Whole models on the kernels: as close to the truth as torch is, and the same bits however a text is cut."""
+"""Whole models on the kernels: as close to the truth as torch is, and the same bits for any chunks."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,14 +24,14 @@ BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 
 
 @torch.inference_mode()
-def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, team: ThreadPool) -> torch.Tensor:
+def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, pool: ThreadPool) -> torch.Tensor:
     """The kernels' logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
     spec = read_spec(folder)
-    linear, gate_up = partial(NativeLinear, team), partial(NativeLinear, team, paired=True)
-    model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, linear, gate_up), team)
+    linear, gate_up = partial(NativeLinear, pool), partial(NativeLinear, pool, paired=True)
+    model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, linear, gate_up), pool)
     cache = KVCache(spec, 16, 4, dtype)
     cache.data.fill_(torch.nan)
-    attention = NativeAttention(team, cache, spec.windows, spec.num_heads // spec.num_kv_heads)
+    attention = NativeAttention(pool, cache, spec.windows, spec.num_heads // spec.num_kv_heads)
     pieces, start = [], 0
     for size in chunks:
         layout = lay_out([Span(0, start, TEXT[0, start : start + size].tolist(), BLOCKS)], 4)
@@ -43,37 +43,37 @@ def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, team: T
 
 
 @pytest.mark.parametrize(("architecture", "overrides"), VARIANTS, ids=str)
-def test_float32_logits_are_those_of_transformers(shared_checkpoint, team, architecture, overrides):
+def test_float32_logits_are_those_of_transformers(shared_checkpoint, pool, architecture, overrides):
     folder = shared_checkpoint(architecture, **overrides)
     expected = logits_by_transformers(folder)
     for path in (Path.PORTABLE, None):
-        ours = logits_of(folder, [60], torch.float32, team(2, path, torch.float32))
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
-        parts = logits_of(folder, [13, 1, 1, 30, 15], torch.float32, team(1, path, torch.float32))
-        assert torch.equal(parts, ours)
+        logits = logits_of(folder, [60], torch.float32, pool(2, path, torch.float32))
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        parts = logits_of(folder, [13, 1, 1, 30, 15], torch.float32, pool(1, path, torch.float32))
+        assert torch.equal(parts, logits)
 
 
 @pytest.mark.parametrize(("architecture", "overrides"), VARIANTS, ids=str)
 @pytest.mark.parametrize("path", Path)
-def test_bfloat16_is_as_close_to_the_truth_as_torch(shared_checkpoint, team, path, architecture, overrides):
+def test_bfloat16_is_as_close_to_the_truth_as_torch(shared_checkpoint, pool, path, architecture, overrides):
     folder = shared_checkpoint(architecture, "bfloat16", **overrides)
     truth = reference_logits(folder, [60], torch.float32)
-    theirs = (reference_logits(folder, [60], torch.bfloat16).float() - truth).square().mean().sqrt()
-    ours = logits_of(folder, [60], torch.bfloat16, team(2, path))
-    assert ours.dtype == torch.float32
-    assert (ours - truth).square().mean().sqrt() < 1.15 * theirs
-    assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.bfloat16, team(1, path)), ours)
+    reference_error = (reference_logits(folder, [60], torch.bfloat16).float() - truth).square().mean().sqrt()
+    logits = logits_of(folder, [60], torch.bfloat16, pool(2, path))
+    assert logits.dtype == torch.float32
+    assert (logits - truth).square().mean().sqrt() < 1.15 * reference_error
+    assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.bfloat16, pool(1, path)), logits)
 
 
 @pytest.mark.parametrize("path", Path)
-def test_sizes_that_fill_no_tile(shared_checkpoint, team, path):
+def test_sizes_that_fill_no_tile(shared_checkpoint, pool, path):
     """Widths that are multiples of nothing, after a larger model has used the same memory."""
-    team(1, path)
+    pool(1, path)
     larger = shared_checkpoint("llama", "bfloat16")
-    logits_of(larger, [60], torch.bfloat16, team(1, path))
+    logits_of(larger, [60], torch.bfloat16, pool(1, path))
     odd = {"hidden_size": 36, "intermediate_size": 50, "num_attention_heads": 3, "num_key_value_heads": 1}
     folder = shared_checkpoint("llama", "bfloat16", head_dim=12, **odd)
     truth = reference_logits(folder, [60], torch.float32)
-    ours = logits_of(folder, [59, 1], torch.bfloat16, team(1, path))
-    theirs = (reference_logits(folder, [60], torch.bfloat16).float() - truth).square().mean().sqrt()
-    assert (ours - truth).square().mean().sqrt() < 1.25 * theirs
+    logits = logits_of(folder, [59, 1], torch.bfloat16, pool(1, path))
+    reference_error = (reference_logits(folder, [60], torch.bfloat16).float() - truth).square().mean().sqrt()
+    assert (logits - truth).square().mean().sqrt() < 1.25 * reference_error

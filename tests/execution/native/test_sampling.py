@@ -10,7 +10,7 @@ from streamserve.execution.native.sampling import NativeChooser
 from streamserve.execution.sampling import Row, Sampler
 from streamserve.protocol.sampling import SamplingParams
 
-NOTHING = np.array([], dtype=np.int64)
+NO_TOKENS = np.array([], dtype=np.int64)
 EOS = (1,)
 
 settings_of_requests = st.builds(
@@ -28,8 +28,8 @@ settings_of_requests = st.builds(
 
 
 @pytest.fixture(scope="module")
-def chooser(team) -> NativeChooser:
-    return NativeChooser(team(2))
+def chooser(pool) -> NativeChooser:
+    return NativeChooser(pool(2))
 
 
 def logits_of(kind: str, rows: int, vocab: int, scale: float, seed: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ def test_tokens_are_those_of_numpy(chooser, kind, vocab, scale, seed, requests, 
             data.draw(st.integers(0, 2)),
             params,
             data.draw(st.integers(0, 3)),
-            NOTHING,
+            NO_TOKENS,
             data.draw(st.lists(st.integers(0, vocab - 1), max_size=5)),
         )
         for params in requests
@@ -79,7 +79,11 @@ def test_many_draws_over_a_large_vocabulary(chooser, spread, limits, scale):
     logits, draws = logits_of("plain", 4, 32_000, spread, 7), scale.pick(40, 1000)
     rows = [
         Row(
-            seed % 4, SamplingParams(seed=seed * 0x9E3779B97F4A7C15 % 2**64, **limits), 0, NOTHING, [0] * seed
+            seed % 4,
+            SamplingParams(seed=seed * 0x9E3779B97F4A7C15 % 2**64, **limits),
+            0,
+            NO_TOKENS,
+            [0] * seed,
         )
         for seed in range(draws)
     ]
@@ -91,17 +95,17 @@ def test_many_draws_over_a_large_vocabulary(chooser, spread, limits, scale):
 def test_the_first_of_equals_is_best(chooser):
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
     params = SamplingParams(temperature=0.0)
-    rows = [Row(number, params, 0, NOTHING, []) for number in range(2)]
+    rows = [Row(number, params, 0, NO_TOKENS, []) for number in range(2)]
     assert Sampler(logits, (), chooser).sample(rows) == [1, 0]
 
 
 def test_a_sampled_request_without_a_seed_is_an_error(chooser):
     with pytest.raises(ValueError, match="seed"):
-        Sampler(torch.zeros(1, 4), (), chooser).sample([Row(0, SamplingParams(), 0, NOTHING, [])])
+        Sampler(torch.zeros(1, 4), (), chooser).sample([Row(0, SamplingParams(), 0, NO_TOKENS, [])])
 
 
 def test_other_logits_than_the_kernels_are_refused(chooser):
     with pytest.raises(ValueError, match="bfloat16"):
         Sampler(torch.zeros(1, 4).bfloat16(), (), chooser).sample(
-            [Row(0, SamplingParams(seed=1), 0, NOTHING, [])]
+            [Row(0, SamplingParams(seed=1), 0, NO_TOKENS, [])]
         )

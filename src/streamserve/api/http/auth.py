@@ -12,13 +12,13 @@ from streamserve.api.http.errors import error_response
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest, matches
 
-OPEN = frozenset({"/health", "/ping"})
+PUBLIC_PATHS = frozenset({"/health", "/ping"})
 """Routes of load balancers' health checks: they need no key, and reveal nothing sensitive."""
 
-ADMIN = "/admin/"
+ADMIN_PREFIX = "/admin/"
 """Path prefix of the admin routes."""
 
-PAGES = frozenset({"/", "/docs", "/openapi.json"})
+BROWSER_PATHS = frozenset({"/", "/docs", "/openapi.json"})
 """Routes that people open in a browser, which asks them for the key as the password of Basic authentication;
 the user name is ignored.
 
@@ -50,22 +50,29 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            refused = self._refusal(scope)
-            if refused:
-                response = error_response(refused)
-                if refused.status == 401:
-                    response.headers["WWW-Authenticate"] = "Basic" if scope["path"] in PAGES else "Bearer"
+            error = self._refusal(scope)
+            if error:
+                response = error_response(error)
+                if error.status == 401:
+                    response.headers["WWW-Authenticate"] = (
+                        "Basic" if scope["path"] in BROWSER_PATHS else "Bearer"
+                    )
                 await response(scope, receive, send)
                 return
             path, limit = scope["path"], self._limit
-            if limit is not None and self._keys and path not in OPEN and not path.startswith(ADMIN):
+            if (
+                limit is not None
+                and self._keys
+                and path not in PUBLIC_PATHS
+                and not path.startswith(ADMIN_PREFIX)
+            ):
                 await self._counted(scope, receive, send, limit)
                 return
         await self._app(scope, receive, send)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         """Pass a request on, unless its key has reached its limit of open requests."""
-        key = digest(_shown(Headers(scope=scope), scope["path"]))
+        key = digest(_request_key(Headers(scope=scope), scope["path"]))
         if self._open[key] >= limit:
             message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
             await error_response(RequestError(message, status=429, retry_after=1.0))(scope, receive, send)
@@ -80,27 +87,27 @@ class Authentication:
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         path = scope["path"]
-        if path in OPEN:
+        if path in PUBLIC_PATHS:
             return None
-        shown = _shown(Headers(scope=scope), path)
-        if path.startswith(ADMIN):
-            return self._admin_refusal(shown)
-        return _unknown(shown) if self._keys and not matches(shown, self._keys) else None
+        key = _request_key(Headers(scope=scope), path)
+        if path.startswith(ADMIN_PREFIX):
+            return self._admin_refusal(key)
+        return _invalid_key(key) if self._keys and not matches(key, self._keys) else None
 
-    def _admin_refusal(self, shown: str) -> RequestError | None:
+    def _admin_refusal(self, key: str) -> RequestError | None:
         if self._admin_keys:
-            return None if matches(shown, self._admin_keys) else _unknown(shown)
-        if self._keys and not matches(shown, self._keys):
-            return _unknown(shown)
+            return None if matches(key, self._admin_keys) else _invalid_key(key)
+        if self._keys and not matches(key, self._keys):
+            return _invalid_key(key)
         return RequestError("admin routes are closed: start the server with an --admin-key-file", status=403)
 
 
-def _shown(headers: Headers, path: str) -> str:
+def _request_key(headers: Headers, path: str) -> str:
     """Return the key of a request; empty if there is none."""
     kind, _, value = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
-    if kind.lower() == "basic" and path in PAGES:
+    if kind.lower() == "basic" and path in BROWSER_PATHS:
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
         except (binascii.Error, ValueError):
@@ -108,6 +115,6 @@ def _shown(headers: Headers, path: str) -> str:
     return ""
 
 
-def _unknown(shown: str) -> RequestError:
-    what = "this key is not known here" if shown else "a key is needed"
-    return RequestError(f"{what}: send it as Authorization: Bearer KEY", status=401)
+def _invalid_key(key: str) -> RequestError:
+    reason = "this key is not valid" if key else "a key is required"
+    return RequestError(f"{reason}: send it as Authorization: Bearer KEY", status=401)

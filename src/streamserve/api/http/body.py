@@ -20,14 +20,14 @@ _LARGE_BYTES = 64 << 10
 _LARGE_VALUES = 4096
 """Larger bodies are decoded outside of the event loop."""
 
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_LOCATION = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def read_request(
-    request: Request, door: AppContext, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+    request: Request, context: AppContext, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> T:
     """Read the body of `request` as `kind`.
 
@@ -36,28 +36,32 @@ async def read_request(
     first field that is unknown, unsupported or of the wrong type; 429 if there is no memory for it.
     """
     charge = charge_of(request)
-    scan = JsonScan(door.max_values, door.max_characters)
-    body = await _read(request, door.settings.max_body_bytes, charge, scan)
-    size = len(body)
+    scan = JsonScan(context.max_values, context.max_characters)
+    data = await _read(request, context.settings.max_body_bytes, charge, scan)
+    size = len(data)
     charge.add(scan.decoded_bytes)
     large = size > _LARGE_BYTES or scan.values > _LARGE_VALUES
-    wanted = await door.side.run_if(large, lambda: checked(parse(body), kind, unsupported))
-    charge.give(size)
-    return wanted
+    body = await context.side_thread.run_if(large, lambda: checked(parse(data), kind, unsupported))
+    charge.release(size)
+    return body
 
 
 async def read_message(
-    data: bytes, door: AppContext, charge: Charge, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+    data: bytes,
+    context: AppContext,
+    charge: Charge,
+    kind: type[T],
+    unsupported: Mapping[str, tuple[Any, ...]],
 ) -> T:
     """Parse a WebSocket message as `kind`. Raises RequestError as `read_request` does."""
-    scan = JsonScan(door.max_values, door.max_characters)
+    scan = JsonScan(context.max_values, context.max_characters)
 
     def decoded() -> T:
         scan.feed(data)
         charge.add(scan.decoded_bytes)
         return checked(parse(data), kind, unsupported)
 
-    return await door.side.run_if(len(data) > _LARGE_BYTES, decoded)
+    return await context.side_thread.run_if(len(data) > _LARGE_BYTES, decoded)
 
 
 async def _read(request: Request, limit: int, charge: Charge, scan: JsonScan) -> bytearray:
@@ -98,33 +102,33 @@ def checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str,
     for name, value in content.items():
         if name not in known and name not in unsupported:
             raise RequestError(f"{name} is not a known field", field=name)
-        if name in unsupported and not _asks_nothing(value, unsupported[name]):
-            raise RequestError(f"{name} is not supported{_instead(unsupported[name])}", field=name)
+        if name in unsupported and not _has_no_effect(value, unsupported[name]):
+            raise RequestError(f"{name} is not supported{_accepted_values(unsupported[name])}", field=name)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise RequestError(f"{name} is out of range", field=name)
-    given = {name: value for name, value in content.items() if value is not None and name in known}
+    fields = {name: value for name, value in content.items() if value is not None and name in known}
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _located(str(error)) from error
 
 
-def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
-    """Return whether `value` is null or one of the `harmless` values. JSON's true is not equal to 1."""
+def _has_no_effect(value: Any, accepted: tuple[Any, ...]) -> bool:
+    """Return whether `value` is null or one of the `accepted` values. JSON's true is not equal to 1."""
     return value is None or any(
-        value == other and isinstance(value, bool) == isinstance(other, bool) for other in harmless
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in accepted
     )
 
 
-def _instead(harmless: tuple[Any, ...]) -> str:
+def _accepted_values(accepted: tuple[Any, ...]) -> str:
     """Return the part of an error message that lists the accepted values of an unsupported field."""
-    values = " or ".join(msgspec.json.encode(value).decode() for value in harmless)
-    return f": leave it out, or say {values}" if values else ": leave it out"
+    values = " or ".join(msgspec.json.encode(value).decode() for value in accepted)
+    return f": leave it out, or set it to {values}" if values else ": leave it out"
 
 
 def _located(message: str) -> RequestError:
     """Convert msgspec's "Expected `int`, got `str` - at `$.n`" to an error about the field n."""
-    match = _PLACE.match(message)
+    match = _LOCATION.match(message)
     path = match["path"] if match else None
     if match is None or not path:
         missing = re.search(r"missing required field `(\w+)`", message)
@@ -132,5 +136,5 @@ def _located(message: str) -> RequestError:
             RequestError(f"{missing[1]} is required", field=missing[1]) if missing else RequestError(message)
         )
     name = _NAME.match(path)
-    what = match["what"]
-    return RequestError(f"{path}: {what[:1].lower()}{what[1:]}", field=name[0] if name else None)
+    text = match["text"]
+    return RequestError(f"{path}: {text[:1].lower()}{text[1:]}", field=name[0] if name else None)

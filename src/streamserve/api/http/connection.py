@@ -11,7 +11,7 @@ from typing import Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from streamserve.api.http.auth import OPEN
+from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.connection_limits import Connections
 from streamserve.api.http.errors import error_body, error_headers
 from streamserve.api.http.slices import Slices
@@ -78,32 +78,32 @@ class Connection(HttpToolsProtocol):
     its request.
     """
 
-    def __init__(self, timeouts: Timeouts, connections: Connections, slices: Slices, **rest: Any) -> None:
-        super().__init__(**rest)
+    def __init__(self, timeouts: Timeouts, connections: Connections, slices: Slices, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self._timeouts = timeouts
         self._connections = connections
         self._slices = slices
         self._entered = False
-        self._arrived: deque[bytes] = deque()
-        self._taking = False
+        self._received: deque[bytes] = deque()
+        self._parsing = False
         self._header_bytes = 0
         self._in_headers = True
-        self._reading: TimerHandle | None = None
-        self._writing: TimerHandle | None = None
+        self._read_timer: TimerHandle | None = None
+        self._write_timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(OpenTransport(transport))  # type: ignore[arg-type]
-        refused = self._connections.enter(self._address)
-        if refused:
-            self._send(refused)
+        error = self._connections.enter(self._address)
+        if error:
+            self._send(error)
             return
         self._entered = True
-        self._expect_request()
+        self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_reading_clock()
-        self._stop_writing_clock()
-        self._arrived.clear()
+        self._stop_read_timer()
+        self._stop_write_timer()
+        self._received.clear()
         if self._entered:
             self._connections.leave(self._address)
         super().connection_lost(exc)
@@ -116,21 +116,21 @@ class Connection(HttpToolsProtocol):
         """Parse `data`, one slice at a time if large: it may contain thousands of pipelined requests."""
         if not self._entered:
             return
-        if not self._arrived and len(data) <= SLICE and len(self.pipeline) < MAX_PIPELINED:
+        if not self._received and len(data) <= SLICE and len(self.pipeline) < MAX_PIPELINED:
             self._feed(data)
             return
-        self._arrived.append(data)
+        self._received.append(data)
         self.transport.pause_reading()
-        self._go_on()
+        self._continue()
 
     def on_response_complete(self) -> None:
         """Start the next request, and resume parsing what was waiting for a free pipeline slot."""
         super().on_response_complete()
-        self._go_on()
+        self._continue()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Start requests a few at a time, but health checks immediately."""
-        if cycle.scope["path"] in OPEN:
+        if cycle.scope["path"] in PUBLIC_PATHS:
             super()._start_asgi_task(cycle, app)
         else:
             self._slices.start(partial(self._begin, cycle, app))
@@ -138,29 +138,29 @@ class Connection(HttpToolsProtocol):
     def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         super()._start_asgi_task(cycle, app)
 
-    def _go_on(self) -> None:
-        if self._arrived and not self._taking and len(self.pipeline) < MAX_PIPELINED:
-            self._taking = True
-            self._slices.add(self._take)
+    def _continue(self) -> None:
+        if self._received and not self._parsing and len(self.pipeline) < MAX_PIPELINED:
+            self._parsing = True
+            self._slices.add(self._parse_next)
 
-    def _take(self) -> bool:
+    def _parse_next(self) -> bool:
         """Parse one slice of the received data; return whether to continue at once."""
         if self.transport.is_closing():
-            self._arrived.clear()
-        elif self._arrived:
-            self._take_slice()
-        self._taking = bool(self._arrived) and len(self.pipeline) < MAX_PIPELINED
-        return self._taking
+            self._received.clear()
+        elif self._received:
+            self._parse_slice()
+        self._parsing = bool(self._received) and len(self.pipeline) < MAX_PIPELINED
+        return self._parsing
 
-    def _take_slice(self) -> None:
-        data = self._arrived[0]
+    def _parse_slice(self) -> None:
+        data = self._received[0]
         size = SLICE if self._in_headers else BODY_SLICE
         if len(data) > size:
-            self._arrived[0] = data[size:]
+            self._received[0] = data[size:]
         else:
-            self._arrived.popleft()
+            self._received.popleft()
         self._feed(data[:size])
-        if not self._arrived and not self.flow.read_paused and not self.transport.is_closing():
+        if not self._received and not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _feed(self, data: bytes) -> None:
@@ -173,39 +173,39 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._header_bytes = True, 0
-        if self._reading is None:
-            self._expect_request()
+        if self._read_timer is None:
+            self._start_read_timer()
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._stop_reading_clock()
+        self._stop_read_timer()
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection to the WebSocket protocol, which has separate timeouts."""
-        self._stop_reading_clock()
+        self._stop_read_timer()
         self._entered = False  # SocketProtocol counts the end of the connection
         super().handle_websocket_upgrade()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stop_writing_clock()
-        self._writing = self.loop.call_later(self._timeouts.write, self._drop)
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self._timeouts.write, self._write_timed_out)
 
     def resume_writing(self) -> None:
-        self._stop_writing_clock()
+        self._stop_write_timer()
         super().resume_writing()
 
-    def _expect_request(self) -> None:
-        self._reading = self.loop.call_later(self._timeouts.read, self._too_slow)
+    def _start_read_timer(self) -> None:
+        self._read_timer = self.loop.call_later(self._timeouts.read, self._read_timed_out)
 
-    def _too_slow(self) -> None:
-        self._reading = None
+    def _read_timed_out(self) -> None:
+        self._read_timer = None
         if self.pipeline:  # an earlier request is pending, and reading is paused meanwhile
-            self._expect_request()
+            self._start_read_timer()
         elif not self.transport.is_closing():
             seconds = self._timeouts.read
             self._refuse(408, f"the request took longer than {seconds:g} seconds to arrive (read_timeout)")
@@ -234,16 +234,16 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + body)
         self.transport.close()
 
-    def _drop(self) -> None:
+    def _write_timed_out(self) -> None:
         _log.info("dropped a client that left its reply unread for %g seconds", self._timeouts.write)
         self.transport.abort()
 
-    def _stop_reading_clock(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
-    def _stop_writing_clock(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -36,10 +36,10 @@ class CORS:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["type"] in ("http", "websocket")
-        refused = self._refusal(Headers(scope=scope)) if asked else None
-        if refused:
-            await error_response(refused)(scope, receive, send)
+        is_request = scope["type"] in ("http", "websocket")
+        error = self._refusal(Headers(scope=scope)) if is_request else None
+        if error:
+            await error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -47,7 +47,7 @@ class CORS:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._local_only and not _is_local(host):
             return RequestError(
-                "this server is for this machine: without a key it answers to localhost and addresses only",
+                "without an API key this server accepts only localhost or an IP address as Host",
                 status=403,
             )
         if origin is None or "*" in self._origins or origin in self._origins:

@@ -19,21 +19,21 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     must have been read from `receive` before. Requests are only cancelled by a server that is shutting down:
     that becomes a RequestError, so that the client gets a reply.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_left(receive))
+    task = asyncio.ensure_future(work)
+    disconnection = asyncio.ensure_future(_disconnection(receive))
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({task, disconnection}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientDisconnect()
-        return working.result()
+        return task.result()
     except asyncio.CancelledError:
         raise RequestError("the server is shutting down", status=503, retry_after=5.0) from None
     finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        task.cancel()
+        disconnection.cancel()
+        await asyncio.gather(task, disconnection, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnection(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

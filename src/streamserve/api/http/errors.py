@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from streamserve.protocol.errors import RequestError
-from streamserve.text.arriving import StaleVersionError
+from streamserve.text.prompt_chunks import StaleVersionError
 
 _log = logging.getLogger(__name__)
 
@@ -74,13 +74,13 @@ def error_response(error: RequestError) -> Response:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Install handlers in `app` that return every error in OpenAI's format."""
-    app.add_exception_handler(RequestError, _refused)
+    app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
     app.add_exception_handler(Exception, _failed)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return error_response(error)
 
@@ -96,7 +96,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

@@ -82,7 +82,7 @@ class JsonScan:
         self._width = 1
         self._level = 0
         self._in_string = False
-        self._held = b""
+        self._pending = b""
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Scan the next bytes."""
@@ -112,10 +112,10 @@ class JsonScan:
 
         A backslash at the end of a piece is held back until the character that it escapes arrives.
         """
-        if self._held or b"\\" in data:
-            data = self._held + data
+        if self._pending or b"\\" in data:
+            data = self._pending + data
             run = len(data) - len(data.rstrip(b"\\"))
-            self._held = b"\\" * (run % 2)
+            self._pending = b"\\" * (run % 2)
             data = data[: len(data) - run % 2].replace(b"\\\\", b"").replace(b'\\"', b"")
         return data
 
@@ -150,12 +150,12 @@ class JsonScan:
         self._level += int(levels[-1])
 
     def _check(self) -> None:
-        for count, limit, what in (
+        for count, limit, name in (
             (self.values, self._max_values, "values"),
             (self.containers, MAX_CONTAINERS, "lists and objects"),
             (self._escapes, MAX_ESCAPES, "backslashes"),
         ):
             if count > limit:
-                raise RequestError(f"the request holds more than {limit} {what}, which is the limit")
+                raise RequestError(f"the request holds more than {limit} {name}, which is the limit")
         if self.depth > MAX_DEPTH:
-            raise RequestError(f"the request is nested too deeply: at most {MAX_DEPTH} levels are taken")
+            raise RequestError(f"the request is nested too deeply: at most {MAX_DEPTH} levels are allowed")

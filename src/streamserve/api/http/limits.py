@@ -20,7 +20,8 @@ def check_choices(params: Sequence[SamplingParams]) -> None:
     choices = sum(each.n for each in params)
     if choices > MAX_CHOICES:
         raise RequestError(
-            f"n is {params[0].n} for {len(params)} prompts: at most {MAX_CHOICES} choices are taken in all",
+            f"n is {params[0].n} for {len(params)} prompts: at most {MAX_CHOICES} choices in total "
+            "are allowed",
             field="n",
         )
 

@@ -39,38 +39,38 @@ class MemoryAccount:
         """Create an empty charge."""
         return Charge(self)
 
-    def take(self, size: int, before: int) -> None:
+    def acquire(self, size: int, before: int) -> None:
         """Charge `size` bytes more to a holder of `before` bytes.
 
         Raises RequestError, without charging anything: 413 if it can never fit, else 429 with Retry-After.
         """
-        whole = before + size
-        if whole > self.largest:
+        total = before + size
+        if total > self.max_charge:
             raise RequestError(
-                f"the request needs {whole} bytes of the server's memory, and {self.largest} is the limit of "
-                "one request (three quarters of max_memory_bytes)",
+                f"the request needs {total} bytes of the server's memory, and {self.max_charge} is the limit "
+                "of one request (three quarters of max_memory_bytes)",
                 status=413,
             )
-        limit = self.limit if whole <= SMALL else self.largest
+        limit = self.limit if total <= SMALL else self.max_charge
         with self._lock:
             if self.held + size <= limit:
                 self.held += size
                 self.peak = max(self.peak, self.held)
                 return
         raise RequestError(
-            f"the requests that are open hold {self.held} bytes, and {self.limit} is the limit of all "
+            f"the open requests hold {self.held} bytes, and {self.limit} is the limit of all "
             "together (max_memory_bytes)",
             status=429,
             retry_after=RETRY_AFTER,
         )
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release `size` charged bytes."""
         with self._lock:
             self.held -= size
 
     @property
-    def largest(self) -> int:
+    def max_charge(self) -> int:
         """The maximum number of bytes that one holder may have."""
         return self.limit - self.limit // 4
 
@@ -89,13 +89,13 @@ class Charge:
     def add(self, size: int) -> None:
         """Charge `size` bytes more. Raises RequestError as MemoryAccount.take does."""
         if self._open:
-            self._account.take(size, self.held)
+            self._account.acquire(size, self.held)
             self.held += size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release `size` bytes, at most all that is held."""
         size = min(size, self.held)
-        self._account.give(size)
+        self._account.release(size)
         self.held -= size
 
     def set(self, size: int) -> None:
@@ -103,12 +103,12 @@ class Charge:
         if size > self.held:
             self.add(size - self.held)
         else:
-            self.give(self.held - size)
+            self.release(self.held - size)
 
     def close(self) -> None:
         """Release everything; later calls charge nothing."""
         self._open = False
-        self.give(self.held)
+        self.release(self.held)
 
     def __enter__(self) -> "Charge":
         return self

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamserve.protocol.logs import ACCESS, REQUEST_ID
 
 HEADER = "X-Request-Id"
-_TAKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _MAX_PATH = 256
 
 _access = logging.getLogger(ACCESS)
@@ -31,21 +31,23 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        name = given if _TAKEN.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        client_id = Headers(scope=scope).get(HEADER, "")
+        request_id = client_id if _VALID.fullmatch(client_id) else f"req-{secrets.token_hex(12)}"
         started, status = time.perf_counter(), 0
 
-        async def send_named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = name
+                MutableHeaders(scope=message)[HEADER] = request_id
             await send(message)
 
-        scope.setdefault("state", {})["request_id"] = name
-        REQUEST_ID.set(name)  # not reset: each request has its own task, and its failures are logged last
+        scope.setdefault("state", {})["request_id"] = request_id
+        REQUEST_ID.set(
+            request_id
+        )  # not reset: each request has its own task, and its failures are logged last
         try:
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive, send_with_id)
         finally:
             if _access.isEnabledFor(logging.INFO):
                 _log(scope, status, time.perf_counter() - started)

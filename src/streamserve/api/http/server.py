@@ -27,10 +27,14 @@ _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-_SENDING_SECONDS = 5.0
-_LAST_SECONDS = 0.2
+_SEND_SECONDS = 5.0
+_CLOSE_SECONDS = 0.2
 """Time for connections to close at the end, when nothing else is waited for."""
-_CLIENTS_LOGS = ("uvicorn.error", "streamserve.api.http.connection", "streamserve.api.http.connection_limits")
+_CLIENT_LOGGERS = (
+    "uvicorn.error",
+    "streamserve.api.http.connection",
+    "streamserve.api.http.connection_limits",
+)
 """Loggers whose lines are caused by clients."""
 
 
@@ -41,19 +45,19 @@ class BindError(OSError):
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that listens on `host` and `port` (0: any free one). Raises BindError."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise BindError(f"cannot listen on {host}: {error.strerror}") from error
-    family, kind, protocol, _, address = found[0]
-    bound = socket.socket(family, kind, protocol)
+    family, kind, protocol, _, address = addresses[0]
+    sock = socket.socket(family, kind, protocol)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
     except OSError as error:
-        bound.close()
+        sock.close()
         raise BindError(_reason(host, port, error)) from error
-    return bound
+    return sock
 
 
 def _reason(host: str, port: int, error: OSError) -> str:
@@ -64,7 +68,7 @@ def _reason(host: str, port: int, error: OSError) -> str:
 
 async def serve(
     app: FastAPI,
-    bound: socket.socket,
+    sock: socket.socket,
     *,
     timeouts: Timeouts | None = None,
     grace_seconds: float = 30.0,
@@ -100,9 +104,9 @@ async def serve(
         app.state.drain,
         grace_seconds,
     )
-    serving = asyncio.ensure_future(server.serve(sockets=[bound]))
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     try:
-        with throttled(*_CLIENTS_LOGS):
+        with throttled(*_CLIENT_LOGGERS):
             await asyncio.shield(serving)
     except asyncio.CancelledError:
         server.should_exit = True
@@ -120,7 +124,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._drain = drain
         self._grace_seconds = grace_seconds
-        self._leaving: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -138,24 +142,24 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._leaving is None:
+        if self._draining is None:
             _log.info("draining: %d open requests have %g seconds", self._drain.open, self._grace_seconds)
             self._drain.begin(self._grace_seconds)
-            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+            self._draining = asyncio.get_running_loop().create_task(self._drain_and_end())
         else:
             _log.info("stopping at once")
-            self._end(_LAST_SECONDS)
+            self._end(_CLOSE_SECONDS)
             for task in self.server_state.tasks:
                 task.cancel()
 
-    async def _leave(self) -> None:
+    async def _drain_and_end(self) -> None:
         """Wait for open requests, for at most the grace period, then for replies still being sent."""
         try:
             await asyncio.wait_for(self._drain.idle(), self._grace_seconds)
         except TimeoutError:
-            self._end(_LAST_SECONDS)
+            self._end(_CLOSE_SECONDS)
         else:
-            self._end(min(self._grace_seconds, _SENDING_SECONDS))
+            self._end(min(self._grace_seconds, _SEND_SECONDS))
 
     def _end(self, seconds: float) -> None:
         self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment]

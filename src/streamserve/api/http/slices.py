@@ -24,14 +24,14 @@ class Slices:
         self._starts: deque[Callable[[], None]] = deque()
         self._scheduled = False
 
-    def add(self, take: Callable[[], bool]) -> None:
-        """Schedule calls of `take` until it returns False. It may be added again after that."""
-        self._waiting.append(take)
+    def add(self, work: Callable[[], bool]) -> None:
+        """Schedule calls of `work` until it returns False. It may be added again after that."""
+        self._waiting.append(work)
         self._schedule()
 
-    def start(self, begin: Callable[[], None]) -> None:
-        """Schedule one call of `begin`, after those scheduled before."""
-        self._starts.append(begin)
+    def start(self, start_request: Callable[[], None]) -> None:
+        """Schedule one call of `start_request`, after those scheduled before."""
+        self._starts.append(start_request)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -46,8 +46,8 @@ class Slices:
             for _ in range(min(STARTS, len(self._starts))):
                 self._starts.popleft()()
             while self._waiting and time.perf_counter() < end:
-                take = self._waiting.popleft()
-                if take():
-                    self._waiting.append(take)
+                work = self._waiting.popleft()
+                if work():
+                    self._waiting.append(work)
         finally:
             self._schedule()

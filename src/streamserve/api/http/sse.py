@@ -38,11 +38,11 @@ class EventStream(Response):
         except ClientDisconnect:
             return
         except Exception as error:
-            refused = as_request_error(error)
+            request_error = as_request_error(error)
             if not events.started:
-                await error_response(refused)(scope, receive, send)
+                await error_response(request_error)(scope, receive, send)
                 return
-            await events.send(error_body(refused))
+            await events.send(error_body(request_error))
         await events.end()
 
     async def _run(self, events: "_Events") -> None:
@@ -63,10 +63,10 @@ class _Events:
         self.started = False
         self._send = send
         self._start = {"type": "http.response.start", "status": status, "headers": headers}
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def send(self, data: bytes, name: str = "") -> None:
-        async with self._one_at_a_time:
+        async with self._lock:
             if not self.started:
                 await self._send(self._start)
                 self.started = True

@@ -47,25 +47,25 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         read_seconds: float,
         connections: Connections,
         slices: Slices,
-        **rest: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**rest)
+        super().__init__(**kwargs)
         self._charge = memory.charge()
         self._read_seconds = read_seconds
         self._connections = connections
         self._slices = slices
-        self._arrived: deque[bytes] = deque()
-        self._arrived_bytes = 0
+        self._received: deque[bytes] = deque()
+        self._received_bytes = 0
         self._fragment_bytes = 0
         self._queued_bytes = 0
-        self._taking = False
-        self._clock: TimerHandle | None = None
+        self._parsing = False
+        self._timer: TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything charged to the connection."""
         self._connections.leave(self.client[0] if self.client else "")
-        self._stop_clock()
-        self._drop_arrived()
+        self._stop_timer()
+        self._drop_received()
         self._charge.close()
         super().connection_lost(exc)
 
@@ -74,11 +74,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self.conn.state is State.CONNECTING:
             super().data_received(data)
             return
-        self._arrived.append(data)
-        self._arrived_bytes += len(data)
+        self._received.append(data)
+        self._received_bytes += len(data)
         self.transport.pause_reading()
-        if self._charged():
-            self._go_on()
+        if self._update_charge():
+            self._continue()
 
     def handle_cont(self, event: Frame) -> None:
         """Count a fragment before it is stored."""
@@ -110,8 +110,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         data = cast(dict[str, Any], message).get("bytes")
         if data:
             self._queued_bytes -= len(data)
-            self._charged()
-        self._go_on()
+            self._update_charge()
+        self._continue()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -124,42 +124,42 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             raise ClientDisconnected
         await super().send(message)
         if self.close_sent:
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Parse slices while there are some and the application has no unread message."""
-        if self._taking or self.transport.is_closing():
+        if self._parsing or self.transport.is_closing():
             return
-        if self._arrived and (self.close_sent or not self._queued_bytes):
-            self._taking = True
-            self._slices.add(self._take)
-        elif not self._arrived:
+        if self._received and (self.close_sent or not self._queued_bytes):
+            self._parsing = True
+            self._slices.add(self._parse_slice)
+        elif not self._received:
             self.transport.resume_reading()
 
-    def _take(self) -> bool:
+    def _parse_slice(self) -> bool:
         """Parse one slice; return whether to continue at once."""
-        if self._arrived:
-            data = self._arrived.popleft()
+        if self._received:
+            data = self._received.popleft()
             if len(data) > SLICE:
-                self._arrived.appendleft(data[SLICE:])
+                self._received.appendleft(data[SLICE:])
                 data = data[:SLICE]
-            self._arrived_bytes -= len(data)
+            self._received_bytes -= len(data)
             super().data_received(data)
-        if self._charged():
-            self._set_clock()
-        more = bool(self._arrived) and (self.close_sent or not self._queued_bytes)
+        if self._update_charge():
+            self._set_timer()
+        more = bool(self._received) and (self.close_sent or not self._queued_bytes)
         if self.transport.is_closing() or not more:
-            self._taking = False
-            self._go_on()
+            self._parsing = False
+            self._continue()
             return False
         return True
 
-    def _charged(self) -> bool:
+    def _update_charge(self) -> bool:
         """Charge what is held now. Returns False, and closes the connection, if there is no memory for it."""
         unfinished = _FRAME_COPIES * len(self.conn.reader.buffer)
-        held = self._arrived_bytes + unfinished + self._fragment_bytes + self._queued_bytes
+        charged = self._received_bytes + unfinished + self._fragment_bytes + self._queued_bytes
         try:
-            self._charge.set(held)
+            self._charge.set(charged)
         except RequestError as error:
             code = CloseCode.MESSAGE_TOO_BIG if error.status == 413 else CloseCode.TRY_AGAIN_LATER
             self._fail(code, error.message)
@@ -168,8 +168,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         """Close the connection with a reason, and discard what the client sent."""
-        self._stop_clock()
-        self._drop_arrived()
+        self._stop_timer()
+        self._drop_received()
         if self.transport.is_closing():
             return
         self.conn.fail(code, reason[:_REASON_BYTES])
@@ -181,21 +181,21 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": int(code), "reason": reason})
         self.transport.close()
 
-    def _drop_arrived(self) -> None:
-        self._arrived.clear()
-        self._arrived_bytes = 0
+    def _drop_received(self) -> None:
+        self._received.clear()
+        self._received_bytes = 0
 
-    def _set_clock(self) -> None:
+    def _set_timer(self) -> None:
         """Run the read timeout while a message or a frame is incomplete."""
         if not (self.conn.reader.buffer or self.frames):
-            self._stop_clock()
-        elif self._clock is None:
-            self._clock = asyncio.get_running_loop().call_later(self._read_seconds, self._too_slow)
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._read_seconds, self._read_timed_out)
 
-    def _too_slow(self) -> None:
-        self._clock = None
-        if self._arrived or self._queued_bytes:  # the delay is the server's
-            self._set_clock()
+    def _read_timed_out(self) -> None:
+        self._timer = None
+        if self._received or self._queued_bytes:  # the delay is the server's
+            self._set_timer()
         else:
             seconds = f"{self._read_seconds:g}"
             self._fail(
@@ -203,7 +203,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                 f"the message took longer than {seconds} seconds to arrive (read_timeout)",
             )
 
-    def _stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -40,11 +40,11 @@ from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.ops.models import served_name
 from streamserve.api.ops.openapi import described
 from streamserve.protocol.messages import PromptLogprob
-from streamserve.text.message import MessageReader, Part
-from streamserve.text.tools.reader import CallDelta
+from streamserve.text.message import MessageParser, Part
+from streamserve.text.tools.parser import CallDelta
 
 
-def chat_routes(door: AppContext) -> APIRouter:
+def chat_routes(context: AppContext) -> APIRouter:
     """Build the route."""
     router = APIRouter()
 
@@ -61,9 +61,9 @@ def chat_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def chat_completions(request: Request) -> Response:
-        wanted = await read_request(request, door, ChatRequest, UNSUPPORTED_IN_CHATS)
-        wanted = with_header_targets(wanted, request.headers)
-        return await Chat(door, wanted, await prepared(door, wanted, charge_of(request))).respond(request)
+        body = await read_request(request, context, ChatRequest, UNSUPPORTED_IN_CHATS)
+        body = with_header_targets(body, request.headers)
+        return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
 
     return router
 
@@ -71,47 +71,47 @@ def chat_routes(door: AppContext) -> APIRouter:
 class Chat:
     """One chat request."""
 
-    def __init__(self, door: AppContext, wanted: ChatRequest, conversation: Conversation) -> None:
-        self._door = door
-        self._wanted = wanted
-        self._head = head_of(new_id("chatcmpl"), door.llm, served_name(door.llm, wanted.model))
+    def __init__(self, context: AppContext, body: ChatRequest, conversation: Conversation) -> None:
+        self._context = context
+        self._body = body
+        self._head = head_of(new_id("chatcmpl"), context.llm, served_name(context.llm, body.model))
         self._conversation = conversation
-        self._readers: dict[int, MessageReader] = {}
+        self._readers: dict[int, MessageParser] = {}
 
     async def respond(self, request: Request) -> Response:
-        wanted = self._wanted
-        job = self.job()
-        if wanted.stream:
-            return EventStream(partial(self.stream, [job]))
-        body = await while_connected(request.receive, self.whole([job]))
-        return Response(body, media_type="application/json")
+        body = self._body
+        task = self.task()
+        if body.stream:
+            return EventStream(partial(self.stream, [task]))
+        reply = await while_connected(request.receive, self.whole([task]))
+        return Response(reply, media_type="application/json")
 
-    def job(self) -> GenerationTask:
-        """Build the job for the conversation's prompt."""
-        wanted, conversation = self._wanted, self._conversation
+    def task(self) -> GenerationTask:
+        """Build the task for the conversation's prompt."""
+        body, conversation = self._body, self._conversation
         return GenerationTask(
-            0, self._head.id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt
+            0, self._head.id, conversation.prompt, conversation.params, body.priority, body.cache_salt
         )
 
-    async def whole(self, jobs: list[GenerationTask]) -> bytes:
-        """Run the job to its end; return the reply as JSON."""
-        return await collect(self._door, jobs, lambda outputs: self._whole(outputs[0]))
+    async def whole(self, tasks: list[GenerationTask]) -> bytes:
+        """Run the task to its end; return the reply as JSON."""
+        return await collect(self._context, tasks, lambda outputs: self._whole(outputs[0]))
 
-    async def stream(self, jobs: list[GenerationTask], emit: Emit) -> None:
-        """Run the job, sending an event for each delta."""
-        writer = StreamWriter(self._wanted, self._event, self._piece, emit)
-        await writer.run(self._door, jobs)
+    async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
+        """Run the task, sending an event for each delta."""
+        writer = StreamWriter(self._body, self._event, self._piece, emit)
+        await writer.run(self._context, tasks)
 
     def _whole(self, output: GenerationOutput) -> ChatReply:
-        choices = [self._whole_choice(output.job, *numbered) for numbered in enumerate(output.choices)]
+        choices = [self._whole_choice(output.task, *numbered) for numbered in enumerate(output.choices)]
         reply = self._reply("chat.completion", choices, usage_reply([output.usage]))
-        count = self._wanted.prompt_logprobs
+        count = self._body.prompt_logprobs
         if count is None:
             return reply
-        table = prompt_logprobs(self._door.llm.tokenizer, output.prompt_logprobs, count)
+        table = prompt_logprobs(self._context.llm.tokenizer, output.prompt_logprobs, count)
         return msgspec.structs.replace(reply, prompt_logprobs=table)
 
-    def _whole_choice(self, job: GenerationTask, number: int, piece: Piece) -> ChatChoice:
+    def _whole_choice(self, task: GenerationTask, number: int, piece: Piece) -> ChatChoice:
         part = self._read(number, piece.text, True)
         calls = _whole_calls(part.calls)
         message = ChatMessage(
@@ -119,10 +119,10 @@ class Chat:
             tool_calls=calls or UNSET,
             **self._thought(part.reasoning or None),
         )
-        return msgspec.structs.replace(self._choice(job, number, piece, True), message=message)
+        return msgspec.structs.replace(self._choice(task, number, piece, True), message=message)
 
     def _piece(
-        self, job: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+        self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> ChatChoice | None:
         """Build a streamed choice from a delta; None if all new text is held back."""
         part = self._read(number, piece.text, piece.finish is not None)
@@ -132,34 +132,34 @@ class Chat:
             tool_calls=[_streamed(call) for call in part.calls] or UNSET,
             **(self._thought(part.reasoning) if part.reasoning else {}),
         )
-        if not (first or part or piece.logprobs or piece.finish or self._wanted.return_token_ids):
+        if not (first or part or piece.logprobs or piece.finish or self._body.return_token_ids):
             return None
-        return msgspec.structs.replace(self._choice(job, number, piece, first), delta=delta)
+        return msgspec.structs.replace(self._choice(task, number, piece, first), delta=delta)
 
     def _read(self, number: int, text: str, final: bool) -> Part:
         reader = self._readers.setdefault(number, self._conversation.reader())
         part = reader.read(text, final)
-        return part if self._wanted.include_reasoning else replace(part, reasoning="")
+        return part if self._body.include_reasoning else replace(part, reasoning="")
 
     def _thought(self, text: str | None) -> dict[str, Any]:
         """Return the reasoning under both field names in use."""
-        if self._conversation.thinking is None or not self._wanted.include_reasoning:
+        if self._conversation.thinking is None or not self._body.include_reasoning:
             return {}
         return {"reasoning": text, "reasoning_content": text}
 
-    def _choice(self, job: GenerationTask, number: int, piece: Piece, first: bool) -> ChatChoice:
+    def _choice(self, task: GenerationTask, number: int, piece: Piece, first: bool) -> ChatChoice:
         """Return the fields that a whole choice and a delta have in common."""
-        ids = self._wanted.return_token_ids
+        ids = self._body.return_token_ids
         called = number in self._readers and self._readers[number].called
         return ChatChoice(
             index=number,
-            logprobs=chat_logprobs(piece.logprobs, self._wanted.return_tokens_as_token_ids, packed=True)
-            if self._wanted.logprobs
+            logprobs=chat_logprobs(piece.logprobs, self._body.return_tokens_as_token_ids, packed=True)
+            if self._body.logprobs
             else None,
             finish_reason="tool_calls" if piece.finish == "stop" and called else piece.finish,
             stop_reason=piece.stop,
             token_ids=piece.tokens if ids else UNSET,
-            prompt_token_ids=job.prompt.ids if ids and first else UNSET,
+            prompt_token_ids=task.prompt.ids if ids and first else UNSET,
         )
 
     def _event(self, choices: list[ChatChoice], usage: UsageReply | UnsetType | None) -> ChatReply:

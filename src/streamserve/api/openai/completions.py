@@ -21,7 +21,7 @@ from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
-from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, kept_tokens
+from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, truncation_limit
 from streamserve.api.openai.replies import (
     CompletionChoice,
     CompletionLogprobs,
@@ -33,13 +33,13 @@ from streamserve.api.openai.sampling import completion_sampling
 from streamserve.api.openai.schemas import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
-from streamserve.api.openai.structured import wanted_grammar, wants_form
+from streamserve.api.openai.structured import requested_grammar, wants_grammar
 from streamserve.api.ops.models import served_name
 from streamserve.api.ops.openapi import described
 from streamserve.protocol.messages import PromptLogprob
 
 
-def completion_routes(door: AppContext) -> APIRouter:
+def completion_routes(context: AppContext) -> APIRouter:
     """Build the route."""
     router = APIRouter()
 
@@ -56,9 +56,9 @@ def completion_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def completions(request: Request) -> Response:
-        wanted = await read_request(request, door, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
-        wanted = with_header_targets(wanted, request.headers)
-        return await Completion(door, wanted).respond(request)
+        body = await read_request(request, context, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+        body = with_header_targets(body, request.headers)
+        return await Completion(context, body).respond(request)
 
     return router
 
@@ -66,66 +66,68 @@ def completion_routes(door: AppContext) -> APIRouter:
 class Completion:
     """One completion request."""
 
-    def __init__(self, door: AppContext, wanted: CompletionRequest) -> None:
-        self._door = door
-        self._wanted = wanted
-        self._tokenizer = door.llm.tokenizer
-        self._head = head_of(new_id("cmpl"), door.llm, served_name(door.llm, wanted.model))
-        defaults = door.settings.default_sampling
-        self._params = completion_sampling(wanted, defaults, door.llm.model.vocab_size)
+    def __init__(self, context: AppContext, body: CompletionRequest) -> None:
+        self._context = context
+        self._body = body
+        self._tokenizer = context.llm.tokenizer
+        self._head = head_of(new_id("cmpl"), context.llm, served_name(context.llm, body.model))
+        defaults = context.settings.default_sampling
+        self._params = completion_sampling(body, defaults, context.llm.model.vocab_size)
         self._echoes: list[str] = []
 
     async def respond(self, request: Request) -> Response:
-        llm, wanted = self._door.llm, self._wanted
+        llm, body = self._context.llm, self._body
         await self.check()
-        keep = kept_tokens(llm, wanted.truncate_prompt_tokens, self._params.max_tokens)
-        encoder = Encoder(llm, self._door.side, charge_of(request))
+        truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
+        encoder = Encoder(llm, self._context.side_thread, charge_of(request))
         prompts = await completion_prompts(
-            encoder, wanted.prompt, wanted.add_special_tokens, self._door.settings.max_prompts, keep
+            encoder, body.prompt, body.add_special_tokens, self._context.settings.max_prompts, truncate_to
         )
-        jobs = [self.job(number, prompt) for number, prompt in enumerate(prompts)]
-        if wanted.stream:
-            return EventStream(partial(self.stream, jobs))
-        body = await while_connected(request.receive, self.whole(jobs))
-        return Response(body, media_type="application/json")
+        tasks = [self.task(number, prompt) for number, prompt in enumerate(prompts)]
+        if body.stream:
+            return EventStream(partial(self.stream, tasks))
+        reply = await while_connected(request.receive, self.whole(tasks))
+        return Response(reply, media_type="application/json")
 
     async def check(self) -> None:
         """Convert the requested output format to a grammar.
 
         Raises RequestError if outputs cannot be constrained by it.
         """
-        wanted = self._wanted
-        form = await self._door.forms.run_if(wants_form(wanted), lambda: wanted_grammar(wanted))
-        if form is not None:
-            await self._door.llm.check_grammar(form.grammar, form.field)
-            self._params = msgspec.structs.replace(self._params, grammar=form.grammar)
+        body = self._body
+        requested = await self._context.grammar_thread.run_if(
+            wants_grammar(body), lambda: requested_grammar(body)
+        )
+        if requested is not None:
+            await self._context.llm.check_grammar(requested.grammar, requested.field)
+            self._params = msgspec.structs.replace(self._params, grammar=requested.grammar)
 
-    def job(self, number: int, prompt: Prompt) -> GenerationTask:
-        """Build the job for the request's `number`-th prompt; call in order."""
-        wanted, params = self._wanted, self._params
-        room = self._door.llm.model.max_model_len - len(prompt.ids)
-        if wanted.max_tokens is None and params.max_tokens is not None and room > 0:
-            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+    def task(self, number: int, prompt: Prompt) -> GenerationTask:
+        """Build the task for the request's `number`-th prompt; call in order."""
+        body, params = self._body, self._params
+        remaining = self._context.llm.model.max_model_len - len(prompt.ids)
+        if body.max_tokens is None and params.max_tokens is not None and remaining > 0:
+            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         self._echoes.append(self._echo(prompt))
         name = f"{self._head.id}-{number}"
-        return GenerationTask(number, name, prompt, params, wanted.priority, wanted.cache_salt)
+        return GenerationTask(number, name, prompt, params, body.priority, body.cache_salt)
 
     def _echo(self, prompt: Prompt) -> str:
-        if not self._wanted.echo:
+        if not self._body.echo:
             return ""
         return prompt.echo(self._tokenizer, self._params.skip_special_tokens)
 
-    async def whole(self, jobs: list[GenerationTask]) -> bytes:
-        """Run the jobs to their end; return the reply as JSON."""
-        return await collect(self._door, jobs, self._whole)
+    async def whole(self, tasks: list[GenerationTask]) -> bytes:
+        """Run the tasks to their end; return the reply as JSON."""
+        return await collect(self._context, tasks, self._whole)
 
-    async def stream(self, jobs: list[GenerationTask], emit: Emit) -> None:
-        """Run the jobs, sending an event for each delta."""
-        await StreamWriter(self._wanted, self._reply, self._choice, emit).run(self._door, jobs)
+    async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
+        """Run the tasks, sending an event for each delta."""
+        await StreamWriter(self._body, self._reply, self._choice, emit).run(self._context, tasks)
 
     def _whole(self, outputs: list[GenerationOutput]) -> CompletionReply:
         choices = [
-            self._choice(output.job, number, piece, True, output.prompt_logprobs)
+            self._choice(output.task, number, piece, True, output.prompt_logprobs)
             for output in outputs
             for number, piece in enumerate(output.choices)
         ]
@@ -145,32 +147,32 @@ class Completion:
         )
 
     def _choice(
-        self, job: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+        self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionChoice:
-        """Build a choice of `job`, whole or a delta. The `first` delta carries the fields of the prompt."""
-        ids = self._wanted.return_token_ids
-        count = self._wanted.prompt_logprobs
+        """Build a choice of `task`, whole or a delta. The `first` delta carries the fields of the prompt."""
+        ids = self._body.return_token_ids
+        count = self._body.prompt_logprobs
         return CompletionChoice(
-            index=job.index(number),
-            text=(self._echoes[job.number] if first else "") + piece.text,
-            logprobs=self._logprobs(job, piece, first, entries),
+            index=task.index(number),
+            text=(self._echoes[task.number] if first else "") + piece.text,
+            logprobs=self._logprobs(task, piece, first, entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop,
             prompt_logprobs=UNSET if count is None else prompt_logprobs(self._tokenizer, entries, count),
             token_ids=piece.tokens if ids else UNSET,
-            prompt_token_ids=job.prompt.ids if ids and first else UNSET,
+            prompt_token_ids=task.prompt.ids if ids and first else UNSET,
         )
 
     def _logprobs(
-        self, job: GenerationTask, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
+        self, task: GenerationTask, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionLogprobs | None:
-        count = self._wanted.logprobs
+        count = self._body.logprobs
         if count is None:
             return None
-        as_ids = self._wanted.return_tokens_as_token_ids
-        table = completion_logprobs(piece.logprobs, len(self._echoes[job.number]), as_ids, packed=True)
-        if not (first and self._wanted.echo):
+        as_ids = self._body.return_tokens_as_token_ids
+        table = completion_logprobs(piece.logprobs, len(self._echoes[task.number]), as_ids, packed=True)
+        if not (first and self._body.echo):
             return table
         skip = self._params.skip_special_tokens
-        echoed = echo_logprobs(self._tokenizer, job.prompt, entries, skip, count, as_ids, packed=True)
+        echoed = echo_logprobs(self._tokenizer, task.prompt, entries, skip, count, as_ids, packed=True)
         return joined(echoed, table)

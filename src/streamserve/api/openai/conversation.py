@@ -8,16 +8,22 @@ from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.memory import Charge
 from streamserve.api.openai.messages import checked_messages
-from streamserve.api.openai.prompts import Encoder, Prompt, kept_tokens
+from streamserve.api.openai.prompts import Encoder, Prompt, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.structured import Wanted, wanted_grammar, wants_form
-from streamserve.api.openai.tools import Tools, wanted_tools
+from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
+from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
-from streamserve.text.message import MessageReader
-from streamserve.text.reasoning import CLOSING, OPENING, Thinking, ThoughtReader, find_thinking
+from streamserve.text.message import MessageParser
+from streamserve.text.reasoning import (
+    CLOSING,
+    OPENING,
+    ReasoningFormat,
+    ReasoningParser,
+    find_reasoning_format,
+)
 from streamserve.text.tokenizer import Tokenizer
 
 LARGE_REQUEST = 256 << 10
@@ -32,98 +38,105 @@ class Conversation:
     prompt: Prompt
     params: SamplingParams
     tools: Tools | None
-    thinking: Thinking | None
+    thinking: ReasoningFormat | None
 
     @property
     def plain(self) -> bool:
         """Whether the output is content only, without reasoning or tool calls."""
         return self.thinking is None and self.tools is None
 
-    def reader(self) -> MessageReader:
+    def reader(self) -> MessageParser:
         """Return a parser for one reply."""
-        thoughts = ThoughtReader(self.thinking, self.prompt.text or "") if self.thinking else None
-        return MessageReader(thoughts, self.tools.reader() if self.tools else None)
+        thoughts = ReasoningParser(self.thinking, self.prompt.text or "") if self.thinking else None
+        return MessageParser(thoughts, self.tools.reader() if self.tools else None)
 
 
-def chat_tools(door: AppContext, wanted: ChatRequest) -> Tools | None:
+def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
     """Return the tools that the model may call. Raises RequestError naming the field at fault."""
-    settings, tokenizer = door.settings, door.llm.tokenizer
-    thinks = find_thinking(settings.reasoning_parser, tokenizer.chat_template) is not None
-    return wanted_tools(wanted, settings.tool_parser, tokenizer, thinks)
+    settings, tokenizer = context.settings, context.llm.tokenizer
+    thinks = find_reasoning_format(settings.reasoning_parser, tokenizer.chat_template) is not None
+    return requested_tools(body, settings.tool_parser, tokenizer, thinks)
 
 
-def chat_text(llm: Generator, wanted: ChatRequest, charge: Charge, tools: Tools | None = None) -> str:
+def chat_text(llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None) -> str:
     """Render the conversation with the chat template. Raises RequestError for what it cannot render."""
-    context = llm.model.max_model_len
-    if len(wanted.messages) > context:
+    max_model_len = llm.model.max_model_len
+    if len(body.messages) > max_model_len:
         raise RequestError(
-            f"messages holds {len(wanted.messages)} messages, more than a context of {context} tokens holds",
+            f"messages holds {len(body.messages)} messages, more than a context of "
+            f"{max_model_len} tokens holds",
             field="messages",
         )
     return require(llm.chat_template).render(
-        checked_messages(wanted.messages, charge),
-        tools=tools.shown if tools else None,
-        add_generation_prompt=wanted.add_generation_prompt,
-        continue_final_message=wanted.continue_final_message,
-        variables=wanted.chat_template_kwargs,
+        checked_messages(body.messages, charge),
+        tools=tools.rendered if tools else None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
     )
 
 
 async def chat_prompt(
-    door: AppContext, wanted: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
+    context: AppContext, body: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
 ) -> Prompt:
     """Return the conversation's prompt. Raises RequestError for what the template cannot render."""
-    llm = door.llm
+    llm = context.llm
     large = charge.held > LARGE_REQUEST
-    text = await door.side.run_if(large, lambda: chat_text(llm, wanted, charge, tools))
-    keep = kept_tokens(llm, wanted.truncate_prompt_tokens, max_tokens)
-    encoder = Encoder(llm, door.side, charge)
-    prompt = (await encoder.encode([text], wanted.add_special_tokens, "messages", keep))[0]
+    text = await context.side_thread.run_if(large, lambda: chat_text(llm, body, charge, tools))
+    truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, max_tokens)
+    encoder = Encoder(llm, context.side_thread, charge)
+    prompt = (await encoder.encode([text], body.add_special_tokens, "messages", truncate_to))[0]
     return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if truncated
 
 
 async def prepared(
-    door: AppContext, wanted: ChatRequest, charge: Charge, prompt: Prompt | None = None
+    context: AppContext, body: ChatRequest, charge: Charge, prompt: Prompt | None = None
 ) -> Conversation:
-    """Validate `wanted` and prepare it, including its prompt unless that is given.
+    """Validate `body` and prepare it, including its prompt unless that is given.
 
     Raises RequestError naming the field at fault.
     """
-    tokenizer = door.llm.tokenizer
-    params = chat_sampling(wanted, door.settings.default_sampling, door.llm.model.vocab_size)
+    tokenizer = context.llm.tokenizer
+    params = chat_sampling(body, context.settings.default_sampling, context.llm.model.vocab_size)
     large = charge.held > LARGE_REQUEST
-    tools = await door.forms.run_if(large, lambda: chat_tools(door, wanted))
-    prompt = prompt or await chat_prompt(door, wanted, params.max_tokens, charge, tools)
-    thinking = find_thinking(door.settings.reasoning_parser, tokenizer.chat_template)
-    form = await door.forms.run_if(wants_form(wanted), lambda: _form(wanted, tools))
-    if form is not None:
-        form = _behind_thought(form, thinking, prompt.text or "", tokenizer)
-        await door.llm.check_grammar(form.grammar, form.field)
-        params = msgspec.structs.replace(params, grammar=form.grammar)
+    tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body))
+    prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools)
+    thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.chat_template)
+    requested = await context.grammar_thread.run_if(
+        wants_grammar(body), lambda: _requested_grammar(body, tools)
+    )
+    if requested is not None:
+        requested = _after_reasoning(requested, thinking, prompt.text or "", tokenizer)
+        await context.llm.check_grammar(requested.grammar, requested.field)
+        params = msgspec.structs.replace(params, grammar=requested.grammar)
     marks = [OPENING, CLOSING] if thinking else []
     if tools:
-        marks += [mark for mark in (tools.form.opening, tools.form.closing, tools.form.separator) if mark]
+        marks += [
+            mark for mark in (tools.format.opening, tools.format.closing, tools.format.separator) if mark
+        ]
     if any(tokenizer.special_id(mark) is not None for mark in marks):
         params = msgspec.structs.replace(params, skip_special_tokens=False)  # the parsers need to see them
     return Conversation(prompt, params, tools, thinking)
 
 
-def _form(wanted: ChatRequest, tools: Tools | None) -> Wanted | None:
-    form = wanted_grammar(wanted)
-    if form is None or tools is None:
-        return Wanted(tools.grammar, "tools") if tools and tools.grammar else form
+def _requested_grammar(body: ChatRequest, tools: Tools | None) -> RequestedGrammar | None:
+    requested = requested_grammar(body)
+    if requested is None or tools is None:
+        return RequestedGrammar(tools.grammar, "tools") if tools and tools.grammar else requested
     raise RequestError(
-        f"{form.field} cannot be combined with tools, unless tool_choice is none", field=form.field
+        f"{requested.field} cannot be combined with tools, unless tool_choice is none", field=requested.field
     )
 
 
-def _behind_thought(form: Wanted, thinking: Thinking | None, prompt: str, tokenizer: Tokenizer) -> Wanted:
+def _after_reasoning(
+    requested: RequestedGrammar, thinking: ReasoningFormat | None, prompt: str, tokenizer: Tokenizer
+) -> RequestedGrammar:
     """Apply the grammar only after the reasoning, if the model reasons first."""
-    thoughts = ThoughtReader(thinking, prompt) if thinking else None
+    thoughts = ReasoningParser(thinking, prompt) if thinking else None
     if thoughts is None or not (thoughts.open or thoughts.undecided):
-        return form
+        return requested
     closing, opening = tokenizer.special_id(CLOSING), tokenizer.special_id(OPENING)
-    grammar = msgspec.structs.replace(form.grammar, after=CLOSING if closing is None else closing)
+    grammar = msgspec.structs.replace(requested.grammar, after=CLOSING if closing is None else closing)
     if thoughts.undecided:
         grammar = msgspec.structs.replace(grammar, opening=OPENING if opening is None else opening)
-    return Wanted(grammar, form.field)
+    return RequestedGrammar(grammar, requested.field)

@@ -19,7 +19,7 @@ from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer
 
 _ENCODER = msgspec.json.Encoder()
-_LEAST = -9999.0
+_MIN_LOGPROB = -9999.0
 """Replaces -inf, the log-probability of a masked token, which JSON cannot represent."""
 
 
@@ -136,7 +136,7 @@ def _id(token: int) -> str:
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST)
+    return max(logprob, _MIN_LOGPROB)
 
 
 def _as_json(entry: Any) -> Any:

@@ -28,7 +28,7 @@ def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list
     send replies back unchanged. The arguments of calls, which are JSON inside of JSON, are subject to the
     limits of a request, and charged to `charge`.
     """
-    return [_checked(message, f"messages[{place}]", charge) for place, message in enumerate(messages)]
+    return [_checked(message, f"messages[{index}]", charge) for index, message in enumerate(messages)]
 
 
 def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _repeated(message: dict[str, Any], name: str) -> bool:
 def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise RequestError(f"{where} must be a list", field="messages")
-    return [_checked_call(call, f"{where}[{place}]", charge) for place, call in enumerate(calls)]
+    return [_checked_call(call, f"{where}[{index}]", charge) for index, call in enumerate(calls)]
 
 
 def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:

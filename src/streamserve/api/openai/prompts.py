@@ -29,10 +29,12 @@ class Prompt:
         """Return the prompt as text."""
         return tokenizer.decode(self.ids, skip_special_tokens) if self.text is None else self.text
 
-    def truncated(self, keep: int | None) -> "Prompt":
-        """Return the last `keep` tokens, without text; the whole prompt if `keep` is None or it is no
-        longer."""
-        return self if keep is None or len(self.ids) <= keep else Prompt(self.ids[-keep:])
+    def truncated(self, truncate_to: int | None) -> "Prompt":
+        """Return the last `truncate_to` tokens, without text; the whole prompt if `truncate_to` is
+        None or it is no longer."""
+        return (
+            self if truncate_to is None or len(self.ids) <= truncate_to else Prompt(self.ids[-truncate_to:])
+        )
 
     def offsets(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> Iterator[int]:
         """Yield for each token the number of characters of `echo` before it."""
@@ -50,101 +52,102 @@ class Prompt:
         return not self.text.startswith(tokenizer.special_tokens["bos_token"])
 
 
-def kept_tokens(llm: Generator, asked: int | None, max_tokens: int | None) -> int | None:
+def truncation_limit(llm: Generator, requested: int | None, max_tokens: int | None) -> int | None:
     """Return how many of a prompt's last tokens `truncate_prompt_tokens` retains; None: all.
 
     -1 retains what the context can hold in addition to `max_tokens` of output. Raises RequestError for
     invalid values.
     """
-    context = llm.model.max_model_len
-    if asked is None:
+    max_model_len = llm.model.max_model_len
+    if requested is None:
         return None
-    if asked == -1:
-        return max(1, context - (1 if max_tokens is None else max_tokens))
-    if not 1 <= asked <= context:
+    if requested == -1:
+        return max(1, max_model_len - (1 if max_tokens is None else max_tokens))
+    if not 1 <= requested <= max_model_len:
         raise RequestError(
-            f"truncate_prompt_tokens must be -1 or between 1 and the context of {context}, got {asked}",
+            f"truncate_prompt_tokens must be -1 or between 1 and the context of {max_model_len}, "
+            f"got {requested}",
             field="truncate_prompt_tokens",
         )
-    return asked
+    return requested
 
 
 @dataclass(frozen=True)
 class Encoder:
     """Encodes the prompts of one request, charging their tokens to `charge`; large texts are encoded in
-    `side`."""
+    `side_thread`."""
 
     llm: Generator
-    side: SideThread
+    side_thread: SideThread
     charge: Charge
 
     async def encode(
-        self, texts: list[str], add_special_tokens: bool, field: str, keep: int | None = None
+        self, texts: list[str], add_special_tokens: bool, field: str, truncate_to: int | None = None
     ) -> list[Prompt]:
-        """Tokenize `texts`, retaining only the last `keep` tokens of each, if set.
+        """Tokenize `texts`, retaining only the last `truncate_to` tokens of each, if set.
 
         Raises RequestError if one has more characters than a full context of the longest tokens.
         """
-        context, tokenizer = self.llm.model.max_model_len, self.llm.tokenizer
+        max_model_len, tokenizer = self.llm.model.max_model_len, self.llm.tokenizer
         longest = max(map(len, texts))
-        if longest > context * tokenizer.longest_token:
+        if longest > max_model_len * tokenizer.longest_token:
             raise RequestError(
-                f"{field} has {longest} characters, far more than a context of {context} tokens holds",
+                f"{field} has {longest} characters, far more than a context of {max_model_len} tokens holds",
                 field=field,
             )
         large = sum(map(len, texts)) > _THREAD_ABOVE
         prompts = []
         for text in texts:
             if large:
-                prompt = Prompt(await self._encode_apart(text, add_special_tokens), text)
+                prompt = Prompt(await self._encode_in_thread(text, add_special_tokens), text)
             else:
                 prompt = Prompt(tokenizer.encode(text, add_special_tokens), text)
-            prompt = prompt.truncated(keep)
+            prompt = prompt.truncated(truncate_to)
             self.charge.add(TOKEN_BYTES * len(prompt.ids))
             prompts.append(prompt)
         return prompts
 
-    async def _encode_apart(self, text: str, add_special_tokens: bool) -> list[int]:
+    async def _encode_in_thread(self, text: str, add_special_tokens: bool) -> list[int]:
         size = _ENCODING_BYTES * len(text)
         self.charge.add(size)
         try:
-            encode = self.llm.tokenizer.encode_apart
-            return (await self.side.run(lambda: encode([text], add_special_tokens)))[0]
+            encode = self.llm.tokenizer.encode_without_gil
+            return (await self.side_thread.run(lambda: encode([text], add_special_tokens)))[0]
         finally:
-            self.charge.give(size)
+            self.charge.release(size)
 
 
 async def completion_prompts(
     encoder: Encoder,
-    given: str | list[str | int | list[int]],
+    prompt: str | list[str | int | list[int]],
     add_special_tokens: bool,
     limit: int,
-    keep: int | None = None,
+    truncate_to: int | None = None,
 ) -> list[Prompt]:
     """Return the prompts of a completion request: one, or as many as its list has."""
-    if isinstance(given, str):
-        return await encoder.encode([given], add_special_tokens, "prompt", keep)
-    kinds = {type(item) for item in given}
+    if isinstance(prompt, str):
+        return await encoder.encode([prompt], add_special_tokens, "prompt", truncate_to)
+    kinds = {type(item) for item in prompt}
     if kinds == {int}:
-        return [_from_ids(encoder.llm, given, keep)]  # type: ignore[arg-type]
+        return [_from_ids(encoder.llm, prompt, truncate_to)]  # type: ignore[arg-type]
     if len(kinds) != 1:
         raise RequestError("prompt must be all texts, all token ids or all lists of them", field="prompt")
-    if len(given) > limit:
-        raise RequestError(f"prompt holds {len(given)} prompts; at most {limit} are taken", field="prompt")
+    if len(prompt) > limit:
+        raise RequestError(f"prompt holds {len(prompt)} prompts; at most {limit} are allowed", field="prompt")
     if kinds == {str}:
-        return await encoder.encode(given, add_special_tokens, "prompt", keep)  # type: ignore[arg-type]
-    return [_from_ids(encoder.llm, ids, keep) for ids in given]  # type: ignore[arg-type]
+        return await encoder.encode(prompt, add_special_tokens, "prompt", truncate_to)  # type: ignore[arg-type]
+    return [_from_ids(encoder.llm, ids, truncate_to) for ids in prompt]  # type: ignore[arg-type]
 
 
-def _from_ids(llm: Generator, ids: list[int], keep: int | None) -> Prompt:
-    size, context = llm.model.vocab_size, llm.model.max_model_len
+def _from_ids(llm: Generator, ids: list[int], truncate_to: int | None) -> Prompt:
+    size, max_model_len = llm.model.vocab_size, llm.model.max_model_len
     if not ids:
         raise RequestError("prompt holds an empty list", field="prompt")
-    if keep is None and len(ids) > context:
+    if truncate_to is None and len(ids) > max_model_len:
         raise RequestError(
-            f"the prompt has {len(ids)} tokens, but the model's context holds {context}", field="prompt"
+            f"the prompt has {len(ids)} tokens, but the model's context holds {max_model_len}", field="prompt"
         )
     if min(ids) < 0 or max(ids) >= size:
         wrong = next(token for token in ids if not 0 <= token < size)
         raise RequestError(f"prompt has token {wrong}, but the vocabulary has {size} tokens", field="prompt")
-    return Prompt(ids).truncated(keep)
+    return Prompt(ids).truncated(truncate_to)

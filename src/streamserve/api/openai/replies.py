@@ -43,9 +43,9 @@ def usage_reply(parts: Sequence[Usage]) -> UsageReply:
     prompt = sum(part.prompt_tokens for part in parts)
     completion = sum(part.completion_tokens for part in parts)
     cached = sum(part.cached_tokens for part in parts)
-    guessed = sum(part.guessed_tokens for part in parts)
+    drafted = sum(part.drafted_tokens for part in parts)
     accepted = sum(part.accepted_tokens for part in parts)
-    predictions = Predictions(accepted, guessed - accepted)
+    predictions = Predictions(accepted, drafted - accepted)
     reply = UsageReply(prompt, completion, prompt + completion, CachedTokens(cached), predictions)
     return msgspec.structs.replace(reply, **slo_fields([part.slo for part in parts if part.slo]))
 

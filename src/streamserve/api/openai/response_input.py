@@ -23,24 +23,24 @@ _NAMES = {
 """Names of the Responses API for fields that a chat request names differently."""
 
 
-def as_chat(wanted: ResponseRequest) -> ChatRequest:
+def as_chat(body: ResponseRequest) -> ChatRequest:
     """Convert to a chat request. Raises RequestError naming the field of the Responses API."""
-    common = {name: getattr(wanted, name) for name in SamplingFields.__struct_fields__}
-    logprobs = LOGPROBS in wanted.include
-    if wanted.top_logprobs is not None and not logprobs:
+    common = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    logprobs = LOGPROBS in body.include
+    if body.top_logprobs is not None and not logprobs:
         raise RequestError(f'top_logprobs needs "{LOGPROBS}" in include', field="top_logprobs")
-    if wanted.max_output_tokens is not None and wanted.max_output_tokens < 1:
+    if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise RequestError(
-            f"max_output_tokens must be at least 1, got {wanted.max_output_tokens}", field="max_output_tokens"
+            f"max_output_tokens must be at least 1, got {body.max_output_tokens}", field="max_output_tokens"
         )
     fields: dict[str, Any] = {
-        "messages": _messages(wanted),
-        "max_completion_tokens": wanted.max_output_tokens,
+        "messages": _messages(body),
+        "max_completion_tokens": body.max_output_tokens,
         "logprobs": logprobs,
-        "top_logprobs": wanted.top_logprobs if logprobs else None,
-        "chat_template_kwargs": wanted.chat_template_kwargs,
-        **_format(wanted),
-        **_tools(wanted),
+        "top_logprobs": body.top_logprobs if logprobs else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        **_format(body),
+        **_tools(body),
     }
     return ChatRequest(**common, **fields)
 
@@ -54,18 +54,18 @@ def renamed(error: RequestError) -> RequestError:
     return RequestError(message, field=name.split(".")[0], status=error.status, retry_after=error.retry_after)
 
 
-def _messages(wanted: ResponseRequest) -> list[dict[str, Any]]:
+def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
     """Convert the items to messages: reasoning and function calls become part of the assistant's message."""
     chat: list[dict[str, Any]] = []
-    if wanted.instructions is not None:
-        chat.append({"role": "system", "content": wanted.instructions})
-    if isinstance(wanted.input, str):
-        return [*chat, {"role": "user", "content": wanted.input}]
-    if not wanted.input:
+    if body.instructions is not None:
+        chat.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*chat, {"role": "user", "content": body.input}]
+    if not body.input:
         raise RequestError("input must hold at least one item", field="input")
     reasoning = ""
-    for place, item in enumerate(wanted.input):
-        where = f"input[{place}]"
+    for index, item in enumerate(body.input):
+        where = f"input[{index}]"
         kind = _checked_kind(item, where)
         if kind == "reasoning":
             reasoning = _reasoning(item, where)
@@ -141,31 +141,31 @@ def _refuse(message: str, field: str = "input") -> NoReturn:
     raise RequestError(message, field=field)
 
 
-def _format(wanted: ResponseRequest) -> dict[str, Any]:
+def _format(body: ResponseRequest) -> dict[str, Any]:
     """Convert `text.format` to a chat's response_format."""
-    given = {name: value for name, value in (wanted.text or {}).items() if value is not None}
-    for name, value in given.items():
+    settings = {name: value for name, value in (body.text or {}).items() if value is not None}
+    for name, value in settings.items():
         if name != "format" and (name, value) != ("verbosity", "medium"):
             _refuse(f"text.{name} is not supported", "text")
-    form = given.get("format", {"type": "text"})
-    if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
+    format = settings.get("format", {"type": "text"})
+    if not isinstance(format, dict) or format.get("type") not in ("text", "json_object", "json_schema"):
         _refuse("text.format must have a type: text, json_object or json_schema", "text")
-    if form["type"] == "text":
+    if format["type"] == "text":
         return {}
-    if form["type"] == "json_object":
+    if format["type"] == "json_object":
         return {"response_format": {"type": "json_object"}}
     return {
         "response_format": {
             "type": "json_schema",
-            "json_schema": {name: value for name, value in form.items() if name != "type"},
+            "json_schema": {name: value for name, value in format.items() if name != "type"},
         }
     }
 
 
-def _tools(wanted: ResponseRequest) -> dict[str, Any]:
+def _tools(body: ResponseRequest) -> dict[str, Any]:
     """Convert function tools and tool_choice to those of a chat."""
-    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(wanted.tools)]
-    choice = wanted.tool_choice
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]
+    choice = body.tool_choice
     if isinstance(choice, dict):
         if choice.get("type") != "function":
             _refuse(f"tool_choice: type {choice.get('type')!r} is not supported", "tool_choice")
@@ -175,7 +175,7 @@ def _tools(wanted: ResponseRequest) -> dict[str, Any]:
     return {
         "tools": tools,
         "tool_choice": choice,
-        "parallel_tool_calls": wanted.parallel_tool_calls,
+        "parallel_tool_calls": body.parallel_tool_calls,
     }
 
 

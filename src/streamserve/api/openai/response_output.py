@@ -62,7 +62,9 @@ class Output:
             await self._add(MessageItem(id=_id("msg"), status="in_progress"), OutputText())
         self._texts.append(text)
         self._scores += scores
-        await self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=scores)
+        await self._send_item_event(
+            "response.output_text.delta", content_index=0, delta=text, logprobs=scores
+        )
 
     async def reasoning(self, text: str) -> None:
         """Append text to the reasoning."""
@@ -71,7 +73,7 @@ class Output:
         if self._open is not ReasoningItem:
             await self._add(ReasoningItem(id=_id("rs"), status="in_progress"), ReasoningText())
         self._texts.append(text)
-        await self._tell("response.reasoning_text.delta", content_index=0, delta=text)
+        await self._send_item_event("response.reasoning_text.delta", content_index=0, delta=text)
 
     async def call(self, call_id: str, name: str) -> None:
         """Open a function call; its arguments follow."""
@@ -81,7 +83,7 @@ class Output:
         """Append text to the arguments of the latest call."""
         if text:
             self._texts.append(text)
-            await self._tell("response.function_call_arguments.delta", delta=text)
+            await self._send_item_event("response.function_call_arguments.delta", delta=text)
 
     async def finish(self, status: Status) -> None:
         """End the output. If it has no items, add an empty message."""
@@ -95,7 +97,7 @@ class Output:
         self.items.append(item)
         await self._send("response.output_item.added", output_index=len(self.items) - 1, item=item)
         if part is not None:
-            await self._tell("response.content_part.added", content_index=0, part=part)
+            await self._send_item_event("response.content_part.added", content_index=0, part=part)
 
     async def close(self, status: Status) -> None:
         """Close the open item, complete or truncated."""
@@ -106,24 +108,28 @@ class Output:
         item = self.items[-1]
         if isinstance(item, CallItem):
             item = replace(item, status=status, arguments=text)
-            await self._tell("response.function_call_arguments.done", arguments=text, name=item.name)
+            await self._send_item_event(
+                "response.function_call_arguments.done", arguments=text, name=item.name
+            )
         elif isinstance(item, ReasoningItem):
             thought = ReasoningText(text=text)
             item = replace(item, status=status, content=[thought])
-            await self._tell("response.reasoning_text.done", content_index=0, text=text)
-            await self._tell("response.content_part.done", content_index=0, part=thought)
+            await self._send_item_event("response.reasoning_text.done", content_index=0, text=text)
+            await self._send_item_event("response.content_part.done", content_index=0, part=thought)
         else:
-            said = OutputText(text=text, logprobs=scores)
-            item = replace(item, status=status, content=[said])
-            await self._tell("response.output_text.done", content_index=0, text=text, logprobs=scores)
-            await self._tell("response.content_part.done", content_index=0, part=said)
+            part = OutputText(text=text, logprobs=scores)
+            item = replace(item, status=status, content=[part])
+            await self._send_item_event(
+                "response.output_text.done", content_index=0, text=text, logprobs=scores
+            )
+            await self._send_item_event("response.content_part.done", content_index=0, part=part)
         self.items[-1] = item
         await self._send("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
-    async def _tell(self, kind: str, **fields: Any) -> None:
+    async def _send_item_event(self, kind: str, **fields: Any) -> None:
         """Send an event of the latest item."""
-        place = len(self.items) - 1
-        await self._send(kind, item_id=self.items[-1].id, output_index=place, **fields)
+        index = len(self.items) - 1
+        await self._send(kind, item_id=self.items[-1].id, output_index=index, **fields)
 
     async def _send(self, kind: str, **fields: Any) -> None:
         event = ResponseEvent(type=kind, sequence_number=self._number, **fields)

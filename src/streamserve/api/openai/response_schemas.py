@@ -28,11 +28,15 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     instructions: Annotated[str | None, about("the system message, before all input")] = None
     max_output_tokens: Annotated[
         int | None,
-        about("most tokens of the output; with the prompt within the context", minimum=1, maximum=2**31),
+        about(
+            "maximum number of tokens of the output; prompt and output must fit in the context",
+            minimum=1,
+            maximum=2**31,
+        ),
     ] = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], about("more of the output")] = (
-        msgspec.field(default_factory=list)
-    )
+    include: Annotated[
+        list[Literal["message.output_text.logprobs"]], about("additional parts of the output")
+    ] = msgspec.field(default_factory=list)
     top_logprobs: Annotated[
         int | None,
         about(f"alternatives for each token; needs {LOGPROBS} included", minimum=0, maximum=MAX_LOGPROBS),

@@ -35,11 +35,11 @@ from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.ops.models import served_name
 from streamserve.api.ops.openapi import described
 from streamserve.protocol.errors import RequestError
-from streamserve.text.message import MessageReader
+from streamserve.text.message import MessageParser
 from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
-def response_routes(door: AppContext) -> APIRouter:
+def response_routes(context: AppContext) -> APIRouter:
     """Build the route."""
     router = APIRouter()
 
@@ -56,16 +56,16 @@ def response_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def responses(request: Request) -> Response:
-        wanted = await read_request(request, door, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
-        wanted = with_header_targets(wanted, request.headers)
-        served_name(door.llm, wanted.model)
+        body = await read_request(request, context, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
+        body = with_header_targets(body, request.headers)
+        served_name(context.llm, body.model)
         try:
             charge = charge_of(request)
-            chat = await door.side.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(wanted))
-            conversation = await prepared(door, chat, charge)
+            chat = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(body))
+            conversation = await prepared(context, chat, charge)
         except RequestError as error:
             raise renamed(error) from error
-        return await _Response(door, wanted, conversation).respond(request)
+        return await _Response(context, body, conversation).respond(request)
 
     return router
 
@@ -73,18 +73,18 @@ def response_routes(door: AppContext) -> APIRouter:
 class _Response:
     """One request."""
 
-    def __init__(self, door: AppContext, wanted: ResponseRequest, conversation: Conversation) -> None:
-        self._door = door
-        self._wanted = wanted
+    def __init__(self, context: AppContext, body: ResponseRequest, conversation: Conversation) -> None:
+        self._context = context
+        self._body = body
         self._conversation = conversation
         self._id = new_id("resp").replace("-", "_")
         self._created = int(time.time())
-        self._model = served_name(door.llm, wanted.model)
+        self._model = served_name(context.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
-        if self._wanted.stream:
+        if self._body.stream:
             return EventStream(self._stream, named=True)
-        reply = await while_connected(request.receive, self._run(Output(_nowhere)))
+        reply = await while_connected(request.receive, self._run(Output(_discard)))
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
     async def _stream(self, emit: Emit) -> None:
@@ -104,27 +104,27 @@ class _Response:
 
     async def _run(self, output: Output) -> ResponseReply:
         """Generate, sending events to `output`; return the whole reply."""
-        reading = _Reading(self._conversation.reader(), output)
+        parser = _OutputParser(self._conversation.reader(), output)
 
-        async def take(job: GenerationTask, item: Item) -> None:
+        async def collect_item(task: GenerationTask, item: Item) -> None:
             if not output.begun:
                 await output.begin(self._reply("in_progress"))
             if isinstance(item, Usage):
-                reading.usage = item
+                parser.usage = item
             elif isinstance(item, Delta):
                 charge_delta(charge, item)
-                await reading.delta(item)
+                await parser.delta(item)
 
-        wanted, conversation = self._wanted, self._conversation
-        job = GenerationTask(
-            0, self._id, conversation.prompt, conversation.params, wanted.priority, wanted.cache_salt
+        body, conversation = self._body, self._conversation
+        task = GenerationTask(
+            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt
         )
         try:
-            with charged_reply(self._door, [job], whole=True) as charge:  # the last event has all of them
-                await generate(self._door, [job], take)
+            with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them
+                await generate(self._context, [task], collect_item)
         except RequestError as error:
             raise renamed(error) from error
-        early = reading.finish == "length"
+        early = parser.finish == "length"
         status: Status = "incomplete" if early else "completed"
         await output.finish(status)
         reply = self._reply(
@@ -132,39 +132,39 @@ class _Response:
             output=output.items,
             incomplete_details=IncompleteDetails() if early else None,
             completed_at=int(time.time()),
-            usage=_usage(reading.usage, reading.thought_tokens),
+            usage=_usage(parser.usage, parser.thought_tokens),
         )
         await output.end(reply)
         return reply
 
     def _reply(self, status: Status, **fields: Any) -> ResponseReply:
-        wanted = self._wanted
+        body = self._body
         return ResponseReply(
             id=self._id,
             created_at=self._created,
             status=status,
             model=self._model,
-            instructions=wanted.instructions,
-            max_output_tokens=wanted.max_output_tokens,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
             temperature=self._conversation.params.temperature,
             top_p=self._conversation.params.top_p,
-            top_logprobs=wanted.top_logprobs,
-            text=wanted.text or {"format": {"type": "text"}},
-            tools=wanted.tools,
-            tool_choice=wanted.tool_choice or "auto",
-            parallel_tool_calls=wanted.parallel_tool_calls,
-            metadata=wanted.metadata or {},
-            user=wanted.user,
-            safety_identifier=wanted.safety_identifier,
-            prompt_cache_key=wanted.prompt_cache_key,
+            top_logprobs=body.top_logprobs,
+            text=body.text or {"format": {"type": "text"}},
+            tools=body.tools,
+            tool_choice=body.tool_choice or "auto",
+            parallel_tool_calls=body.parallel_tool_calls,
+            metadata=body.metadata or {},
+            user=body.user,
+            safety_identifier=body.safety_identifier,
+            prompt_cache_key=body.prompt_cache_key,
             **fields,
         )
 
 
-class _Reading:
+class _OutputParser:
     """Parses the generated text into reasoning, content and tool calls, and adds them to the output items."""
 
-    def __init__(self, reader: MessageReader, output: Output) -> None:
+    def __init__(self, reader: MessageParser, output: Output) -> None:
         self.finish: str | None = None
         self.usage = Usage(0, 0)
         self.thought_tokens = 0
@@ -206,5 +206,5 @@ def _usage(usage: Usage, reasoning: int) -> ResponseUsage:
     )
 
 
-async def _nowhere(event: ResponseEvent) -> None:
+async def _discard(event: ResponseEvent) -> None:
     """Discard an event, for a reply that is not streamed."""

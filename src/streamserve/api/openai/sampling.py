@@ -64,15 +64,15 @@ def _generation(request: GenerationRequest) -> dict[str, Any]:
         raise RequestError("prompt_logprobs is not supported in a stream", field="prompt_logprobs")
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options needs stream set to true", field="stream_options")
-    return _given(request, ("n", "prompt_logprobs"))
+    return _set_values(request, ("n", "prompt_logprobs"))
 
 
-def _given(request: SamplingFields, names: tuple[str, ...]) -> dict[str, Any]:
+def _set_values(request: SamplingFields, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 
 def _common(request: SamplingFields) -> dict[str, Any]:
-    values = _given(request, _SAME_NAMES)
+    values = _set_values(request, _SAME_NAMES)
     if request.stop is not None:
         values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
     if request.stop_token_ids is not None:

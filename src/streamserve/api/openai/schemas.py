@@ -27,66 +27,78 @@ def about(text: str, **schema: Any) -> Meta:
     return Meta(description=text, extra_json_schema=schema or None)
 
 
-Model = Annotated[str | None, about("one of the names in /v1/models; the first unless said")]
+Model = Annotated[str | None, about("one of the names in /v1/models; by default the first")]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a stream carries besides text."""
 
-    include_usage: Annotated[bool, about("one more event at the end, with the usage")] = False
-    continuous_usage_stats: Annotated[bool, about("the usage so far in every event")] = False
+    include_usage: Annotated[bool, about("a final event with the usage")] = False
+    continuous_usage_stats: Annotated[bool, about("the current usage in every event")] = False
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields that all generating routes have in common. None means not set."""
 
     model: Model = None
-    stream: Annotated[bool, about("server-sent events as the text comes, instead of one reply")] = False
+    stream: Annotated[bool, about("server-sent events as the text is generated, instead of one reply")] = (
+        False
+    )
     temperature: Annotated[
-        float | None, about("0 takes the likeliest token; else at least 0.001", minimum=0, maximum=100)
+        float | None,
+        about("0 selects the most likely token (greedy); otherwise at least 0.001", minimum=0, maximum=100),
     ] = None
     top_p: Annotated[
         float | None,
-        about("only the likeliest tokens that together have this probability", exclusiveMinimum=0, maximum=1),
+        about(
+            "sample from the most likely tokens whose probabilities sum to this (nucleus sampling)",
+            exclusiveMinimum=0,
+            maximum=1,
+        ),
     ] = None
     top_k: Annotated[
-        int | None, about("only this many likeliest tokens; 0 or -1: all", minimum=-1, maximum=2**31)
+        int | None, about("sample from this many most likely tokens; 0 or -1: all", minimum=-1, maximum=2**31)
     ] = None
     min_p: Annotated[
         float | None,
-        about("only tokens at least this likely, as a share of the likeliest", minimum=0, maximum=1),
+        about(
+            "sample from tokens whose probability is at least this share of the highest", minimum=0, maximum=1
+        ),
     ] = None
     presence_penalty: Annotated[
-        float | None, about("off the score of tokens already written", minimum=-2, maximum=2)
+        float | None, about("subtracted from the logits of tokens generated so far", minimum=-2, maximum=2)
     ] = None
     frequency_penalty: Annotated[
-        float | None, about("the same, for each time they were written", minimum=-2, maximum=2)
+        float | None,
+        about("subtracted once for each occurrence of a token generated so far", minimum=-2, maximum=2),
     ] = None
     repetition_penalty: Annotated[
         float | None,
-        about("divides the score of tokens in the prompt or written; 1: none", minimum=0.01, maximum=100),
+        about("divides the logits of tokens in the prompt or the output; 1: none", minimum=0.01, maximum=100),
     ] = None
     logit_bias: Annotated[
         dict[str, float] | None,
         about(
-            "token id to what is added to its score",
+            "maps a token id to the value added to its logit",
             maxProperties=MAX_LOGIT_BIAS,
             propertyNames={"pattern": "^[0-9]{1,19}$"},
             additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
         ),
     ] = None
     allowed_token_ids: Annotated[
-        list[int] | None, about("only these tokens may be written", minItems=1, maxItems=MAX_ALLOWED_TOKENS)
+        list[int] | None, about("only these tokens may be generated", minItems=1, maxItems=MAX_ALLOWED_TOKENS)
     ] = None
     seed: Annotated[
         int | None,
         about(
-            "the same seed gives the same text, whoever else is served", minimum=-(2**63), maximum=2**64 - 1
+            "the same seed gives the same text, whatever other requests are served",
+            minimum=-(2**63),
+            maximum=2**64 - 1,
         ),
     ] = None
-    min_tokens: Annotated[
-        int | None, about("so many tokens before the text may end", minimum=0, maximum=2**31)
-    ] = None
+    min_tokens: Annotated[int | None, about("minimum number of output tokens", minimum=0, maximum=2**31)] = (
+        None
+    )
     stop: Annotated[
         str | list[str] | None,
         about(
@@ -99,31 +111,34 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: Annotated[
         list[int] | None, about("tokens that end the output", maxItems=MAX_STOP_TOKENS)
     ] = None
-    ignore_eos: Annotated[bool | None, about("go on after an end-of-text token")] = None
+    ignore_eos: Annotated[bool | None, about("continue after an end-of-text token")] = None
     skip_special_tokens: Annotated[bool | None, about("leave special tokens out of the text")] = None
-    include_stop_str_in_output: Annotated[bool | None, about("keep the stop text that ended the output")] = (
-        None
-    )
+    include_stop_str_in_output: Annotated[
+        bool | None, about("include the stop string that ended the output")
+    ] = None
     truncate_prompt_tokens: Annotated[
         int | None,
         about(
-            "only so many of the prompt's last tokens; -1: what the context holds beside the output",
+            "retain only this many of the prompt's last tokens; "
+            "-1: what the context can hold in addition to the output",
             minimum=-1,
             maximum=2**31,
         ),
     ] = None
     speculation: Annotated[
         SpeculationLimits | None,
-        about("how much may be guessed ahead: enabled, max_depth, max_nodes; the text is the same"),
+        about("limits on speculative decoding: enabled, max_depth, max_nodes; the text does not change"),
     ] = None
     slo: Annotated[
         Slo | None,
         about(
-            "latency targets in milliseconds: tpot_ms for the mean time of a token after the first, ttft_ms "
-            "for the first; also as headers x-slo-tpot-ms and x-slo-ttft-ms",
+            "latency targets in milliseconds: tpot_ms for the mean time per output token after the first, "
+            "ttft_ms for the first; also as headers x-slo-tpot-ms and x-slo-ttft-ms",
         ),
     ] = None
-    priority: Annotated[int, about("lower goes first", minimum=-(2**63), maximum=2**63 - 1)] = 0
+    priority: Annotated[
+        int, about("requests with a lower value are served first", minimum=-(2**63), maximum=2**63 - 1)
+    ] = 0
     cache_salt: Annotated[str, about("only requests with the same salt share cached prompts")] = ""
     user: Annotated[str | None, about("for the caller's own records, like the next three")] = None
     safety_identifier: str | None = None
@@ -135,35 +150,40 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     """Fields that completions and chats have in common."""
 
     stream_options: StreamOptions | None = None
-    n: Annotated[int | None, about("how many outputs", minimum=1, maximum=MAX_CHOICES)] = None
+    n: Annotated[int | None, about("number of outputs", minimum=1, maximum=MAX_CHOICES)] = None
     max_tokens: Annotated[
         int | None,
-        about("most tokens of one output; with the prompt within the context", minimum=0, maximum=2**31),
+        about(
+            "maximum number of tokens of one output; prompt and output must fit in the context",
+            minimum=0,
+            maximum=2**31,
+        ),
     ] = None
     prompt_logprobs: Annotated[
         int | None,
         about(
-            "scores of the prompt's tokens, with so many alternatives; not in streams",
+            "log-probabilities of the prompt's tokens, with this many alternatives; not in streams",
             minimum=0,
             maximum=MAX_LOGPROBS,
         ),
     ] = None
-    return_token_ids: Annotated[bool, about("token ids beside the text")] = False
+    return_token_ids: Annotated[bool, about("return token ids in addition to the text")] = False
     return_tokens_as_token_ids: Annotated[
         bool, about('in log-probabilities, write tokens as "token_id:123"')
     ] = False
     response_format: Annotated[
         dict[str, Any] | None,
-        about('the form of the output: {"type": "text", "json_object" or "json_schema", …}'),
+        about('the format of the output: {"type": "text", "json_object" or "json_schema", …}'),
     ] = None
     structured_outputs: Annotated[
-        dict[str, Any] | None, about("the same as vLLM says it: json, json_object, regex, choice or grammar")
+        dict[str, Any] | None,
+        about("vLLM's field for the format: json, json_object, regex, choice or grammar"),
     ] = None
     guided_json: Annotated[
         dict[str, Any] | str | bool | None, about("a JSON schema that the output must match")
     ] = None
     guided_regex: Annotated[str | None, about("a regular expression that the output must match")] = None
-    guided_choice: Annotated[list[str] | None, about("texts of which the output is one")] = None
+    guided_choice: Annotated[list[str] | None, about("texts, one of which is the output")] = None
     guided_grammar: Annotated[
         str | None, about("a grammar in Lark, or as llama.cpp writes it, that the output must follow")
     ] = None
@@ -176,12 +196,12 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         str | list[str | int | list[int]],
         about("a text, texts, token ids, or lists of them", examples=["Once upon a time"]),
     ]
-    echo: Annotated[bool, about("put the prompt before the text")] = False
+    echo: Annotated[bool, about("include the prompt before the text")] = False
     logprobs: Annotated[
         int | None,
-        about("log-probabilities, with so many alternatives a token", minimum=0, maximum=MAX_LOGPROBS),
+        about("log-probabilities, with this many alternatives per token", minimum=0, maximum=MAX_LOGPROBS),
     ] = None
-    best_of: Annotated[int | None, about("must equal n, if said", minimum=1, maximum=MAX_CHOICES)] = None
+    best_of: Annotated[int | None, about("must equal n, if set", minimum=1, maximum=MAX_CHOICES)] = None
     add_special_tokens: Annotated[bool, about("let the tokenizer add its first token")] = True
 
 
@@ -201,14 +221,14 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     logprobs: Annotated[bool, about("log-probabilities of the tokens")] = False
     top_logprobs: Annotated[
-        int | None, about("with so many alternatives each", minimum=0, maximum=MAX_LOGPROBS)
+        int | None, about("number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)
     ] = None
     add_special_tokens: Annotated[bool, about("let the tokenizer add its first token to the template's")] = (
         False
     )
     add_generation_prompt: Annotated[bool, about("open the assistant's message")] = True
     continue_final_message: Annotated[
-        bool, about("go on with the last message; needs add_generation_prompt false")
+        bool, about("continue the last message; requires add_generation_prompt false")
     ] = False
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("further variables of the model's template")
@@ -217,8 +237,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     tool_choice: Annotated[
         str | dict[str, Any] | None, about("none, auto, required, or the one function to call")
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("false: at most one call")] = None
-    include_reasoning: Annotated[bool, about("false: leave out what the model thinks")] = True
+    parallel_tool_calls: Annotated[bool | None, about("if false, at most one call")] = None
+    include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True
 
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -23,16 +23,16 @@ PROMPT_SCORE_BYTES = 176
 """The same for a prompt: as received from the worker, packed, and twice as JSON."""
 
 
-def output_scores(params: Sequence[SamplingParams], prompts: Sequence[int], context: int) -> int:
+def output_scores(params: Sequence[SamplingParams], prompts: Sequence[int], max_model_len: int) -> int:
     """Return the maximum number of output log-probabilities.
 
-    `prompts` are the prompt lengths: an output has at most as many tokens as they leave in `context`.
+    `prompts` are the prompt lengths: an output has at most as many tokens as they leave in `max_model_len`.
     """
     scores = 0
     for each, length in zip(params, prompts, strict=True):
         if each.logprobs is not None:
-            left = max(context - length, 0)
-            tokens = left if each.max_tokens is None else min(each.max_tokens, left)
+            remaining = max(max_model_len - length, 0)
+            tokens = remaining if each.max_tokens is None else min(each.max_tokens, remaining)
             scores += each.n * tokens * (each.logprobs + 1)
     return scores
 
@@ -46,20 +46,22 @@ def prompt_scores(params: Sequence[SamplingParams], prompts: Sequence[int]) -> i
     )
 
 
-def check_scores(params: Sequence[SamplingParams], prompts: Sequence[int], context: int, whole: bool) -> None:
+def check_scores(
+    params: Sequence[SamplingParams], prompts: Sequence[int], max_model_len: int, whole: bool
+) -> None:
     """Raise RequestError if a reply, streamed unless `whole`, would have too many log-probabilities."""
     of_prompts = prompt_scores(params, prompts)
     if of_prompts > MAX_PROMPT_SCORES:
         raise RequestError(
             f"prompt_logprobs would fill the reply with {of_prompts} values, and {MAX_PROMPT_SCORES} is the "
-            "limit: ask for fewer prompts, choices or alternatives",
+            "limit: request fewer prompts, choices or alternatives",
             field="prompt_logprobs",
         )
-    of_outputs = output_scores(params, prompts, context) if whole else 0
+    of_outputs = output_scores(params, prompts, max_model_len) if whole else 0
     if of_outputs > MAX_SCORES:
         raise RequestError(
             f"logprobs would fill the reply with up to {of_outputs} values, and {MAX_SCORES} is the limit: "
-            "ask for a stream, or for fewer tokens, choices or alternatives",
+            "request a stream, or fewer tokens, choices or alternatives",
             field="logprobs",
         )
 
@@ -68,14 +70,14 @@ def reply_charge(
     account: MemoryAccount,
     params: Sequence[SamplingParams],
     prompts: Sequence[int],
-    context: int,
+    max_model_len: int,
     whole: bool,
 ) -> Charge:
     """Return a charge for the log-probabilities of a reply, with those of the prompts already charged.
 
     Use it as a context manager. Raises RequestError if there are too many, or no memory for them now.
     """
-    check_scores(params, prompts, context, whole)
+    check_scores(params, prompts, max_model_len, whole)
     charge = account.charge()
     charge.add(PROMPT_SCORE_BYTES * prompt_scores(params, prompts))
     return charge

@@ -18,21 +18,21 @@ CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
 T = TypeVar("T", bound=SamplingFields)
 
 
-def with_header_targets(wanted: T, headers: Mapping[str, str]) -> T:
-    """Return `wanted` with the targets that `headers` set and its body does not.
+def with_header_targets(body: T, headers: Mapping[str, str]) -> T:
+    """Return `body` with the targets that `headers` set and its body does not.
 
     Raises RequestError if a header is not a positive number.
     """
-    given = {name: headers[header] for header, name in HEADERS.items() if header in headers}
-    if not given:
-        return wanted
+    targets = {name: headers[header] for header, name in HEADERS.items() if header in headers}
+    if not targets:
+        return body
     values: dict[str, Any] = {
-        name: _number(f"x-slo-{name}".replace("_", "-"), text) for name, text in given.items()
+        name: _number(f"x-slo-{name}".replace("_", "-"), text) for name, text in targets.items()
     }
-    if wanted.slo is not None:
-        said = {name: getattr(wanted.slo, name) for name in Slo.__struct_fields__}
-        values |= {name: value for name, value in said.items() if value is not None}
-    return msgspec.structs.replace(wanted, slo=Slo(**values))
+    if body.slo is not None:
+        body_targets = {name: getattr(body.slo, name) for name in Slo.__struct_fields__}
+        values |= {name: value for name, value in body_targets.items() if value is not None}
+    return msgspec.structs.replace(body, slo=Slo(**values))
 
 
 def header_parameters() -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def header_parameters() -> list[dict[str, Any]]:
         {
             "name": header,
             "in": "header",
-            "description": f"slo.{name}, where the body does not say it",
+            "description": f"slo.{name}, where the body does not set it",
             "schema": {"type": "number", "exclusiveMinimum": 0},
         }
         for header, name in HEADERS.items()

@@ -19,51 +19,51 @@ Reply = Callable[[list[Any], UsageReply | UnsetType | None], msgspec.Struct]
 """Builds an event from its choices and the usage."""
 
 MakeChoice = Callable[[GenerationTask, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
-"""Builds an event's choice from a job, the number of its choice, the delta, whether it is the choice's first
+"""Builds an event's choice from a task, the number of its choice, the delta, whether it is the choice's first
 delta, and the prompt's log-probabilities. Returns None if there is nothing to send."""
 
 
 class StreamWriter:
     """Sends the events of one request."""
 
-    def __init__(self, wanted: GenerationRequest, reply: Reply, choice: MakeChoice, emit: Emit) -> None:
-        self._options = wanted.stream_options or StreamOptions()
+    def __init__(self, body: GenerationRequest, reply: Reply, choice: MakeChoice, emit: Emit) -> None:
+        self._options = body.stream_options or StreamOptions()
         self._reply = reply
         self._choice = choice
         self._emit = emit
-        self._every_token = wanted.return_token_ids
+        self._every_token = body.return_token_ids
         self._begun: set[tuple[int, int]] = set()
         self._prompt_logprobs: dict[int, PromptScores] = {}
         self._usages: list[Usage] = []
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
-    async def run(self, door: AppContext, jobs: list[GenerationTask]) -> None:
+    async def run(self, context: AppContext, tasks: list[GenerationTask]) -> None:
         """Generate, and send all events."""
-        self._prompt_tokens = sum(len(job.prompt.ids) for job in jobs)
-        with charged_reply(door, jobs, whole=False):
-            await generate(door, jobs, self._take)
+        self._prompt_tokens = sum(len(task.prompt.ids) for task in tasks)
+        with charged_reply(context, tasks, whole=False):
+            await generate(context, tasks, self._take)
         if self._options.include_usage:
             await self._emit(self._reply([], usage_reply(self._usages)))
 
-    async def _take(self, job: GenerationTask, item: Item) -> None:
+    async def _take(self, task: GenerationTask, item: Item) -> None:
         if isinstance(item, Usage):
             self._usages.append(item)
         elif isinstance(item, PromptLogprobs):
-            self._prompt_logprobs.setdefault(job.number, PromptScores()).append(item.entries)
+            self._prompt_logprobs.setdefault(task.number, PromptScores()).append(item.entries)
         else:
-            await self._delta(job, item)
+            await self._delta(task, item)
 
-    async def _delta(self, job: GenerationTask, delta: Delta) -> None:
+    async def _delta(self, task: GenerationTask, delta: Delta) -> None:
         self._completion_tokens += len(delta.tokens)
-        key = (job.number, delta.choice)
+        key = (task.number, delta.choice)
         first = key not in self._begun
         self._begun.add(key)
         if first or delta.text or delta.logprobs or delta.finish or self._every_token:
             piece = Piece()
             piece.add(delta)
-            entries = self._prompt_logprobs.get(job.number, PromptScores())
-            choice = self._choice(job, delta.choice, piece, first, entries)
+            entries = self._prompt_logprobs.get(task.number, PromptScores())
+            choice = self._choice(task, delta.choice, piece, first, entries)
             if choice is not None:
                 await self._emit(self._reply([choice], self._usage()))
 

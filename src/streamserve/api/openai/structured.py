@@ -15,14 +15,14 @@ _OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
 _ANY_OBJECT = {"type": "object"}
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class RequestedGrammar(msgspec.Struct, frozen=True):
     """A grammar, and the request field that asks for it."""
 
     grammar: Grammar
     field: str
 
 
-def wants_form(request: GenerationRequest) -> bool:
+def wants_grammar(request: GenerationRequest) -> bool:
     """Return whether a request asks for an output format.
 
     Converting it may be slow, so it is not done in the event loop.
@@ -31,59 +31,61 @@ def wants_form(request: GenerationRequest) -> bool:
     return any(getattr(request, name) is not None for name in names)
 
 
-def wanted_grammar(request: GenerationRequest) -> Wanted | None:
+def requested_grammar(request: GenerationRequest) -> RequestedGrammar | None:
     """Return the grammar that `request` asks for, if any. Raises RequestError naming the field at fault."""
-    found = [
+    requested = [
         _structured(f"guided_{name}", {name: value})
         for name in _KINDS
         if (value := getattr(request, f"guided_{name}")) is not None
     ]
     if request.response_format is not None:
-        found += _response_format(request.response_format)
+        requested += _response_format(request.response_format)
     if request.structured_outputs is not None:
-        found.append(_structured("structured_outputs", request.structured_outputs))
-    if len(found) > 1:
-        fields = " and ".join(one.field for one in found)
-        raise RequestError(f"{fields} cannot be combined: one form is followed", field=found[1].field)
-    return found[0] if found else None
+        requested.append(_structured("structured_outputs", request.structured_outputs))
+    if len(requested) > 1:
+        fields = " and ".join(each.field for each in requested)
+        raise RequestError(
+            f"{fields} cannot be combined: set only one output format", field=requested[1].field
+        )
+    return requested[0] if requested else None
 
 
-def _response_format(form: dict[str, Any]) -> list[Wanted]:
-    name, kind = "response_format", form.get("type")
+def _response_format(format: dict[str, Any]) -> list[RequestedGrammar]:
+    name, kind = "response_format", format.get("type")
     if kind == "text":
         return []
     if kind == "json_object":
-        return [Wanted(json_grammar(_ANY_OBJECT, name), name)]
+        return [RequestedGrammar(json_grammar(_ANY_OBJECT, name), name)]
     if kind != "json_schema":
         raise RequestError(f"{name}.type must be text, json_object or json_schema, not {kind!r}", field=name)
-    given = form.get("json_schema")
-    if not isinstance(given, dict) or not isinstance(given.get("schema"), dict):
+    settings = format.get("json_schema")
+    if not isinstance(settings, dict) or not isinstance(settings.get("schema"), dict):
         raise RequestError(f"{name}.json_schema must be an object with a schema", field=name)
-    for key in given:
+    for key in settings:
         if key not in ("name", "schema", "strict", "description"):
             raise RequestError(f"{name}.json_schema.{key} is not a known field", field=name)
-    return [Wanted(json_grammar(given["schema"], name), name)]
+    return [RequestedGrammar(json_grammar(settings["schema"], name), name)]
 
 
-def _structured(field: str, given: dict[str, Any]) -> Wanted:
+def _structured(field: str, settings: dict[str, Any]) -> RequestedGrammar:
     """Parse vLLM's object of one format and optional settings; null values are ignored."""
-    said = {
+    fields = {
         name: value
-        for name, value in given.items()
+        for name, value in settings.items()
         if value is not None and (value is not False or name in _KINDS)
     }
-    options = {name: said.pop(name) for name in _OPTIONS if name in said}
-    if said.pop("json_object", None):
-        said["json"] = _ANY_OBJECT
-    for name in said:
+    options = {name: fields.pop(name) for name in _OPTIONS if name in fields}
+    if fields.pop("json_object", None):
+        fields["json"] = _ANY_OBJECT
+    for name in fields:
         if name not in _KINDS:
             raise RequestError(f"{field}.{name} is not supported", field=field)
-    if len(said) != 1:
+    if len(fields) != 1:
         raise RequestError(f"{field} must hold exactly one of {', '.join(_KINDS)}", field=field)
-    ((name, value),) = said.items()
+    ((name, value),) = fields.items()
     if options and name != "json":
         raise RequestError(f"{field}.{next(iter(options))} needs a JSON schema", field=field)
-    return Wanted(_grammar(field, _KINDS[name], value, options), field)
+    return RequestedGrammar(_grammar(field, _KINDS[name], value, options), field)
 
 
 def _grammar(field: str, kind: GrammarKind, value: Any, options: dict[str, Any]) -> Grammar:

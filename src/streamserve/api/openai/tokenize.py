@@ -34,7 +34,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     add_special_tokens: Annotated[
         bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
     ] = None
-    return_token_strs: Annotated[bool, about("the tokens as the vocabulary writes them, too")] = False
+    return_token_strs: Annotated[bool, about("return the tokens as written in the vocabulary, too")] = False
     add_generation_prompt: Annotated[bool, about("of conversations: open the assistant's message")] = True
     continue_final_message: Annotated[bool, about("of conversations: leave the last message open")] = False
     chat_template_kwargs: Annotated[
@@ -74,7 +74,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
-def tokenize_routes(door: AppContext) -> APIRouter:
+def tokenize_routes(context: AppContext) -> APIRouter:
     """Build the routes."""
     router = APIRouter()
 
@@ -89,11 +89,11 @@ def tokenize_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def tokenize(request: Request) -> Response:
-        wanted = await read_request(request, door, TokenizeRequest, _UNSUPPORTED)
-        served_name(door.llm, wanted.model)
-        prompt = await _prompt(door, wanted, charge_of(request))
+        body = await read_request(request, context, TokenizeRequest, _UNSUPPORTED)
+        served_name(context.llm, body.model)
+        prompt = await _prompt(context, body, charge_of(request))
         large = len(prompt.ids) > _THREAD_ABOVE
-        reply = await door.side.run_if(large, lambda: _tokens_reply(door, wanted, prompt))
+        reply = await context.side_thread.run_if(large, lambda: _tokens_reply(context, body, prompt))
         return Response(reply, media_type="application/json")
 
     @router.post(
@@ -103,51 +103,51 @@ def tokenize_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def detokenize(request: Request) -> Response:
-        wanted = await read_request(request, door, DetokenizeRequest, {})
-        served_name(door.llm, wanted.model)
-        reply = DetokenizeReply(prompt=await _text(door, wanted.tokens))
+        body = await read_request(request, context, DetokenizeRequest, {})
+        served_name(context.llm, body.model)
+        reply = DetokenizeReply(prompt=await _text(context, body.tokens))
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
     return router
 
 
-async def _prompt(door: AppContext, wanted: TokenizeRequest, charge: Charge) -> Prompt:
-    if (wanted.prompt is None) == (wanted.messages is None):
+async def _prompt(context: AppContext, body: TokenizeRequest, charge: Charge) -> Prompt:
+    if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", field="prompt")
-    if wanted.messages is None:
+    if body.messages is None:
         for field in msgspec.structs.fields(TokenizeRequest):
-            if field.name in _OF_CONVERSATIONS and getattr(wanted, field.name) != field.default:
+            if field.name in _OF_CONVERSATIONS and getattr(body, field.name) != field.default:
                 raise RequestError(f"{field.name} needs messages", field=field.name)
-        text = wanted.prompt or ""
-        encoder = Encoder(door.llm, door.side, charge)
-        return (await encoder.encode([text], wanted.add_special_tokens is not False, "prompt"))[0]
+        text = body.prompt or ""
+        encoder = Encoder(context.llm, context.side_thread, charge)
+        return (await encoder.encode([text], body.add_special_tokens is not False, "prompt"))[0]
     chat = ChatRequest(
-        messages=wanted.messages,
-        add_generation_prompt=wanted.add_generation_prompt,
-        continue_final_message=wanted.continue_final_message,
-        chat_template_kwargs=wanted.chat_template_kwargs,
-        add_special_tokens=bool(wanted.add_special_tokens),
-        tools=wanted.tools or [],
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_special_tokens=bool(body.add_special_tokens),
+        tools=body.tools or [],
     )
-    tools = await door.side.run_if(charge.held > LARGE_REQUEST, lambda: chat_tools(door, chat))
-    return await chat_prompt(door, chat, None, charge, tools)
+    tools = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: chat_tools(context, chat))
+    return await chat_prompt(context, chat, None, charge, tools)
 
 
-def _tokens_reply(door: AppContext, wanted: TokenizeRequest, prompt: Prompt) -> bytes:
-    tokenizer = door.llm.tokenizer
+def _tokens_reply(context: AppContext, body: TokenizeRequest, prompt: Prompt) -> bytes:
+    tokenizer = context.llm.tokenizer
     reply = TokenizeReply(
         count=len(prompt.ids),
-        max_model_len=door.llm.model.max_model_len,
+        max_model_len=context.llm.model.max_model_len,
         tokens=prompt.ids,
-        token_strs=[tokenizer.piece(token) for token in prompt.ids] if wanted.return_token_strs else UNSET,
+        token_strs=[tokenizer.piece(token) for token in prompt.ids] if body.return_token_strs else UNSET,
     )
     return msgspec.json.encode(reply)
 
 
-async def _text(door: AppContext, tokens: list[int]) -> str:
-    size = door.llm.model.vocab_size
+async def _text(context: AppContext, tokens: list[int]) -> str:
+    size = context.llm.model.vocab_size
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
         raise RequestError(f"tokens has {wrong}, but the vocabulary has {size} tokens", field="tokens")
-    decode = partial(door.llm.tokenizer.decode, tokens, skip_special_tokens=False)
-    return await door.side.run_if(len(tokens) > _THREAD_ABOVE, decode)
+    decode = partial(context.llm.tokenizer.decode, tokens, skip_special_tokens=False)
+    return await context.side_thread.run_if(len(tokens) > _THREAD_ABOVE, decode)

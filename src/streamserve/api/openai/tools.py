@@ -11,7 +11,7 @@ from streamserve.protocol.grammar import Grammar, check_size
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import REQUIRED, Format, find_format
 from streamserve.text.tools.grammar import calls_schema, free_calls
-from streamserve.text.tools.reader import CallReader
+from streamserve.text.tools.parser import ToolCallParser
 
 MAX_TOOLS = 128
 MAX_CALLS = 32
@@ -27,23 +27,23 @@ _ANY = {"type": "object"}
 class Tools:
     """How one request's tools are used.
 
-    `shown` are the tools passed to the chat template; `grammar` forces a call, or constrains its format;
+    `rendered` are the tools passed to the chat template; `grammar` forces a call, or constrains its format;
     `named` is the forced function, whose arguments are the whole output.
     """
 
-    shown: list[dict[str, Any]]
+    rendered: list[dict[str, Any]]
     names: frozenset[str]
-    form: Format
+    format: Format
     parallel: bool
     grammar: Grammar | None = None
     named: str | None = None
 
-    def reader(self) -> CallReader:
+    def reader(self) -> ToolCallParser:
         """Return a parser for one message."""
-        return CallReader(self.form, self.names, self.parallel, self.named)
+        return ToolCallParser(self.format, self.names, self.parallel, self.named)
 
 
-def wanted_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks: bool) -> Tools | None:
+def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks: bool) -> Tools | None:
     """Return the tools of `request`; None if it has none or must not use them.
 
     `parser` is the name of the model's tool call format; `thinks` is set if the model may reason first.
@@ -55,26 +55,27 @@ def wanted_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks
         return None
     names, parallel = frozenset(schemas), request.parallel_tool_calls is not False
     if choice == "auto":
-        form = find_format(parser, tokenizer.chat_template)
-        if form is None:
+        format = find_format(parser, tokenizer.chat_template)
+        if format is None:
             raise RequestError(
-                "tools: how this model writes tool calls is not known, as its chat template does not say: "
-                "use tool_choice required or a named function, or start the server with --tool-parser",
+                "tools: this model's tool call format is not known, as its chat template does not "
+                "show it: use tool_choice required or a named function, or start the server with "
+                "--tool-parser",
                 field="tools",
             )
         strict = {tool["function"]["name"] for tool in request.tools if tool["function"].get("strict")}
         if not strict:
-            return Tools(request.tools, names, form, parallel)
-        held = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
-        check_schemas(held)
-        grammar = free_calls(form, held, tokenizer.special_id, thinks)
-        return Tools(request.tools, names, form, parallel, grammar)
+            return Tools(request.tools, names, format, parallel)
+        constrained = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
+        check_schemas(constrained)
+        grammar = free_calls(format, constrained, tokenizer.special_id, thinks)
+        return Tools(request.tools, names, format, parallel, grammar)
     if choice == "required":
         check_schemas(schemas)
         call = calls_schema(schemas, "parameters")
         definitions = call.pop("$defs")
-        most = MAX_CALLS if parallel else 1
-        calls = {"type": "array", "items": call, "minItems": 1, "maxItems": most, "$defs": definitions}
+        max_calls = MAX_CALLS if parallel else 1
+        calls = {"type": "array", "items": call, "minItems": 1, "maxItems": max_calls, "$defs": definitions}
         grammar = json_grammar(calls, "tools")
         return Tools(request.tools, names, REQUIRED, parallel, grammar)
     return Tools(request.tools, names, REQUIRED, False, json_grammar(schemas[choice], "tools"), choice)
@@ -91,10 +92,10 @@ def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
 def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the parameter schema of each function by its name."""
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are taken", field="tools")
+        raise RequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed", field="tools")
     schemas: dict[str, dict[str, Any]] = {}
-    for place, tool in enumerate(tools):
-        where = f"tools[{place}]"
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
             raise RequestError(f"{where} must have the type function, and a function", field="tools")

@@ -31,13 +31,14 @@ def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
         body = msgspec.json.encode(DrainReply(drain.draining, drain.open))
         return Response(body, media_type="application/json")
 
-    async def rest(worker: str, draining: bool) -> Response:
-        open_requests = await llm.rest(worker, draining)
+    async def drain_worker(worker: str, draining: bool) -> Response:
+        open_requests = await llm.drain(worker, draining)
         body = msgspec.json.encode(WorkerDrainReply(worker, draining, open_requests))
         return Response(body, media_type="application/json")
 
     @router.post(
-        "/admin/drain", openapi_extra=described("Take no new requests; open ones go on", reply=DrainReply)
+        "/admin/drain",
+        openapi_extra=described("Refuse new requests; open requests run to completion", reply=DrainReply),
     )
     async def begin() -> Response:
         """Refuse new requests; open ones run to completion. /health turns 503, so that load balancers stop
@@ -45,7 +46,7 @@ def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
         drain.begin()
         return state()
 
-    @router.post("/admin/resume", openapi_extra=described("Take requests again", reply=DrainReply))
+    @router.post("/admin/resume", openapi_extra=described("Accept requests again", reply=DrainReply))
     async def end() -> Response:
         """Accept requests again."""
         drain.end()
@@ -53,19 +54,19 @@ def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
 
     @router.post(
         "/admin/workers/{worker}/drain",
-        openapi_extra=described("Give a worker no new requests", reply=WorkerDrainReply, errors=(404,)),
+        openapi_extra=described("Send no new requests to a worker", reply=WorkerDrainReply, errors=(404,)),
     )
     async def begin_worker(worker: str) -> Response:
         """Send no new requests to a worker, or to its prefill/decode pair; open ones run to completion. May
         be repeated, to see how many are left."""
-        return await rest(worker, draining=True)
+        return await drain_worker(worker, draining=True)
 
     @router.post(
         "/admin/workers/{worker}/resume",
-        openapi_extra=described("Give a worker requests again", reply=WorkerDrainReply, errors=(404,)),
+        openapi_extra=described("Send requests to a worker again", reply=WorkerDrainReply, errors=(404,)),
     )
     async def end_worker(worker: str) -> Response:
         """Send requests to a worker again."""
-        return await rest(worker, draining=False)
+        return await drain_worker(worker, draining=False)
 
     return router

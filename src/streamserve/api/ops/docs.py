@@ -18,7 +18,7 @@ pre { padding: .75rem; overflow-x: auto } code { padding: 0 .25rem }
 table { border-collapse: collapse; width: 100% }
 td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
          border-bottom: 1px solid #eee }
-.gone td { color: #888 }
+.unsupported td { color: #888 }
 @media (prefers-color-scheme: dark) {
   body { color: #ddd; background: #181818 } code, pre { background: #282828 }
   td, th, h2 { border-color: #333 } }
@@ -44,7 +44,7 @@ def page(description: Schema) -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p>Every route, from <a href=/openapi.json>/openapi.json</a>. "
-        "A server with keys wants <code>-H 'Authorization: Bearer KEY'</code> too.</p>"
+        "A server with API keys requires <code>-H 'Authorization: Bearer KEY'</code>.</p>"
         + "".join(_routes(description))
     )
 
@@ -58,16 +58,16 @@ def _routes(description: Schema) -> Iterator[str]:
             if content:
                 example = content["examples"]["request"]["value"]
                 yield f"<pre>{escape(_call(method, path, example))}</pre>" + _fields(
-                    "Takes", content["schema"], schemas
+                    "Request:", content["schema"], schemas
                 )
-            for media, answer in operation["responses"]["200"].get("content", {}).items():
-                schema = answer["schema"]
+            for media, reply in operation["responses"]["200"].get("content", {}).items():
+                schema = reply["schema"]
                 if "$ref" in schema:
-                    yield _fields("Answers", schema, schemas)
+                    yield _fields("Response:", schema, schemas)
                 elif "x-event" in schema:
-                    yield _fields("Streams events", schema["x-event"], schemas)
+                    yield _fields("Stream events:", schema["x-event"], schemas)
                 else:
-                    yield f"<p>Answers {escape(media)}."
+                    yield f"<p>Response: {escape(media)}."
 
 
 def _call(method: str, path: str, example: Any) -> str:
@@ -82,13 +82,13 @@ def _fields(what: str, reference: Schema, schemas: dict[str, Schema]) -> str:
         return f"<p>{what} <code>{escape(_kind(schemas[name]))}</code>."
     schema = schemas[name]
     rows = [_row(field, about, schema.get("required", ())) for field, about in schema["properties"].items()]
-    rows.sort(key=lambda row: row.startswith("<tr class=gone>"))
+    rows.sort(key=lambda row: row.startswith("<tr class=unsupported>"))
     text = escape(schema.get("description", ""))
     return f"<p>{what} <code>{escape(name)}</code>. {text}<table>{''.join(rows)}</table>"
 
 
 def _row(field: str, about: Schema, required: list[str]) -> str:
-    gone = " class=gone" if about.get("description") == "not supported" else ""
+    unsupported = " class=unsupported" if about.get("description") == "not supported" else ""
     notes = [about.get("description", "")]
     if field in required:
         notes.append("required")
@@ -98,7 +98,7 @@ def _row(field: str, about: Schema, required: list[str]) -> str:
     if low is not None and high is not None:
         notes.append(f"{low:g} to {high:g}")
     text = escape("; ".join(note for note in notes if note))
-    return f"<tr{gone}><td><code>{escape(field)}</code><td>{escape(_kind(about))}<td>{text}"
+    return f"<tr{unsupported}><td><code>{escape(field)}</code><td>{escape(_kind(about))}<td>{text}"
 
 
 def _kind(schema: Schema) -> str:

@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamserve.api.ops.worker_metrics import LABEL, OURS
+from streamserve.api.ops.worker_metrics import LABEL, PREFIX
 from streamserve.protocol.reports import IncidentReport
 
 _COUNTERS = {
-    "worker_deaths": ("deaths", "Worker processes that ended, failed starts too."),
-    "requests_suspected": ("suspects", "Requests that were in a step that ended its worker."),
-    "requests_given_up": ("convicted", "Requests that ended their worker alone again and again."),
-    "crash_reports": ("crash_reports", "Crash reports that workers have written."),
-    "observer_failures": ("observer_failures", "Timelines and traces that failed and were turned off."),
+    "worker_deaths": ("deaths", "Worker processes that crashed, including failed starts."),
+    "requests_suspected": ("suspects", "Requests in a step during which the worker crashed."),
+    "requests_given_up": (
+        "convicted",
+        "Requests refused because their worker crashed repeatedly while it served only them.",
+    ),
+    "crash_reports": ("crash_reports", "Crash reports written by workers."),
+    "observer_failures": ("observer_failures", "Timelines and traces that failed and were disabled."),
 }
 
 
@@ -27,11 +30,13 @@ class IncidentMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         report = self._incidents()
         for name, (field, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
+            counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
             counter.add_metric((self._model_name,), getattr(report, field))
             yield counter
         gauge = GaugeMetricFamily(
-            f"{OURS}num_requests_quarantined", "Suspects that are not cleared yet.", labels=(LABEL,)
+            f"{PREFIX}num_requests_quarantined",
+            "Requests suspected of crashing a worker and not yet cleared.",
+            labels=(LABEL,),
         )
         gauge.add_metric((self._model_name,), report.quarantined)
         yield gauge

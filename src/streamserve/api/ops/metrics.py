@@ -19,15 +19,15 @@ from prometheus_client.samples import Sample
 
 from streamserve.api.openai.slo import strictness
 from streamserve.api.ops.incidents import IncidentMetrics
-from streamserve.api.ops.worker_metrics import LABEL, OURS, WorkerMetrics
+from streamserve.api.ops.worker_metrics import LABEL, PREFIX, WorkerMetrics
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import NO_SLO, Slo
 from streamserve.text.output import Delta, Usage
 
-THEIRS = "vllm:"
+VLLM_PREFIX = "vllm:"
 
-NAMES_OF_VLLM = {
+VLLM_NAMES = {
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",
@@ -65,21 +65,24 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
 _COUNTS = tuple(2**power for power in range(0, 18))
 
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
-    "stream_time_to_first_token_seconds": ("From a prompt stream's creation to its first token.", _SECONDS),
-    "inter_token_latency_seconds": ("Between two tokens of a choice.", _TOKEN_SECONDS),
+    "time_to_first_token_seconds": ("Time from a request's arrival to its first token.", _SECONDS),
+    "stream_time_to_first_token_seconds": (
+        "Time from a prompt stream's creation to its first token.",
+        _SECONDS,
+    ),
+    "inter_token_latency_seconds": ("Time between two tokens of a choice.", _TOKEN_SECONDS),
     "request_time_per_output_token_seconds": (
-        "A request's mean time for a token after the first.",
+        "Mean time per output token of a request, after the first.",
         _TOKEN_SECONDS,
     ),
-    "e2e_request_latency_seconds": ("From a request's arrival to its end.", _SECONDS),
-    "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
-    "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
-    "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
-    "request_inference_time_seconds": ("From a request's first step to its last token.", _SECONDS),
+    "e2e_request_latency_seconds": ("Time from a request's arrival to its end.", _SECONDS),
+    "request_queue_time_seconds": ("Time from a request's arrival to its first step.", _SECONDS),
+    "request_prefill_time_seconds": ("Time from a request's first step to its first token.", _SECONDS),
+    "request_decode_time_seconds": ("Time from a request's first token to its last.", _SECONDS),
+    "request_inference_time_seconds": ("Time from a request's first step to its last token.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
-    "request_generation_tokens": ("Tokens generated for a request.", _COUNTS),
-    "request_params_n": ("Choices that a request asked for.", (1, 2, 5, 10, 20)),
+    "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
+    "request_params_n": ("Choices requested (n).", (1, 2, 5, 10, 20)),
 }
 
 
@@ -97,42 +100,44 @@ class Metrics:
         self._registry.register(WorkerMetrics(model_name, report))
         self._registry.register(IncidentMetrics(model_name, incidents))
         self._finished = Counter(
-            f"{OURS}requests",
-            "Choices that ended, by why.",
+            f"{PREFIX}requests",
+            "Finished choices, by reason.",
             (LABEL, "finish_reason"),
             registry=self._registry,
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self.memory = self._gauge("memory_held_bytes", "What open requests are charged of max_memory_bytes.")
-        self.streams = self._gauge("streams", "Prompt streams that are open.")
-        self.stream_chunks = self._counter("stream_chunks", "Chunks that prompt streams were given.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self.memory = self._gauge(
+            "memory_held_bytes", "Memory charged to open requests, of max_memory_bytes."
+        )
+        self.streams = self._gauge("streams", "Open prompt streams.")
+        self.stream_chunks = self._counter("stream_chunks", "Chunks added to prompt streams.")
         self._attainment = Counter(
-            f"{OURS}slo_requests",
-            "Requests with latency targets that ended, by strictness and whether they met them.",
+            f"{PREFIX}slo_requests",
+            "Finished requests with latency targets, by SLO class and by whether they met them.",
             (LABEL, "slo_class", "met"),
             registry=self._registry,
         )
         self._goodput = Counter(
-            f"{OURS}slo_goodput_tokens",
-            "Tokens generated for requests that met their latency targets.",
+            f"{PREFIX}slo_goodput_tokens",
+            "Generated tokens of requests that met their latency targets.",
             (LABEL, "slo_class"),
             registry=self._registry,
         )
-        self._histograms = {name: self._histogram(name, *how) for name, how in _HISTOGRAMS.items()}
+        self._histograms = {name: self._histogram(name, *buckets) for name, buckets in _HISTOGRAMS.items()}
         self._registry.register(_Successes(self._finished))
-        self._all = CollectorRegistry()
-        self._all.register(_WithNamesOfVllm(self._registry))
+        self._exported = CollectorRegistry()
+        self._exported.register(_WithVllmNames(self._registry))
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._all)
+        return generate_latest(self._exported)
 
     def finished(self, reason: str) -> None:
         """Count a finished choice."""
         self._finished.labels(self._model_name, reason).inc()
 
-    def attained(self, slo: Slo, met: bool, tokens: int) -> None:
+    def count_slo(self, slo: Slo, met: bool, tokens: int) -> None:
         """Count a request that had latency targets, and its `tokens` if it met them."""
         labels = (self._model_name, strictness(slo))
         self._attainment.labels(*labels, str(met).lower()).inc()
@@ -145,42 +150,42 @@ class Metrics:
     @contextmanager
     def request(
         self, prompt_tokens: int, choices: int, created: float | None = None
-    ) -> Iterator["RequestWatch"]:
+    ) -> Iterator["RequestRecorder"]:
         """Record the metrics of one request; `created` is its prompt stream's creation time, if any.
 
         Choices that are open when it ends count as aborted, or as failed if an error ended it; a request that
         was refused is not counted.
         """
-        watch = RequestWatch(self, prompt_tokens, choices, created)
+        recorder = RequestRecorder(self, prompt_tokens, choices, created)
         try:
-            yield watch
+            yield recorder
         except RequestError as error:
-            if watch.begun or error.status >= 500:
-                watch.close("error")
+            if recorder.begun or error.status >= 500:
+                recorder.close("error")
             raise
         except asyncio.CancelledError:
-            watch.close("abort")
+            recorder.close("abort")
             raise
         except PromptChanged:
-            watch.close("abort")
+            recorder.close("abort")
             raise
         except Exception:
-            watch.close("error")
+            recorder.close("error")
             raise
-        watch.close("abort")
+        recorder.close("abort")
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"{OURS}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
+        return Counter(f"{PREFIX}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"{OURS}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
+        return Gauge(f"{PREFIX}{name}", text, (LABEL,), registry=self._registry).labels(self._model_name)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(f"{OURS}{name}", text, (LABEL,), registry=self._registry, buckets=buckets)
+        histogram = Histogram(f"{PREFIX}{name}", text, (LABEL,), registry=self._registry, buckets=buckets)
         return histogram.labels(self._model_name)
 
 
-class RequestWatch:
+class RequestRecorder:
     """Records the metrics of one request."""
 
     def __init__(
@@ -193,9 +198,9 @@ class RequestWatch:
         self._choices = choices
         self._open = set(range(choices))
         self._start = time.perf_counter()
-        self._before = 0.0 if created is None else self._start - created
-        self._first = 0.0
-        self._latest: dict[int, float] = {}
+        self._stream_seconds = 0.0 if created is None else self._start - created
+        self._first_token = 0.0
+        self._last_token: dict[int, float] = {}
         self._tokens: dict[int, int] = {}
 
     def delta(self, delta: Delta) -> None:
@@ -205,7 +210,7 @@ class RequestWatch:
             self.begun = True
             self._metrics.prompt_tokens.inc(self._prompt_tokens)
         if delta.tokens:
-            self._take(delta.choice, len(delta.tokens), now)
+            self._count_tokens(delta.choice, len(delta.tokens), now)
         if delta.finish is not None:
             self._open.discard(delta.choice)
             self._metrics.finished(delta.finish)
@@ -214,21 +219,21 @@ class RequestWatch:
         """Record the latencies and token counts of a request that completed."""
         observe = self._metrics.observe
         if usage.slo is not None:
-            self._metrics.attained(slo, usage.slo.met, usage.completion_tokens)
-        queued = max(0.0, usage.queued_seconds - self._before)
+            self._metrics.count_slo(slo, usage.slo.met, usage.completion_tokens)
+        queued = max(0.0, usage.queued_seconds - self._stream_seconds)
         observe("request_queue_time_seconds", queued)
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
         observe("request_params_n", self._choices)
-        if not self._latest:
+        if not self._last_token:
             return
-        last, most = max(self._latest.values()), max(self._tokens.values())
-        began = self._start + queued
-        observe("request_prefill_time_seconds", max(0.0, self._first - began))
-        observe("request_decode_time_seconds", last - self._first)
-        observe("request_inference_time_seconds", max(0.0, last - began))
-        if most > 1:
-            observe("request_time_per_output_token_seconds", (last - self._first) / (most - 1))
+        last, tokens = max(self._last_token.values()), max(self._tokens.values())
+        inference_start = self._start + queued
+        observe("request_prefill_time_seconds", max(0.0, self._first_token - inference_start))
+        observe("request_decode_time_seconds", last - self._first_token)
+        observe("request_inference_time_seconds", max(0.0, last - inference_start))
+        if tokens > 1:
+            observe("request_time_per_output_token_seconds", (last - self._first_token) / (tokens - 1))
 
     def close(self, reason: str) -> None:
         """End the request, and count the choices that are still open under `reason`."""
@@ -236,18 +241,18 @@ class RequestWatch:
             self._metrics.finished(reason)
         self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._start)
 
-    def _take(self, choice: int, count: int, now: float) -> None:
+    def _count_tokens(self, choice: int, count: int, now: float) -> None:
         self._metrics.generation_tokens.inc(count)
-        if not self._latest:
-            self._first = now
+        if not self._last_token:
+            self._first_token = now
             self._metrics.observe("time_to_first_token_seconds", now - self._start)
             if self._created is not None:
                 self._metrics.observe("stream_time_to_first_token_seconds", now - self._created)
-        if choice in self._latest:
-            gap = (now - self._latest[choice]) / count
+        if choice in self._last_token:
+            gap = (now - self._last_token[choice]) / count
             for _ in range(count):
                 self._metrics.observe("inter_token_latency_seconds", gap)
-        self._latest[choice] = now
+        self._last_token[choice] = now
         self._tokens[choice] = self._tokens.get(choice, 0) + count
 
 
@@ -259,7 +264,9 @@ class _Successes(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(
-            f"{OURS}request_success", "Choices that ended well.", labels=(LABEL, "finished_reason")
+            f"{PREFIX}request_success",
+            "Choices that finished successfully.",
+            labels=(LABEL, "finished_reason"),
         )
         for sample in next(iter(self._finished.collect())).samples:
             reason = sample.labels["finish_reason"]
@@ -268,7 +275,7 @@ class _Successes(Collector):
         yield family
 
 
-class _WithNamesOfVllm(Collector):
+class _WithVllmNames(Collector):
     """All families of a registry, and copies under vLLM's names where it has them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -277,11 +284,13 @@ class _WithNamesOfVllm(Collector):
     def collect(self) -> Iterable[Metric]:
         for family in self._registry.collect():
             yield family
-            if family.name.removeprefix(OURS) in NAMES_OF_VLLM:
+            if family.name.removeprefix(PREFIX) in VLLM_NAMES:
                 yield _renamed(family)
 
 
 def _renamed(family: Metric) -> Metric:
-    copy = Metric(family.name.replace(OURS, THEIRS, 1), family.documentation, family.type, family.unit)
-    copy.samples = [Sample(sample.name.replace(OURS, THEIRS, 1), *sample[1:]) for sample in family.samples]
+    copy = Metric(family.name.replace(PREFIX, VLLM_PREFIX, 1), family.documentation, family.type, family.unit)
+    copy.samples = [
+        Sample(sample.name.replace(PREFIX, VLLM_PREFIX, 1), *sample[1:]) for sample in family.samples
+    ]
     return copy

@@ -28,19 +28,19 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
-def served_name(llm: Generator, asked: str | None) -> str:
+def served_name(llm: Generator, requested: str | None) -> str:
     """Return the model name of a request, by default the first one.
 
     Raises RequestError (404) for unknown names.
     """
-    if asked is None:
+    if requested is None:
         return llm.served_names[0]
-    if asked not in llm.served_names:
+    if requested not in llm.served_names:
         names = ", ".join(llm.served_names)
         raise RequestError(
-            f"The model '{asked}' does not exist; this server has: {names}", field="model", status=404
+            f"The model '{requested}' does not exist; this server has: {names}", field="model", status=404
         )
-    return asked
+    return requested
 
 
 def model_routes(llm: Generator) -> APIRouter:
@@ -63,10 +63,11 @@ def model_routes(llm: Generator) -> APIRouter:
         return Response(msgspec.json.encode(cards), media_type="application/json")
 
     @router.get(
-        "/v1/models/{name:path}", openapi_extra=described("One of them", reply=ModelCard, errors=(404, 503))
+        "/v1/models/{name:path}",
+        openapi_extra=described("One model name", reply=ModelCard, errors=(404, 503)),
     )
     async def model(name: str) -> Response:
-        found = card(served_name(llm, name))
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        body = card(served_name(llm, name))
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
     return router

@@ -12,17 +12,17 @@ from streamserve.api.http.errors import ErrorBody
 _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
 _ERRORS = {
-    400: "A field is unknown, not supported, or has a value it can't have: the error names it",
-    401: "A key is needed, and this is none of them",
-    403: "Not for this caller: a page of another origin, or an admin route without an admin key",
+    400: "A field is unknown, not supported, or has an invalid value: the error names it",
+    401: "A valid key is required",
+    403: "Forbidden: a page of another origin, or an admin route without an admin key",
     404: "There is no such model, or stream",
-    405: "The route does not take this method",
+    405: "The route does not support this method",
     409: "The stream has another version, which the error names, or is finished",
     413: "The request is larger than the limit",
-    429: "Too many requests are open: come back after Retry-After seconds",
+    429: "Too many requests are open: retry after Retry-After seconds",
     500: "The server failed",
     503: "The model is loading, or the server is stopping",
-    504: "The request took longer than the operator allows",
+    504: "The request took longer than request_timeout",
 }
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = tuple(_ERRORS)
@@ -41,24 +41,24 @@ def described(
     media: str = _JSON,
     open_to_all: bool = False,
     errors: tuple[int, ...] = (),
-    others: Mapping[int, type[msgspec.Struct]] | None = None,
+    other_replies: Mapping[int, type[msgspec.Struct]] | None = None,
     parameters: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Describe a route for OpenAPI: its summary, request and responses.
 
     `event` is the type of its stream events. `unsupported` are fields that are known and refused, with the
     values that have no effect; `parameters` describes headers. Without `reply`, the reply is text of the type
-    `media`. `others` are further responses, by status.
+    `media`. `other_replies` are further responses, by status.
     """
-    others = others or {}
-    kinds = [kind for kind in (request, reply, event, *others.values(), ErrorBody) if kind is not None]
+    other_replies = other_replies or {}
+    kinds = [kind for kind in (request, reply, event, *other_replies.values(), ErrorBody) if kind is not None]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     statuses = {*errors, *(_OF_READING if request is None else _OF_ANSWERING)}
     responses: dict[str, Any] = {
         str(status): {"description": _ERRORS[status], "content": _content(_JSON, _reference(ErrorBody))}
         for status in sorted(statuses)
     }
-    responses["200"] = {"description": "The answer", "content": _content(media, _reference(reply))}
+    responses["200"] = {"description": "The reply", "content": _content(media, _reference(reply))}
     if not media:
         del responses["200"]["content"]
     if event is not None:
@@ -66,8 +66,11 @@ def described(
         responses["200"]["content"]["text/event-stream"] = {
             "schema": {"type": "string", "description": text, "x-event": _reference(event)}
         }
-    for status, kind in others.items():
-        responses[str(status)] = {"description": "Not now", "content": _content(_JSON, _reference(kind))}
+    for status, kind in other_replies.items():
+        responses[str(status)] = {
+            "description": "Not available now",
+            "content": _content(_JSON, _reference(kind)),
+        }
     operation: dict[str, Any] = {"summary": summary, "responses": responses, _COMPONENTS: components}
     if parameters:
         operation["parameters"] = parameters
@@ -107,8 +110,8 @@ def _assembled(description: dict[str, Any]) -> dict[str, Any]:
             operation["responses"].pop("422", None)
             for response in operation["responses"].values():
                 content = response.pop("content", {})
-                if kept := {media: body for media, body in content.items() if body["schema"]}:
-                    response["content"] = kept
+                if contents := {media: body for media, body in content.items() if body["schema"]}:
+                    response["content"] = contents
     key = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
     description["components"] = {"schemas": schemas, "securitySchemes": {"key": key}}
     description["security"] = [{"key": []}, {}]
@@ -146,5 +149,5 @@ def _nullable(field: dict[str, Any]) -> dict[str, Any]:
         return {**field, "type": [field["type"], "null"]}
     if "enum" in field:
         return {**field, "enum": [*field["enum"], None]}
-    rest = {name: value for name, value in field.items() if name != "$ref"}
-    return {**rest, "anyOf": [{"$ref": field["$ref"]}, {"type": "null"}]} if "$ref" in field else field
+    fields = {name: value for name, value in field.items() if name != "$ref"}
+    return {**fields, "anyOf": [{"$ref": field["$ref"]}, {"type": "null"}]} if "$ref" in field else field

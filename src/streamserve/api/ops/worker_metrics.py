@@ -20,7 +20,7 @@ from streamserve.protocol.reports import (
     TransferReport,
 )
 
-OURS, LABEL = "streamserve:", "model_name"
+PREFIX, LABEL = "streamserve:", "model_name"
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
@@ -38,23 +38,27 @@ class WorkerMetrics(Collector):
             return
         usage = report.blocks_live / report.blocks_total if report.blocks_total else 0.0
         yield self._gauge("num_requests_running", "Sequences in the running batch.", report.running)
-        yield self._gauge("num_requests_waiting", "Sequences waiting for room.", report.waiting)
+        yield self._gauge("num_requests_waiting", "Sequences waiting to be admitted.", report.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
-        yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", report.prefix_queries)
-        yield self._counter("prefix_cache_hits", "Tokens found in the cache.", report.prefix_hits)
-        yield self._counter("num_preemptions", "Sequences that lost their place.", report.preemptions)
+        yield self._counter(
+            "prefix_cache_queries", "Tokens looked up in the prefix cache.", report.prefix_queries
+        )
+        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", report.prefix_hits)
+        yield self._counter("num_preemptions", "Preempted sequences.", report.preemptions)
         yield self._counter(
             "corrupted_requests",
-            "Requests that ended because the model gave numbers that are not finite.",
+            "Requests aborted because the model's outputs were not finite.",
             report.corrupted_requests,
         )
-        yield self._counter("steps", "Steps of the engine.", report.steps)
+        yield self._counter("steps", "Engine steps.", report.steps)
         yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
         if report.step_floor_seconds is not None:
             floor, spent = report.step_floor_seconds, report.step_seconds
-            yield self._counter("step_floor_seconds", "The least time these steps could take.", floor)
+            yield self._counter(
+                "step_floor_seconds", "Lower bound (floor) of the time of these steps.", floor
+            )
             share = floor / spent if spent else 0.0
-            yield self._gauge("step_floor_share", "Floor / time, of all steps so far.", share)
+            yield self._gauge("step_floor_share", "Floor / measured time, of all steps so far.", share)
         if report.step_parts is not None:
             yield from self._parts(report.step_parts, report.step_seconds)
         if report.speculation is not None:
@@ -63,7 +67,7 @@ class WorkerMetrics(Collector):
             yield from self._streams(report.streams)
         if report.evictions is not None:
             for name in EvictionReport.__struct_fields__:
-                text = f"Evicted KV: {name.replace('_', ' ')}, in sequences, blocks or seconds."
+                text = f"KV eviction: {name.replace('_', ' ')}, in sequences, blocks or seconds."
                 yield self._counter(f"eviction_{name}", text, getattr(report.evictions, name))
         if report.remote is not None:
             yield from self._remote(report.remote)
@@ -72,10 +76,12 @@ class WorkerMetrics(Collector):
 
     def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
         seconds = CounterMetricFamily(
-            f"{OURS}step_part_seconds", "Time of steps by what it went into.", labels=(LABEL, "part")
+            f"{PREFIX}step_part_seconds", "Time of steps, by part.", labels=(LABEL, "part")
         )
         shares = GaugeMetricFamily(
-            f"{OURS}step_part_share", "Parts of the time of all steps so far.", labels=(LABEL, "part")
+            f"{PREFIX}step_part_share",
+            "Share of the time of all steps so far, by part.",
+            labels=(LABEL, "part"),
         )
         for part in StepParts.__struct_fields__:
             value = getattr(parts, part)
@@ -86,93 +92,121 @@ class WorkerMetrics(Collector):
 
     def _streams(self, report: StreamReport) -> Iterable[Metric]:
         yield self._counter(
-            "stream_invalidated_tokens", "Computed tokens that edits made void.", report.invalidated
+            "stream_invalidated_tokens", "Computed tokens invalidated by edits.", report.invalidated
         )
         yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
         yield self._counter(
-            "stream_withdrawn_tokens", "Of early answers that edits made void.", report.withdrawn
+            "stream_withdrawn_tokens", "Tokens of early answers withdrawn because of edits.", report.withdrawn
         )
         early = report.computed_before
-        yield self._counter("stream_early_tokens", "Of them, computed before they were finished.", early)
+        yield self._counter(
+            "stream_early_tokens",
+            "Tokens of finished prompt streams that were computed before the prompt was finished.",
+            early,
+        )
         share = early / report.tokens if report.tokens else 0.0
-        yield self._gauge("stream_early_share", "Computed before / all, of finished streams so far.", share)
+        yield self._gauge(
+            "stream_early_share",
+            "Tokens computed before the prompt was finished / all tokens, of finished prompt streams.",
+            share,
+        )
 
     def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
-        yield self._counter("spec_decode_num_drafts", "Trees that were drafted.", report.drafts)
-        yield self._counter("spec_decode_num_draft_tokens", "Guesses verified.", report.verified)
-        yield self._counter("spec_decode_num_accepted_tokens", "Guesses accepted.", report.accepted)
+        yield self._counter("spec_decode_num_drafts", "Draft trees verified.", report.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", report.verified)
+        yield self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", report.accepted)
         family = CounterMetricFamily(
-            f"{OURS}spec_decode_num_accepted_tokens_per_pos",
-            "Guesses accepted at each depth.",
+            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by depth.",
             labels=(LABEL, "position"),
         )
         for position, count in enumerate(report.accepted_at):
             family.add_metric((self._model_name, str(position)), count)
         yield family
-        yield self._counted("spec_decode_tree_nodes", "Guesses of a tree.", report.trees_by_nodes, _NODES)
-        yield self._counted("spec_decode_tree_depth", "Levels of a tree.", report.trees_by_depth, _DEPTHS)
-        yield self._counter("spec_decode_guesses", "Guesses drafted, verified or not.", report.drafted)
+        yield self._histogram(
+            "spec_decode_tree_nodes", "Draft tokens per tree.", report.trees_by_nodes, _NODES
+        )
+        yield self._histogram("spec_decode_tree_depth", "Depth of a tree.", report.trees_by_depth, _DEPTHS)
         yield self._counter(
-            "spec_decode_expected_tokens", "Acceptances predicted before verification.", report.expected
+            "spec_decode_drafted_tokens", "Draft tokens proposed, verified or not.", report.drafted
+        )
+        yield self._counter(
+            "spec_decode_expected_tokens", "Predicted number of accepted draft tokens.", report.expected
         )
         yield self._counter("spec_decode_draft_seconds", "Time spent drafting.", report.draft_seconds)
         yield self._counter(
-            "spec_decode_select_seconds", "Time spent choosing what to verify.", report.select_seconds
+            "spec_decode_select_seconds",
+            "Time spent selecting the draft tokens to verify.",
+            report.select_seconds,
         )
 
     def _remote(self, report: RemoteReport) -> Iterable[Metric]:
-        yield self._gauge("draft_services", "Draft services there is a session with.", report.services)
-        yield self._counter("draft_service_late_trees", "Trees used after their step.", report.late)
-        yield self._counter("draft_service_moves", "Changes from one service to another.", report.moves)
-        for name, text, services, stand_in in (
-            ("trees", "Trees used", report.trees, report.fallback_trees),
-            ("accepted", "Guesses in them that the text followed", report.accepted, report.fallback_accepted),
+        yield self._gauge("draft_services", "Draft services with an open session.", report.services)
+        yield self._counter(
+            "draft_service_late_trees",
+            "Trees that arrived after their step and were used later.",
+            report.late,
+        )
+        yield self._counter(
+            "draft_service_moves", "Switches from one draft service to another.", report.moves
+        )
+        for name, text, from_services, fallback in (
+            ("trees", "Draft trees used", report.trees, report.fallback_trees),
+            ("accepted", "Accepted draft tokens of these trees", report.accepted, report.fallback_accepted),
         ):
             family = CounterMetricFamily(
-                f"{OURS}draft_service_{name}",
-                f"{text}, from services and from n-grams where those had none.",
+                f"{PREFIX}draft_service_{name}",
+                f"{text}, from draft services, and from the n-gram fallback.",
                 labels=(LABEL, "source"),
             )
-            family.add_metric((self._model_name, "service"), services)
-            family.add_metric((self._model_name, "ngram"), stand_in)
+            family.add_metric((self._model_name, "service"), from_services)
+            family.add_metric((self._model_name, "ngram"), fallback)
             yield family
         rejected = CounterMetricFamily(
-            f"{OURS}draft_service_rejected_answers",
-            "Answers of draft services that were dropped, by what was wrong with them.",
+            f"{PREFIX}draft_service_rejected_replies",
+            "Replies of draft services that were rejected, by fault.",
             labels=(LABEL, "fault"),
         )
         for fault, count in report.rejected.items():
             rejected.add_metric((self._model_name, fault), count)
         yield rejected
         yield self._counter(
-            "draft_service_probations", "Times a service was left for wrong answers.", report.probations
+            "draft_service_probations",
+            "Times a draft service was suspended because of invalid replies.",
+            report.probations,
         )
 
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
-        yield self._counter("kv_transfers", "KV handed over to other workers.", report.handed_over)
-        yield self._counter("kv_transfer_failures", "KV that did not arrive.", report.failed)
-        yield self._counter("kv_transfer_bytes", "KV sent to other workers.", report.sent_bytes)
+        yield self._counter("kv_transfers", "KV transfers to other workers.", report.handed_over)
+        yield self._counter("kv_transfer_failures", "KV transfers that failed.", report.failed)
+        yield self._counter("kv_transfer_bytes", "Bytes of KV sent to other workers.", report.sent_bytes)
         hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
         yield self._counter(
-            "kv_transfer_exposed_seconds", "Time that decoding waited for KV.", report.exposed_seconds
+            "kv_transfer_exposed_seconds",
+            "KV transfer time that decoding waited for.",
+            report.exposed_seconds,
         )
-        yield self._counter("kv_transfer_hidden_seconds", "Transfer time beside prefill.", hidden)
+        yield self._counter("kv_transfer_hidden_seconds", "KV transfer time overlapped with prefill.", hidden)
         yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
-        yield self._counter("kv_transfer_hit_tokens", "Of them, not sent: there already.", report.hit_tokens)
+        yield self._counter(
+            "kv_transfer_hit_tokens",
+            "Tokens of received prompts that were in the receiver's prefix cache and not sent.",
+            report.hit_tokens,
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
         family.add_metric((self._model_name,), value)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
+        family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
         family.add_metric((self._model_name,), value)
         return family
 
-    def _counted(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
+    def _histogram(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
         """Return a histogram of integers: `counts[i]` is the number of values equal to i + 1."""
-        family = HistogramMetricFamily(f"{OURS}{name}", text, labels=(LABEL,))
+        family = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
         up_to = [(str(float(bucket)), float(sum(counts[:bucket]))) for bucket in buckets]
         total = sum(number * count for number, count in enumerate(counts, start=1))
         family.add_metric((self._model_name,), [*up_to, ("+Inf", float(sum(counts)))], total)

@@ -13,7 +13,7 @@ from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.openai.replies import ChatReply
 from streamserve.api.ops.openapi import described
-from streamserve.api.prompt_streams.idempotency import Replays, caller
+from streamserve.api.prompt_streams.idempotency import IdempotencyCache, caller
 from streamserve.api.prompt_streams.schemas import (
     UNSUPPORTED_IN_STREAMS,
     AnswerRequest,
@@ -28,18 +28,21 @@ from streamserve.api.prompt_streams.schemas import (
 from streamserve.api.prompt_streams.socket import socket_routes
 from streamserve.api.prompt_streams.streams import Streams
 
-Key = Annotated[str | None, Header(alias="Idempotency-Key", description="makes a retry harmless")]
+Key = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", description="repeats the reply of the first request with this key"),
+]
 
 
-def arriving_routes(door: AppContext) -> APIRouter:
+def stream_routes(context: AppContext) -> APIRouter:
     """Build the routes."""
-    router, streams, replays = APIRouter(), Streams(door), Replays()
-    router.include_router(socket_routes(door, streams, replays))
+    router, streams, idempotency_cache = APIRouter(), Streams(context), IdempotencyCache()
+    router.include_router(socket_routes(context, streams, idempotency_cache))
 
     @router.post(
         "/v1/streams",
         openapi_extra=described(
-            "A prompt that will arrive in chunks",
+            "Create a prompt stream, whose text arrives in chunks",
             StreamRequest,
             StreamReply,
             unsupported=UNSUPPORTED_IN_STREAMS,
@@ -47,28 +50,30 @@ def arriving_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def create(request: Request, key: Key = None) -> Response:
-        wanted = await read_request(request, door, StreamRequest, UNSUPPORTED_IN_STREAMS)
-        what, size = f"create {caller(request.headers)}", charge_of(request).held
-        return _json(await replays.once(what, key, wanted, lambda: streams.create(wanted, size)))
+        body = await read_request(request, context, StreamRequest, UNSUPPORTED_IN_STREAMS)
+        operation, size = f"create {caller(request.headers)}", charge_of(request).held
+        return _json(
+            await idempotency_cache.run_once(operation, key, body, lambda: streams.create(body, size))
+        )
 
     @router.patch(
         "/v1/streams/{name}",
         openapi_extra=described(
-            "Edit its chunks",
+            "Edit the chunks of a prompt stream",
             EditRequest,
             EditReply,
             example={"version": 0, "operations": [{"op": "append", "text": "A document."}]},
         ),
     )
     async def edit(request: Request, name: str, key: Key = None) -> Response:
-        wanted = await read_request(request, door, EditRequest, {})
-        work = partial(_edit, streams, name, wanted)
-        return _json(await replays.once(f"edit {name}", key, wanted, work))
+        body = await read_request(request, context, EditRequest, {})
+        work = partial(_edit, streams, name, body)
+        return _json(await idempotency_cache.run_once(f"edit {name}", key, body, work))
 
     @router.post(
         "/v1/streams/{name}/finish",
         openapi_extra=described(
-            "Finish the prompt and answer it, in the shape of completions or chats",
+            "Finish the prompt and answer it, as a completion or a chat completion",
             FinishRequest,
             ChatReply,
             event=ChatReply,
@@ -76,17 +81,17 @@ def arriving_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def finish(request: Request, name: str, key: Key = None) -> Response:
-        wanted = await read_request(request, door, FinishRequest, {})
-        if streams.wants_events(name, wanted):
-            return EventStream(await streams.finish_streaming(name, wanted))
-        work = replays.once(f"finish {name}", key, wanted, lambda: streams.finish(name, wanted))
-        body = await while_connected(request.receive, work)
-        return Response(body, media_type="application/json")
+        body = await read_request(request, context, FinishRequest, {})
+        if streams.wants_events(name, body):
+            return EventStream(await streams.finish_streaming(name, body))
+        work = idempotency_cache.run_once(f"finish {name}", key, body, lambda: streams.finish(name, body))
+        answer = await while_connected(request.receive, work)
+        return Response(answer, media_type="application/json")
 
     @router.post(
         "/v1/streams/{name}/answer",
         openapi_extra=described(
-            "Answer the prompt as it stands (answer_early), in the shape of completions or chats; an event "
+            "Answer the current prompt (answer_early), as a completion or a chat completion; an event "
             "whose object is prompt_stream.withdrawn voids those before it",
             AnswerRequest,
             event=ChatReply,
@@ -95,19 +100,19 @@ def arriving_routes(door: AppContext) -> APIRouter:
         ),
     )
     async def answer(request: Request, name: str) -> Response:
-        wanted = await read_request(request, door, AnswerRequest, {})
-        return EventStream(await streams.answer_early(name, wanted))
+        body = await read_request(request, context, AnswerRequest, {})
+        return EventStream(await streams.answer_early(name, body))
 
     @router.get(
         "/v1/streams/{name}",
-        openapi_extra=described("Where a stream stands", reply=StreamState, errors=(404, 503)),
+        openapi_extra=described("State of a prompt stream", reply=StreamState, errors=(404, 503)),
     )
     async def state(name: str) -> Response:
         return _json(streams.get(name).state())
 
     @router.delete(
         "/v1/streams/{name}",
-        openapi_extra=described("Drop a stream", reply=DeletedReply, errors=(404, 503)),
+        openapi_extra=described("Delete a prompt stream", reply=DeletedReply, errors=(404, 503)),
     )
     async def delete(name: str) -> Response:
         await streams.delete(name)
@@ -116,8 +121,8 @@ def arriving_routes(door: AppContext) -> APIRouter:
     return router
 
 
-async def _edit(streams: Streams, name: str, wanted: EditRequest) -> EditReply:
-    return await streams.get(name).edit(wanted)
+async def _edit(streams: Streams, name: str, body: EditRequest) -> EditReply:
+    return await streams.get(name).edit(body)
 
 
 def _json(reply: msgspec.Struct) -> Response:

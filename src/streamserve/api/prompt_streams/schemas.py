@@ -12,7 +12,7 @@ from streamserve.api.openai.schemas import (
     about,
 )
 from streamserve.protocol.sampling import MAX_LOGPROBS
-from streamserve.text.arriving import MAX_OPERATIONS, Operation
+from streamserve.text.prompt_chunks import MAX_OPERATIONS, Operation
 
 DEFAULT_TEMPLATE = "{context}{query}"
 
@@ -21,7 +21,7 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     """POST /v1/streams: how to answer a prompt that will arrive in chunks. With `messages` it is a chat,
     whose last message is the template. The fields are those of completions or of chats."""
 
-    query: Annotated[str, about("what is asked about the context; computed last")] = ""
+    query: Annotated[str, about("the question about the context; computed last")] = ""
     template: Annotated[
         str | None,
         about(f"the prompt's text, with {{context}} and {{query}}; by default {DEFAULT_TEMPLATE!r}"),
@@ -35,11 +35,16 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     ] = None
     answer_early: Annotated[
         bool,
-        about("answer the context as it stands, to be read at /answer; what changes then is withdrawn"),
+        about(
+            "generate answers before the prompt is finished, to be read at /answer; an edit withdraws the "
+            "answer"
+        ),
     ] = False
     logprobs: Annotated[
         bool | int | None,
-        about("log-probabilities: of a chat true, otherwise how many alternatives", maximum=MAX_LOGPROBS),
+        about(
+            "log-probabilities: true for a chat, otherwise the number of alternatives", maximum=MAX_LOGPROBS
+        ),
     ] = None
     add_special_tokens: Annotated[
         bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
@@ -48,17 +53,17 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
         int | None, about("of chats: max_tokens by its newer name", minimum=0, maximum=2**31)
     ] = None
     top_logprobs: Annotated[
-        int | None, about("of chats: with so many alternatives each", minimum=0, maximum=MAX_LOGPROBS)
+        int | None, about("of chats: number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("of chats: further variables of the model's template")
     ] = None
-    tools: Annotated[list[dict[str, Any]] | None, about("of chats: functions it may call")] = None
+    tools: Annotated[list[dict[str, Any]] | None, about("of chats: functions that the model may call")] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None, about("of chats: none, auto, required, or the one function to call")
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("of chats: false: at most one call")] = None
-    include_reasoning: Annotated[bool, about("of chats: false: leave out what the model thinks")] = True
+    parallel_tool_calls: Annotated[bool | None, about("of chats: if false, at most one call")] = None
+    include_reasoning: Annotated[bool, about("of chats: if false, omit the model's reasoning")] = True
 
 
 ONLY_OF_CHATS = (
@@ -85,7 +90,7 @@ UNSUPPORTED_IN_STREAMS: dict[str, tuple[Any, ...]] = {
 class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """PATCH /v1/streams/{id}: all operations apply in order, or none."""
 
-    version: Annotated[int, about("the version that the edit was made for", minimum=0)]
+    version: Annotated[int, about("the version that the edit applies to", minimum=0)]
     operations: Annotated[
         list[Operation],
         about(
@@ -101,10 +106,8 @@ class FinishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """POST /v1/streams/{id}/finish: the prompt is complete. A field that is null keeps the value from the
     stream's creation."""
 
-    version: Annotated[
-        int | None, about("the version that is to be answered; by default the current one")
-    ] = None
-    stream: Annotated[bool | None, about("server-sent events as the text comes")] = None
+    version: Annotated[int | None, about("the version to answer; by default the current one")] = None
+    stream: Annotated[bool | None, about("server-sent events as the text is generated")] = None
     stream_options: StreamOptions | None = None
 
 

@@ -23,7 +23,7 @@ from streamserve.api.http.body import checked, read_message
 from streamserve.api.http.errors import as_request_error, error_body
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.prompt_streams.idempotency import Replays, caller
+from streamserve.api.prompt_streams.idempotency import IdempotencyCache, caller
 from streamserve.api.prompt_streams.schemas import (
     UNSUPPORTED_IN_STREAMS,
     AnswerRequest,
@@ -54,14 +54,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     body: dict[str, Any] = {}
 
 
-def socket_routes(door: AppContext, streams: Streams, replays: Replays) -> APIRouter:
+def socket_routes(context: AppContext, streams: Streams, idempotency_cache: IdempotencyCache) -> APIRouter:
     """Build the WebSocket route."""
     router = APIRouter()
 
     @router.websocket("/v1/streams/ws")
     async def socket(websocket: WebSocket) -> None:
         await websocket.accept()
-        await _Conversation(websocket, door, streams, replays).run()
+        await _Conversation(websocket, context, streams, idempotency_cache).run()
 
     return router
 
@@ -69,14 +69,16 @@ def socket_routes(door: AppContext, streams: Streams, replays: Replays) -> APIRo
 class _Conversation:
     """One client's WebSocket connection."""
 
-    def __init__(self, websocket: WebSocket, door: AppContext, streams: Streams, replays: Replays) -> None:
+    def __init__(
+        self, websocket: WebSocket, context: AppContext, streams: Streams, idempotency_cache: IdempotencyCache
+    ) -> None:
         self._websocket = websocket
-        self._door = door
+        self._context = context
         self._streams = streams
-        self._replays = replays
+        self._idempotency_cache = idempotency_cache
         self._created: set[str] = set()
         self._answers: set[asyncio.Task[None]] = set()
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def run(self) -> None:
         """Process messages until the client disconnects; then end its streams."""
@@ -85,7 +87,7 @@ class _Conversation:
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                await self._take(message.get("bytes") or (message.get("text") or "").encode())
+                await self._handle(message.get("bytes") or (message.get("text") or "").encode())
                 await asyncio.sleep(0)  # let other connections run between messages that have arrived already
         except (WebSocketDisconnect, TimeoutError, asyncio.CancelledError):
             return
@@ -96,16 +98,19 @@ class _Conversation:
             for name in self._created & self._streams.names():
                 await self._streams.delete(name)
 
-    async def _take(self, data: bytes) -> None:
+    async def _handle(self, data: bytes) -> None:
         call = None
         try:
-            with self._door.memory.charge() as charge:
+            with self._context.memory.charge() as charge:
                 charge.add(len(data))
-                call = await read_message(data, self._door, charge, Call, {})
+                call = await read_message(data, self._context, charge, Call, {})
                 if call.method not in ("answer", "finish"):
-                    await self._reply(call, await self._done(call, charge.held))
+                    await self._reply(call, await self._execute(call, charge.held))
                 elif len(self._answers) >= MAX_ANSWERS:
-                    raise RequestError(f"{MAX_ANSWERS} answers are on their way, the limit", status=429)
+                    raise RequestError(
+                        f"{MAX_ANSWERS} answers are being generated on this socket, which is the limit",
+                        status=429,
+                    )
                 else:
                     task = asyncio.create_task(self._answer(call))
                     self._answers.add(task)
@@ -115,18 +120,22 @@ class _Conversation:
         except Exception as error:
             await self._refuse(call, error)
 
-    async def _done(self, call: Call, size: int) -> msgspec.Struct:
+    async def _execute(self, call: Call, size: int) -> msgspec.Struct:
         """Execute `call`, whose message takes `size` bytes, and return its reply."""
         streams, key = self._streams, call.idempotency_key
         if call.method == "create":
-            wanted = await self._checked(call.body, StreamRequest, size, UNSUPPORTED_IN_STREAMS)
-            what = f"create {caller(self._websocket.headers)}"
-            created = await self._replays.once(what, key, wanted, lambda: streams.create(wanted, size))
+            body = await self._checked(call.body, StreamRequest, size, UNSUPPORTED_IN_STREAMS)
+            operation = f"create {caller(self._websocket.headers)}"
+            created = await self._idempotency_cache.run_once(
+                operation, key, body, lambda: streams.create(body, size)
+            )
             self._created.add(created.id)
             return created
         if call.method == "edit":
             edit, stream = await self._checked(call.body, EditRequest, size), streams.get(call.id)
-            return await self._replays.once(f"edit {call.id}", key, edit, lambda: stream.edit(edit))
+            return await self._idempotency_cache.run_once(
+                f"edit {call.id}", key, edit, lambda: stream.edit(edit)
+            )
         if call.method == "get":
             return streams.get(call.id).state()
         await streams.delete(call.id)
@@ -135,30 +144,32 @@ class _Conversation:
     async def _checked(
         self, body: dict[str, Any], kind: type[T], size: int, unsupported: Mapping[str, tuple[Any, ...]] = {}
     ) -> T:
-        return await self._door.side.run_if(size > LARGE_REQUEST, lambda: checked(body, kind, unsupported))
+        return await self._context.side_thread.run_if(
+            size > LARGE_REQUEST, lambda: checked(body, kind, unsupported)
+        )
 
     async def _answer(self, call: Call) -> None:
         """Send an answer, in a task that is never awaited: if the client has disconnected, it just ends."""
         with suppress(WebSocketDisconnect, TimeoutError):
             try:
-                await (self._early(call) if call.method == "answer" else self._finish(call))
+                await (self._answer_early(call) if call.method == "answer" else self._finish(call))
             except (WebSocketDisconnect, TimeoutError):
                 return
             except Exception as error:
                 await self._refuse(call, error)
 
-    async def _early(self, call: Call) -> None:
+    async def _answer_early(self, call: Call) -> None:
         await self._events(
             call, await self._streams.answer_early(call.id, checked(call.body, AnswerRequest, {}))
         )
 
     async def _finish(self, call: Call) -> None:
-        streams, name, wanted = self._streams, call.id, checked(call.body, FinishRequest, {})
-        if streams.wants_events(name, wanted):
-            await self._events(call, await streams.finish_streaming(name, wanted))
+        streams, name, body = self._streams, call.id, checked(call.body, FinishRequest, {})
+        if streams.wants_events(name, body):
+            await self._events(call, await streams.finish_streaming(name, body))
             return
-        work = self._replays.once(
-            f"finish {name}", call.idempotency_key, wanted, lambda: streams.finish(name, wanted)
+        work = self._idempotency_cache.run_once(
+            f"finish {name}", call.idempotency_key, body, lambda: streams.finish(name, body)
         )
         await self._reply(call, msgspec.Raw(await work))
 
@@ -175,17 +186,17 @@ class _Conversation:
         await self._send({"request": call.request, "status": 200, "body": body})
 
     async def _refuse(self, call: Call | None, error: Exception) -> None:
-        refused = as_request_error(error)
+        request_error = as_request_error(error)
         request = call.request if call else ""
-        body = msgspec.Raw(error_body(refused))
-        await self._send({"request": request, "status": refused.status, "body": body})
+        body = msgspec.Raw(error_body(request_error))
+        await self._send({"request": request, "status": request_error.status, "body": body})
 
     async def _send(self, message: Mapping[str, Any]) -> None:
         """Send a message.
 
         Raises WebSocketDisconnect if the client has disconnected, TimeoutError if it reads nothing.
         """
-        async with self._one_at_a_time, asyncio.timeout(_SEND_SECONDS):
+        async with self._lock, asyncio.timeout(_SEND_SECONDS):
             socket = self._websocket
             if WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state):
                 raise WebSocketDisconnect

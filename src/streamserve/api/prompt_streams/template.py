@@ -19,101 +19,101 @@ from streamserve.api.prompt_streams.schemas import (
     StreamRequest,
 )
 from streamserve.protocol.errors import RequestError
-from streamserve.text.arriving import CONTEXT, QUERY, Template
+from streamserve.text.prompt_chunks import CONTEXT, QUERY, Template
 
 _MARK = "\ue000"
 """Placeholder that marks the position of the context in the prompt."""
 
 
 class Answer(Protocol):
-    """A reply in one of OpenAI's formats, produced by a job."""
+    """A reply in one of OpenAI's formats, produced by a task."""
 
-    async def whole(self, jobs: list[GenerationTask]) -> bytes: ...
+    async def whole(self, tasks: list[GenerationTask]) -> bytes: ...
 
-    async def stream(self, jobs: list[GenerationTask], emit: Emit) -> None: ...
+    async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None: ...
 
 
-class TextForm:
+class TextPromptTemplate:
     """A text prompt: the filled template; the answer is a completion."""
 
-    def __init__(self, door: AppContext, wanted: StreamRequest) -> None:
+    def __init__(self, context: AppContext, body: StreamRequest) -> None:
         for name in ONLY_OF_CHATS:
-            if _given(wanted, name):
+            if _is_set(body, name):
                 raise RequestError(f"{name} needs messages", field=name)
-        source = DEFAULT_TEMPLATE if wanted.template is None else wanted.template
-        self._door = door
-        self._template = _template(source, "template", wanted.query)
-        self._query = wanted.query
-        self._request = checked({**_common(wanted, CompletionRequest), "prompt": ""}, CompletionRequest, {})
+        source = DEFAULT_TEMPLATE if body.template is None else body.template
+        self._context = context
+        self._template = _template(source, "template", body.query)
+        self._query = body.query
+        self._request = checked({**_common(body, CompletionRequest), "prompt": ""}, CompletionRequest, {})
         self.add_special_tokens = self._request.add_special_tokens
         self.wants_events = self._request.stream
 
-    def text(self, context: str) -> str:
-        """Return the whole prompt around `context`."""
-        return self._template.render(context, self._query)
+    def text(self, context_text: str) -> str:
+        """Return the whole prompt around `context_text`."""
+        return self._template.render(context_text, self._query)
 
     async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
-        """Return the answer and the job for `prompt`. Raises RequestError naming the field at fault."""
-        completion = Completion(self._door, _finished(self._request, finish))
+        """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
+        completion = Completion(self._context, _finished(self._request, finish))
         await completion.check()
-        return completion, completion.job(0, prompt)
+        return completion, completion.task(0, prompt)
 
 
-class ChatForm:
+class ChatPromptTemplate:
     """A chat prompt, rendered by the model's chat template; the answer is the next message."""
 
-    def __init__(self, door: AppContext, wanted: StreamRequest) -> None:
-        messages = wanted.messages or []
-        if wanted.template is not None:
+    def __init__(self, context: AppContext, body: StreamRequest) -> None:
+        messages = body.messages or []
+        if body.template is not None:
             raise RequestError("template is for texts: the last message is the template", field="template")
         last = messages[-1] if messages else {}
         if last.get("role") != "user" or not isinstance(last.get("content"), str):
             raise RequestError(
                 f"the last of messages must be the user's, a text with {CONTEXT} in it", field="messages"
             )
-        self._door = door
-        self._template = _template(last["content"], f"messages[{len(messages) - 1}].content", wanted.query)
-        self._query = wanted.query
-        self._request = checked(_common(wanted, ChatRequest), ChatRequest, {})
+        self._context = context
+        self._template = _template(last["content"], f"messages[{len(messages) - 1}].content", body.query)
+        self._query = body.query
+        self._request = checked(_common(body, ChatRequest), ChatRequest, {})
         self.add_special_tokens = self._request.add_special_tokens
         self.wants_events = self._request.stream
 
-    def text(self, context: str) -> str:
-        """Return the whole prompt around `context`.
+    def text(self, context_text: str) -> str:
+        """Return the whole prompt around `context_text`.
 
         Raises RequestError if the chat template cannot render it.
         """
-        request = self._filled(context)
-        with self._door.memory.charge() as charge:
-            return chat_text(self._door.llm, request, charge, chat_tools(self._door, request))
+        request = self._filled(context_text)
+        with self._context.memory.charge() as charge:
+            return chat_text(self._context.llm, request, charge, chat_tools(self._context, request))
 
     async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
-        """Return the answer and the job for `prompt`. Raises RequestError naming the field at fault."""
+        """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
         request = _finished(self._request, finish)
-        with self._door.memory.charge() as charge:
-            chat = Chat(self._door, request, await prepared(self._door, request, charge, prompt))
-        return chat, chat.job()
+        with self._context.memory.charge() as charge:
+            chat = Chat(self._context, request, await prepared(self._context, request, charge, prompt))
+        return chat, chat.task()
 
-    def _filled(self, context: str) -> ChatRequest:
+    def _filled(self, context_text: str) -> ChatRequest:
         *before, last = self._request.messages
-        content = self._template.render(context, self._query)
+        content = self._template.render(context_text, self._query)
         return msgspec.structs.replace(self._request, messages=[*before, {**last, "content": content}])
 
 
-Form = TextForm | ChatForm
+PromptTemplate = TextPromptTemplate | ChatPromptTemplate
 
 
-def form_of(door: AppContext, wanted: StreamRequest) -> Form:
+def prompt_template(context: AppContext, body: StreamRequest) -> PromptTemplate:
     """Return the prompt template that a request asks for. Raises RequestError naming the field at fault."""
     for name in ("prompt_logprobs", "truncate_prompt_tokens"):
-        if _given(wanted, name):
+        if _is_set(body, name):
             raise RequestError(f"{name} is not supported: the prompt is computed as it arrives", field=name)
-    return TextForm(door, wanted) if wanted.messages is None else ChatForm(door, wanted)
+    return TextPromptTemplate(context, body) if body.messages is None else ChatPromptTemplate(context, body)
 
 
-def behind_context(form: Form) -> str:
+def text_after_context(template: PromptTemplate) -> str:
     """Return the text after the context, with which every prompt of this template ends."""
-    return form.text(_MARK).partition(_MARK)[2]
+    return template.text(_MARK).partition(_MARK)[2]
 
 
 def _template(source: str, field: str, query: str) -> Template:
@@ -123,21 +123,21 @@ def _template(source: str, field: str, query: str) -> Template:
     return template
 
 
-def _given(wanted: StreamRequest, name: str) -> bool:
+def _is_set(body: StreamRequest, name: str) -> bool:
     defaults = {field.name: field for field in msgspec.structs.fields(StreamRequest)}
     field = defaults[name]
     unset = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    return bool(getattr(wanted, name) != unset)
+    return bool(getattr(body, name) != unset)
 
 
-def _common(wanted: StreamRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _common(body: StreamRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the fields that the request sets and `kind` has too."""
     names = [name for name in kind.__struct_fields__ if name in StreamRequest.__struct_fields__]
-    return {name: msgspec.to_builtins(getattr(wanted, name)) for name in names if _given(wanted, name)}
+    return {name: msgspec.to_builtins(getattr(body, name)) for name in names if _is_set(body, name)}
 
 
 def _finished(request: Any, finish: FinishRequest) -> Any:
     """Return `request` with the stream options of the finish request."""
-    said = {name: getattr(finish, name) for name in ("stream", "stream_options")}
-    given = {name: value for name, value in said.items() if value is not None}
-    return msgspec.structs.replace(request, **given)
+    options = {name: getattr(finish, name) for name in ("stream", "stream_options")}
+    values = {name: value for name, value in options.items() if value is not None}
+    return msgspec.structs.replace(request, **values)

@@ -18,7 +18,7 @@ class Account:
     """Virtual time: the seconds of drafting it has received, divided by its weight. The account with the
     least is served next."""
     sessions: int = 0
-    held: int = 0
+    stored_bytes: int = 0
     """Bytes of its stored sequences and trees."""
     in_flight: int = 0
     """Number of its sequences with a tree in flight."""

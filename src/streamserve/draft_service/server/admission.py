@@ -13,13 +13,13 @@ from streamserve.protocol.drafting import (
     MAX_MESSAGE_BYTES,
     MAX_NODES,
     MAX_TOKENS,
-    Ask,
+    DraftRequests,
     Reason,
 )
 
 FAILED_SECONDS, LONGEST_SECONDS = 0.5, 60.0
 """How long a session is not drafted for after a batch of it alone has failed, in seconds: the first time,
-doubled each time, and the most."""
+doubled each time, and the maximum."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class Limits:
     max_nodes: int = MAX_NODES
     """Of a tree."""
     max_deltas: int = MAX_DELTAS
-    ask_nodes: int = 16384
+    request_nodes: int = 16384
     """Of the trees that one message requests."""
     in_flight: int = 4096
     """Sequences of an account with trees in flight."""
     total_in_flight: int = 16384
     batch_nodes: int = 4096
-    batch_rows: int = 2048
+    batch_tokens: int = 2048
     """Nodes of all trees, and tokens read, in one batch."""
-    held_bytes: int = 512 << 20
-    """Of all stored sequences and trees; see draft_service/server/held.py."""
+    storage_bytes: int = 512 << 20
+    """Of all stored sequences and trees; see draft_service/server/storage.py."""
     rate: float = 2000.0
     burst: float = 4000.0
     """Messages of a client, per second and in a burst."""
@@ -72,56 +72,58 @@ class Admission:
 
     def active(self, session: Session, now: float) -> bool:
         """Return whether a session counts as one of the N targets."""
-        if session.asked is not None:
+        if session.requested_at is not None:
             return True
         return session.served is not None and now - session.served < self._limits.active_for
 
-    def most(self, statistics: Statistics, star: Star) -> int:
+    def n_max(self, statistics: Statistics, star: Star) -> int:
         """Return N_max, as far as it is known; else the limit of sessions."""
         if not (self._limits.by_model and statistics.known and statistics.plain.count):
             return self._limits.max_sessions
-        return min(star.most(statistics.progress, statistics.plain.value), self._limits.max_sessions)
+        return min(star.n_max(statistics.progress, statistics.plain.value), self._limits.max_sessions)
 
     def ahead(self, account: Account, active: Iterable[Session], session: Session | None) -> int:
         """Return how many of the `active` sessions rank before `session` of `account` (None: a new one) among
         the N_max: first the first of every account, then the second of every account; those of one account,
         and equals, by age."""
         ranks: dict[Account, int] = {}
-        places: list[tuple[int, float, int]] = []
+        others: list[tuple[int, float, int]] = []
         own: tuple[int, float, int] | None = None
-        for one in sorted(active, key=lambda one: (one.opened, one.tag)):
-            rank = ranks[one.account] = ranks.get(one.account, -1) + 1
-            if one is session:
-                own = rank, one.opened, one.tag
+        for other in sorted(active, key=lambda one: (one.opened, one.tag)):
+            rank = ranks[other.account] = ranks.get(other.account, -1) + 1
+            if other is session:
+                own = rank, other.opened, other.tag
             else:
-                places.append((rank, one.opened, one.tag))
+                others.append((rank, other.opened, other.tag))
         if own is None:
             own = ranks.get(account, -1) + 1, float("inf"), 0
-        return sum(place < own for place in places)
+        return sum(rank_key < own for rank_key in others)
 
-    def overdrawn(self, session: Session, ask: Ask, sessions: Iterable[Session]) -> Reason | None:
+    def exceeded_limit(
+        self, session: Session, message: DraftRequests, sessions: Iterable[Session]
+    ) -> Reason | None:
         """Return the limit that a message of a session would exceed, or None."""
         limits = self._limits
-        if len(ask.deltas) > limits.max_deltas:
+        if len(message.deltas) > limits.max_deltas:
             return "rate"  # a way around the rate limit otherwise
-        if sum(min(max(delta.nodes, 0), limits.max_nodes) for delta in ask.deltas) > limits.ask_nodes:
+        if sum(min(max(delta.nodes, 0), limits.max_nodes) for delta in message.deltas) > limits.request_nodes:
             return "nodes"
-        if not ask.deltas:
+        if not message.deltas:
             return None
         accounts = {one.account for one in sessions}
-        total = len(ask.deltas) + sum(account.in_flight for account in accounts)
-        own = len(ask.deltas) + session.account.in_flight
+        total = len(message.deltas) + sum(account.in_flight for account in accounts)
+        own = len(message.deltas) + session.account.in_flight
         return "in-flight" if own > limits.in_flight or total > limits.total_in_flight else None
 
 
-def barred_for(failures: int) -> float:
+def block_seconds(failures: int) -> float:
     """Return the seconds for which a session is not drafted for after `failures` failed batches of it
     alone."""
     return min(FAILED_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
 
 
-def yielding(sessions: Iterable[Session], own: int) -> Session | None:
+def session_to_close(sessions: Iterable[Session], own: int) -> Session | None:
     """Return the session to close for another client that has `own` sessions: of the account with the most,
     if it has at least two more, the one that was heard longest ago. None if there is none."""
-    found = min(sessions, key=lambda one: (-one.account.sessions, one.heard), default=None)
-    return found if found is not None and found.account.sessions >= own + 2 else None
+    oldest = min(sessions, key=lambda one: (-one.account.sessions, one.heard), default=None)
+    return oldest if oldest is not None and oldest.account.sessions >= own + 2 else None

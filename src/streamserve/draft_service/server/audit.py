@@ -23,15 +23,15 @@ class Audit:
 
     def opened(self, session: Session) -> None:
         if self._may("opened", session.opened):
-            logger.info("session %d opened: %s", session.tag, _who(session))
+            logger.info("session %d opened: %s", session.tag, _description(session))
 
     def closed(self, session: Session, now: float, reason: str) -> None:
         if not self._may("closed", now):
             return
         logger.info(
-            "session %d closed, as %s: %s, %.1f s, %d requests, %d trees, %d of %d guesses accepted",
-            session.tag, reason, _who(session), now - session.opened, session.asks, session.trees,
-            session.accepted, session.guessed,
+            "session %d closed, as %s: %s, %.1f s, %d requests, %d trees, %d of %d draft tokens accepted",
+            session.tag, reason, _description(session), now - session.opened, session.requests, session.trees,
+            session.accepted, session.tested,
         )  # fmt: skip
 
     def refused(self, reason: str, text: str, now: float) -> None:
@@ -46,7 +46,7 @@ class Audit:
         count = count + 1 if before == minute else 1
         self._lines[kind] = minute, count
         if count == LINES:
-            logger.warning("many sessions are %s: no more lines about that in this minute", kind)
+            logger.warning("many sessions are being %s: no more lines about them in this minute", kind)
         return count < LINES
 
     def _due(self, kind: str, now: float) -> bool:
@@ -60,6 +60,6 @@ class Audit:
         return self._since.pop(kind)
 
 
-def _who(session: Session) -> str:
+def _description(session: Session) -> str:
     key = f"key {session.key[:16]}…" if session.key else "no key"
     return f"target {printable(session.name)!r}, {key}"

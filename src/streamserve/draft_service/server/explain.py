@@ -15,23 +15,23 @@ def report(service: Service, now: float) -> DraftReport:
     return DraftReport(
         targets=len(service.sessions),
         active=active,
-        waiting=sum(session.asked is not None for session in service.sessions.values()),
+        waiting=sum(session.requested_at is not None for session in service.sessions.values()),
         blocks_total=service.memory.pool.size,
         blocks_used=service.memory.pool.size - service.memory.pool.free,
         evictions=service.memory.evictions,
         pass_seconds=statistics.pass_seconds,
-        turn_seconds=statistics.turn.value,
-        turn_variance=statistics.turn.variance,
+        batch_seconds=statistics.batch_seconds.value,
+        batch_variance=statistics.batch_seconds.variance,
         depth=statistics.depth.value,
         batch=statistics.batch.value,
-        back_seconds=statistics.back.value,
+        return_seconds=statistics.return_seconds.value,
         verify_seconds=statistics.verify.value,
         communication_seconds=statistics.communication,
         plain_seconds=statistics.plain.value,
         beta=statistics.beta,
         progress=statistics.progress,
-        full=star.full if known else 0,
-        most=service.most() if known else 0,
+        n_full=star.n_full if known else 0,
+        n_max=service.n_max() if known else 0,
         predicted_round_seconds=rounds,
         predicted_idle_seconds=star.idle(active) if rounds else 0.0,
         predicted_load=star.load(active) if rounds else 0.0,
@@ -60,15 +60,15 @@ def explain(report: DraftReport, last: DraftReport | None = None) -> str:
     lines = [
         f"N = {report.active} of {report.targets} targets; {requests} requests in {span:.1f} s, "
         f"{report.batch:.1f} targets a batch",
-        f"t_s = {_ms(report.pass_seconds)}  d = {report.depth:.1f}  S = {_ms(report.turn_seconds)}  "
+        f"t_s = {_ms(report.pass_seconds)}  d = {report.depth:.1f}  S = {_ms(report.batch_seconds)}  "
         f"t_c = {_ms(report.communication_seconds)}  t_v = {_ms(report.verify_seconds)}  "
         f"β = {report.beta:.2f}  plain step {_ms(report.plain_seconds)}",
-        f"N_full = {report.full}  N_max = {report.most}",
+        f"N_full = {report.n_full}  N_max = {report.n_max}",
         f"round    predicted {_ms(report.predicted_round_seconds)}  measured {_ms(measured)}",
         f"T_idle   predicted {_ms(report.predicted_idle_seconds)}  measured {_ms(per_round)}",
         f"load     predicted {report.predicted_load:.1%}  measured {busy / span if span else 0.0:.1%}",
         f"T_wait   measured {_ms(waited)}",
-        f"after a gap, a level: cold {_ms(report.cold_seconds)}  warmed {_ms(report.warm_seconds)}  "
+        f"per level after a gap: cold {_ms(report.cold_seconds)}  warm {_ms(report.warm_seconds)}  "
         f"kept warm: {'yes' if report.keeping_warm else 'no'}",
     ]
     return "\n".join(lines)

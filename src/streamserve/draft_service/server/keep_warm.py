@@ -14,19 +14,19 @@ KeepWarm = Literal["auto", "always", "never"]
 
 GAP = 0.002
 """Minimum seconds without work that count as a gap."""
-EVERY = 0.004
+PASS_INTERVAL = 0.004
 """Seconds of idleness between two dummy passes."""
 LONGEST = 1.0
 """Seconds of idleness after which no request is expected any more, and dummy passes stop."""
-TURN = 16
+TRIAL_GAPS = 16
 """Gaps for which one of the two ways is tried."""
-KNOWN = 48
+SAMPLES = 48
 """Gaps of each way that must have been seen, and the most that are remembered."""
 PAYS = 0.95
 """Keeping warm stays on if an answer then takes at most this share of the time it takes without."""
-AGAIN = 1024
+RETRIAL_GAPS = 1024
 """Gaps after which the other way is tried again, in case conditions have changed."""
-HICCUP = 3.0
+OUTLIER_FACTOR = 3.0
 """A value counts as at most this many times the median."""
 
 
@@ -36,7 +36,7 @@ class KeepWarmController:
 
     def __init__(self, mode: KeepWarm) -> None:
         self._mode = mode
-        self._seen: dict[bool, deque[float]] = {False: deque(maxlen=KNOWN), True: deque(maxlen=KNOWN)}
+        self._seen: dict[bool, deque[float]] = {False: deque(maxlen=SAMPLES), True: deque(maxlen=SAMPLES)}
         self._trying = mode == "always"
         self._gaps = 0
         self._after_gap = False
@@ -54,8 +54,8 @@ class KeepWarmController:
         seen = self._seen[warm]
         if not seen:
             return 0.0
-        most = HICCUP * median(seen)
-        return fmean(min(value, most) for value in seen)
+        cap = OUTLIER_FACTOR * median(seen)
+        return fmean(min(value, cap) for value in seen)
 
     @property
     def pays(self) -> bool:
@@ -64,7 +64,7 @@ class KeepWarmController:
 
     @property
     def _known(self) -> bool:
-        return all(len(seen) == KNOWN for seen in self._seen.values())
+        return all(len(seen) == SAMPLES for seen in self._seen.values())
 
     def gap(self, seconds: float) -> None:
         """Record that work resumes after `seconds` seconds without."""
@@ -81,14 +81,14 @@ class KeepWarmController:
             self._seen[self._trying].append(seconds)
         if self._mode == "auto":
             self._gaps += 1
-            if self._gaps % TURN == 0:
+            if self._gaps % TRIAL_GAPS == 0:
                 self._choose()
 
     def due(self, now: float) -> float | None:
         """Return the seconds until a dummy pass is due, 0 if one is due now; None if none will be."""
         if not self._trying or self._last is None:
             return None
-        at = max(self._last, self._passed) + EVERY
+        at = max(self._last, self._passed) + PASS_INTERVAL
         return None if max(at, now) - self._last > LONGEST else max(0.0, at - now)
 
     def warmed(self, now: float) -> None:
@@ -101,5 +101,5 @@ class KeepWarmController:
         if not self._known:
             self._trying = not self._trying
         else:
-            again = self._gaps % AGAIN < TURN
+            again = self._gaps % RETRIAL_GAPS < TRIAL_GAPS
             self._trying = self.pays != again

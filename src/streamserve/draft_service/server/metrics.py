@@ -14,43 +14,43 @@ GAUGES = {
     "active": "Targets that are being drafted for (N).",
     "waiting": "Requests in the in-queue.",
     "blocks_total": "KV blocks.",
-    "blocks_used": "KV blocks that sequences hold.",
-    "mean_pass_seconds": "Seconds of a draft pass (t_s), lately.",
-    "turn_seconds": "Seconds of drafting for a batch (S).",
+    "blocks_used": "KV blocks in use by sequences.",
+    "mean_pass_seconds": "Recent mean seconds of a draft pass (t_s).",
+    "batch_seconds": "Seconds of drafting for a batch (S).",
     "depth": "Depth of trees (d).",
     "batch": "Targets in a batch (b).",
-    "back_seconds": "Seconds from an answer to the target's next request (Z).",
-    "verify_seconds": "The target's own part of that (t_v).",
-    "communication_seconds": "The rest of it (t_c).",
-    "plain_seconds": "Seconds of a target's step without guesses.",
-    "beta": "Chance that a guess is accepted if those before it were.",
-    "full": "Targets that keep the service busy (N_full), by the model.",
-    "most": "Most targets that all gain (N_max), by the model.",
-    "predicted_round_seconds": "Seconds of a target's round, by the model; compare with round_seconds.",
-    "predicted_idle_seconds": "Idle seconds of a round, by the model; compare with idle_seconds.",
-    "cold_seconds": "Seconds by level of a tree of waiting and drafting after a gap, not kept warm.",
-    "warm_seconds": "The same where gaps were bridged by passes for nobody.",
-    "keeping_warm": "Whether gaps are being bridged (1) or not (0).",
-    "predicted_load": "Share of the time spent drafting, by the model; compare with busy_seconds.",
+    "return_seconds": "Seconds from an answer to the target's next request (Z).",
+    "verify_seconds": "Seconds of verification by the target in return_seconds (t_v).",
+    "communication_seconds": "Seconds of communication in return_seconds (t_c).",
+    "plain_seconds": "Seconds of a target's step without draft tokens.",
+    "beta": "Probability that a draft token is accepted if those before it were.",
+    "n_full": "Predicted number of targets that keep the service busy (N_full).",
+    "n_max": "Predicted maximum number of targets that all gain from drafting (N_max).",
+    "predicted_round_seconds": "Predicted seconds of a target's round; compare with round_seconds.",
+    "predicted_idle_seconds": "Predicted idle seconds of a round; compare with idle_seconds.",
+    "cold_seconds": "Seconds of waiting and drafting per tree level after an idle gap, without dummy passes.",
+    "warm_seconds": "Seconds of waiting and drafting per tree level after an idle gap, with dummy passes.",
+    "keeping_warm": "Whether dummy passes keep the model warm (1) or not (0).",
+    "predicted_load": "Predicted share of the time spent drafting; compare with busy_seconds.",
 }
 COUNTERS = {
     "batches": "Batches drafted.",
-    "requests": "Requests of targets that were in them.",
+    "requests": "Requests of targets in these batches.",
     "trees": "Trees sent.",
     "busy": "Seconds spent drafting.",
-    "idle": "Seconds in which nothing waited.",
+    "idle": "Seconds without queued requests.",
     "waited": "Seconds that requests waited.",
-    "guesses": "Guesses that targets tested.",
-    "accepted": "Guesses that were right.",
-    "rebuilt": "Sequences whose KV was computed again after an eviction.",
+    "draft_tokens": "Draft tokens that targets tested.",
+    "accepted": "Draft tokens that targets accepted.",
+    "rebuilt": "Sequences whose KV was recomputed after an eviction.",
     "passes": "Draft passes.",
-    "pass_seconds": "Seconds that those took.",
-    "pass_squares": "Sum of the squares of each one's seconds.",
-    "warm_passes": "Draft passes for nobody.",
+    "pass_seconds": "Seconds of draft passes.",
+    "pass_squares": "Sum of the squares of the seconds of each draft pass.",
+    "warm_passes": "Dummy passes that keep the model warm.",
     "returns": "Requests that followed an answer to the same target.",
-    "away_seconds": "Seconds between those.",
+    "away_seconds": "Seconds between an answer and the next request of the same target.",
     "rounds": "Answers that followed another to the same target.",
-    "round_seconds": "Seconds between those.",
+    "round_seconds": "Seconds between two answers to the same target.",
 }
 SECONDS = ("busy", "idle", "waited")
 
@@ -65,7 +65,9 @@ class DraftCollector(Collector):
         report = self.report
         if report is None:
             return
-        yield CounterMetricFamily(PREFIX + "restarts", "Workers started as one died.", value=self.restarts)
+        yield CounterMetricFamily(
+            PREFIX + "restarts", "Restarts of the worker after it died.", value=self.restarts
+        )
         for name, text in GAUGES.items():
             field = name.removeprefix("mean_")  # a sum of the same name exists
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(report, field))
@@ -73,7 +75,7 @@ class DraftCollector(Collector):
             shown = f"{name}_seconds" if name in SECONDS else name
             yield CounterMetricFamily(PREFIX + shown, text, value=getattr(report.sums, name))
         yield CounterMetricFamily(
-            PREFIX + "evictions", "Sequences that lost their KV to others.", value=report.evictions
+            PREFIX + "evictions", "Sequences whose KV was evicted.", value=report.evictions
         )
         refused = CounterMetricFamily(PREFIX + "refused", "Messages that were refused.", labels=["reason"])
         for reason, count in report.sums.refused.items():

@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from streamserve.draft_service.server.accounts import Account
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
 
-PATIENCE = 10.0
+DEFAULT_DEADLINE = 10.0
 """Default deadline, in seconds after the request."""
-TURNS = 2.0
-"""How many service turns an account may be ahead of another because of its deadline."""
-DEEPER = 2
-LEAST_DEEP = 8
+LEAD_BATCHES = 2.0
+"""How many batches an account may be ahead of another because of its deadline."""
+DEEPER_FACTOR = 2
+MIN_DEEP_LEVELS = 8
 """A batch takes as long as its deepest tree: a sequence with a tree that is deeper than this many times the
 first's, and than this many levels, waits for a separate batch."""
 
 Member = tuple[Session, list[DraftedSequence]]
 
 
-def in_order(sessions: Iterable[Session], turn: float) -> list[Session]:
-    """Return the waiting sessions in service order; a batch takes about `turn` seconds."""
-    waiting = [session for session in sessions if session.asked is not None]
+def in_order(sessions: Iterable[Session], batch_seconds: float) -> list[Session]:
+    """Return the waiting sessions in service order; a batch takes about `batch_seconds` seconds."""
+    waiting = [session for session in sessions if session.requested_at is not None]
     if not waiting:
         return []
-    window = min(session.account.virtual for session in waiting) + TURNS * turn
-    waiting.sort(key=lambda one: _place(one, window))
+    window = min(session.account.virtual for session in waiting) + LEAD_BATCHES * batch_seconds
+    waiting.sort(key=lambda one: _order_key(one, window))
     ranks: dict[Account, int] = {}
     ranked: list[tuple[bool, int, int]] = []
     for number, session in enumerate(waiting):
@@ -39,11 +39,11 @@ def in_order(sessions: Iterable[Session], turn: float) -> list[Session]:
     return [waiting[number] for _, _, number in sorted(ranked)]
 
 
-def _place(session: Session, window: float) -> tuple[bool, float, float, int]:
+def _order_key(session: Session, window: float) -> tuple[bool, float, float, int]:
     late = session.account.virtual > window
-    assert session.asked is not None
-    wish = session.asked + PATIENCE if session.deadline is None else session.deadline
-    return late, session.account.virtual if late else wish, session.virtual, session.tag
+    assert session.requested_at is not None
+    deadline = session.requested_at + DEFAULT_DEADLINE if session.deadline is None else session.deadline
+    return late, session.account.virtual if late else deadline, session.virtual, session.tag
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Bounds:
     targets: int
     seconds: float
     nodes: int
-    rows: int
+    tokens: int
 
 
 def batch(
@@ -68,11 +68,13 @@ def batch(
     chosen: list[Member] = []
     together: list[DraftedSequence] = []
     spent = 0.0
-    nodes, rows = bounds.nodes, bounds.rows
+    nodes, tokens = bounds.nodes, bounds.tokens
     for session in ordered[: bounds.targets]:
         waiting = sorted(session.waiting(), key=lambda one: one.used)  # least recently used first
-        own = _within(waiting, nodes, rows, unread, not chosen)
-        if not own or (chosen and (session.apart or chosen[0][0].apart or _deeper(own, together))):
+        own = _within(waiting, nodes, tokens, unread, not chosen)
+        if not own or (
+            chosen and (session.draft_alone or chosen[0][0].draft_alone or _deeper(own, together))
+        ):
             break
         if len(ordered) > 1:
             whole = cost([*together, *own])
@@ -81,34 +83,34 @@ def batch(
             spent = whole
         chosen.append((session, own))
         together += own
-        nodes -= sum(one.wanted.nodes for one in own if one.wanted)
-        rows -= sum(unread(one) for one in own)
+        nodes -= sum(one.requested.nodes for one in own if one.requested)
+        tokens -= sum(unread(one) for one in own)
     return chosen
 
 
 def _within(
     waiting: list[DraftedSequence],
     nodes: int,
-    rows: int,
+    tokens: int,
     unread: Callable[[DraftedSequence], int],
     first: bool,
 ) -> list[DraftedSequence]:
-    """Return as many of `waiting` as fit the limits of nodes and rows; at least one for the `first`
+    """Return as many of `waiting` as fit the limits of nodes and tokens; at least one for the `first`
     session."""
-    found: list[DraftedSequence] = []
+    fitting: list[DraftedSequence] = []
     for sequence in waiting:
-        assert sequence.wanted is not None
-        nodes -= sequence.wanted.nodes
-        rows -= unread(sequence)
-        if (nodes < 0 or rows < 0) and not (first and not found):
+        assert sequence.requested is not None
+        nodes -= sequence.requested.nodes
+        tokens -= unread(sequence)
+        if (nodes < 0 or tokens < 0) and not (first and not fitting):
             break
-        found.append(sequence)
-    return found
+        fitting.append(sequence)
+    return fitting
 
 
 def _deeper(own: list[DraftedSequence], together: list[DraftedSequence]) -> bool:
-    return _depth(own) > max(DEEPER * _depth(together), LEAST_DEEP)
+    return _depth(own) > max(DEEPER_FACTOR * _depth(together), MIN_DEEP_LEVELS)
 
 
 def _depth(sequences: list[DraftedSequence]) -> int:
-    return max((one.wanted.depth for one in sequences if one.wanted), default=0)
+    return max((one.requested.depth for one in sequences if one.requested), default=0)

@@ -1,6 +1,6 @@
 """The sequence store of a draft service: the part of each sequence synced to the drafter, and its KV blocks.
 
-delta ── take ──▶ sequence ── request ──▶ drafter ── settle ──▶ answer
+delta ── take ──▶ sequence ── request ──▶ drafter ── finish ──▶ answer
 
 A sequence is stored from its first delta until it is dropped. The drafter knows it by a separate id, replaced
 whenever the drafter's state of it is no longer valid.
@@ -9,13 +9,13 @@ whenever the drafter's state of it is no longer valid.
 from collections.abc import Mapping
 
 from streamserve.draft_service.server.memory import Memory
-from streamserve.draft_service.server.sessions import DraftedSequence, Session, accepted_guesses
+from streamserve.draft_service.server.sessions import DraftedSequence, Session, accepted_tokens
 from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Delta, Draft, Tree
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import TokenTree
 
-NOBODY = 0
+DUMMY_ID = 0
 """The id of the sequence of dummy passes."""
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -37,24 +37,24 @@ class SequenceStore:
         tested. None if what it builds on is unknown."""
         known = session.sequences.get(delta.sequence)
         if known is None:
-            if delta.base or delta.keep or delta.params is None:
+            if delta.base or delta.retained or delta.params is None:
                 return None
             known = DraftedSequence(self._new_id(), delta.sequence, session.account, delta.params, used=now)
             session.sequences[delta.sequence] = known
         if delta.number <= known.number:
             return 0, 0
-        if known.number < delta.base or len(known.tokens) < delta.keep:
+        if known.number < delta.base or len(known.tokens) < delta.retained:
             return None
-        judged = 0, 0
-        if known.answer is not None and delta.epoch == known.epoch and delta.keep == len(known.tokens):
-            judged = accepted_guesses(known.answer, delta.tokens)
+        verified = 0, 0
+        if known.answer is not None and delta.epoch == known.epoch and delta.retained == len(known.tokens):
+            verified = accepted_tokens(known.answer, delta.tokens)
         if delta.epoch != known.epoch:
             self._rename(known)
         known.take(delta)
         if len(known.tokens) + delta.nodes > self._longest:
-            known.want(None)
+            known.set_request(None)
             known.answer = Draft(known.name, known.epoch, known.number, None)
-        return judged
+        return verified
 
     def unread(self, sequence: DraftedSequence) -> int:
         """Return the tokens that the drafter reads in the sequence's next request."""
@@ -63,27 +63,27 @@ class SequenceStore:
     def request(self, sequence: DraftedSequence, now: float) -> DraftRequest | None:
         """Return the request for the next chunk of a sequence's prompt, or for its tree; None if there are no
         KV blocks for it now, even with eviction."""
-        delta = sequence.wanted
+        delta = sequence.requested
         assert delta is not None
         length = len(sequence.tokens)
         reading = length - sequence.computed > self._max_read
         end = sequence.computed + self._max_read if reading else length
         if not self.memory.reserve(sequence, end + (0 if reading else delta.nodes)):
             return None
-        if sequence.told > sequence.computed and not sequence.computed:
+        if sequence.synced > sequence.computed and not sequence.computed:
             self.rebuilt += 1
-        if end < sequence.told:  # evicted: what must be recomputed is synced to the drafter again
+        if end < sequence.synced:  # evicted: what must be recomputed is synced to the drafter again
             self._rename(sequence)
-        new = sequence.tokens[sequence.told : end]
-        keep = sequence.told
+        new = sequence.tokens[sequence.synced : end]
+        retained = sequence.synced
         if not new:
-            keep, new = end - 1, sequence.tokens[end - 1 : end]
+            retained, new = end - 1, sequence.tokens[end - 1 : end]
         sequence.begin(end)
         sequence.used = now
         return DraftRequest(
             id=sequence.id,
             epoch=sequence.epoch,
-            keep=keep,
+            retained=retained,
             new_tokens=new,
             choice=delta.choice,
             output=delta.output if not reading else 0,
@@ -96,19 +96,19 @@ class SequenceStore:
             blocks=list(sequence.blocks),
         )
 
-    def settle(
+    def finish(
         self, sequence: DraftedSequence, request: DraftRequest, trees: Mapping[int, TokenTree]
     ) -> Draft | None:
         """Process a finished request; return the answer, or None if the sequence has to continue."""
         sequence.end()
-        if sequence.gone:
+        if sequence.dropped:
             self.memory.release(sequence)
             return None
-        delta, tree = sequence.wanted, trees.get(request.id)
-        reached = request.keep + len(request.new_tokens)
+        delta, tree = sequence.requested, trees.get(request.id)
+        reached = request.retained + len(request.new_tokens)
         if delta is None or sequence.id != request.id or reached < len(sequence.tokens):
             return None  # there is more to read, or it was edited meanwhile
-        sequence.want(None)
+        sequence.set_request(None)
         sequence.answer = Draft(
             sequence.name,
             sequence.epoch,
@@ -117,36 +117,36 @@ class SequenceStore:
         )
         return sequence.answer
 
-    def put_back(self, sequence: DraftedSequence) -> None:
+    def requeue(self, sequence: DraftedSequence) -> None:
         """Reset a sequence after its request failed; it still waits."""
         sequence.running, sequence.computed = False, 0
-        if sequence.gone:
+        if sequence.dropped:
             self.memory.release(sequence)
 
-    def read_anew(self, sequence: DraftedSequence) -> None:
+    def invalidate(self, sequence: DraftedSequence) -> None:
         """Discard the drafter's state of a sequence, which may be wrong."""
-        if not sequence.gone:
+        if not sequence.dropped:
             self.memory.release(sequence)
             self._rename(sequence)
 
     def drop(self, sequence: DraftedSequence) -> None:
         """Drop a sequence; blocks that are being written are released when the writing is over."""
         self._released.append(sequence.id)
-        sequence.gone = True
-        sequence.want(None)
+        sequence.dropped = True
+        sequence.set_request(None)
         if not sequence.running:
             self.memory.release(sequence)
 
-    def spare(self) -> DraftRequest | None:
-        """Return a dummy pass over one token, to be given to `return_spare`; None if no block is free."""
+    def dummy_pass(self) -> DraftRequest | None:
+        """Return a dummy pass over one token, or None if no block is free. `release_dummy_pass` ends it."""
         if not self.memory.pool.free:
             return None
         return DraftRequest(
-            id=NOBODY, epoch=0, keep=0, new_tokens=[0], choice=0, output=0, params=GREEDY, depth=1, width=1,
-            nodes=1, computed=0, blocks=[self.memory.pool.allocate()],
+            id=DUMMY_ID, epoch=0, retained=0, new_tokens=[0], choice=0, output=0, params=GREEDY, depth=1,
+            width=1, nodes=1, computed=0, blocks=[self.memory.pool.allocate()],
         )  # fmt: skip
 
-    def return_spare(self, request: DraftRequest) -> None:
+    def release_dummy_pass(self, request: DraftRequest) -> None:
         """Release the resources of a dummy pass."""
         self.memory.pool.release(request.blocks)
         self._released.append(request.id)
@@ -159,7 +159,7 @@ class SequenceStore:
     def _rename(self, sequence: DraftedSequence) -> None:
         """Give an edited sequence a new id for the drafter; its KV stays as far as it is valid."""
         self._released.append(sequence.id)
-        sequence.id, sequence.told = self._new_id(), 0
+        sequence.id, sequence.synced = self._new_id(), 0
 
     def _new_id(self) -> int:
         self._ids += 1

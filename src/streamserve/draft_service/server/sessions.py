@@ -16,10 +16,10 @@ class DraftedSequence:
     """A sequence of a target, as far as its deltas came.
 
     tokens     ─────────────────────────┐
-    told       ───────────────────┐         the drafter has these tokens
+    synced     ───────────────────┐         the drafter has these tokens
     computed   ────────────┐                and KV for these, in `blocks`
 
-    `number` is the last delta applied, `wanted` the one that waits for a tree, `answer` the result of the
+    `number` is the last delta applied, `requested` the one that waits for a tree, `answer` the result of the
     last one. While it is `running`, its blocks are being written.
     """
 
@@ -32,17 +32,17 @@ class DraftedSequence:
     tokens: list[int] = field(default_factory=list)
     epoch: int = 0
     number: int = 0
-    told: int = 0
+    synced: int = 0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    wanted: Delta | None = None
+    requested: Delta | None = None
     answer: Draft | None = None
     running: bool = False
-    cut: int = 0
+    stable_length: int = 0
     """While it is running: the length of the prefix that has not been edited since the run began."""
-    gone: bool = False
+    dropped: bool = False
     used: float = 0.0
-    held: int = 0
+    stored_bytes: int = 0
     """The bytes it is counted as."""
 
     def take(self, delta: Delta) -> bool:
@@ -51,29 +51,29 @@ class DraftedSequence:
             return False
         if delta.params is not None:
             self.params = delta.params
-        old, new = self.tokens[delta.keep :], delta.tokens
+        old, new = self.tokens[delta.retained :], delta.tokens
         same = next((i for i, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
-        kept = delta.keep + (min(len(old), len(new)) if same is None else same)
-        self.told, self.computed = min(self.told, kept), min(self.computed, kept)
-        self.cut = min(self.cut, kept)
-        self.tokens[delta.keep :] = new
+        unchanged = delta.retained + (min(len(old), len(new)) if same is None else same)
+        self.synced, self.computed = min(self.synced, unchanged), min(self.computed, unchanged)
+        self.stable_length = min(self.stable_length, unchanged)
+        self.tokens[delta.retained :] = new
         self.epoch, self.number = delta.epoch, delta.number
         self.answer = None
-        self.want(delta)
+        self.set_request(delta)
         return True
 
-    def want(self, delta: Delta | None) -> None:
+    def set_request(self, delta: Delta | None) -> None:
         """Set the delta for which a tree is requested; None for none."""
-        self.account.in_flight += (delta is not None) - (self.wanted is not None)
-        self.wanted = delta
+        self.account.in_flight += (delta is not None) - (self.requested is not None)
+        self.requested = delta
 
     def begin(self, length: int) -> None:
         """Record that its first `length` tokens are being read, to draft after them."""
-        self.running, self.cut, self.told = True, length, length
+        self.running, self.stable_length, self.synced = True, length, length
 
     def end(self) -> None:
         """Record that they have been read: the part not edited meanwhile has KV now."""
-        self.running, self.computed = False, self.cut
+        self.running, self.computed = False, self.stable_length
 
 
 @dataclass(eq=False)
@@ -90,40 +90,40 @@ class Session:
     opened: float
     heard: float
     nonce: int = 0
-    cut: bool = False
+    disconnected: bool = False
     """Whether its connection has ended since it was last heard."""
     sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     virtual: float = 0.0
     """Seconds of drafting it has received: of one account's sessions the one with the least is served
     next."""
-    asked: float | None = None
+    requested_at: float | None = None
     """When the waiting request came."""
     deadline: float | None = None
     served: float | None = None
     """When it was last drafted for."""
     away_since: float | None = None
     """When its last trees were sent, until its next request."""
-    apart: bool = False
+    draft_alone: bool = False
     """Whether it is drafted for alone, because a batch with it has failed."""
     failures: int = 0
     """Consecutive failures of batches with this session alone."""
-    barred_until: float = 0.0
-    asks: int = 0
+    blocked_until: float = 0.0
+    requests: int = 0
     trees: int = 0
     accepted: int = 0
-    guessed: int = 0
+    tested: int = 0
 
     def waiting(self) -> list[DraftedSequence]:
         """Return the sequences that wait for a tree and are not being drafted for."""
-        return [one for one in self.sequences.values() if one.wanted is not None and not one.running]
+        return [s for s in self.sequences.values() if s.requested is not None and not s.running]
 
 
-def accepted_guesses(answer: Draft, tokens: list[int]) -> tuple[int, int]:
+def accepted_tokens(answer: Draft, tokens: list[int]) -> tuple[int, int]:
     """Return the accepted draft tokens on the path that the target followed in a tree, and the number tested:
     the accepted ones, plus the first level without an accepted one."""
     if answer.tree is None:
         return 0, 0
-    tree, node, right = answer.tree, 0, 0
+    tree, node, accepted = answer.tree, 0, 0
     children: Mapping[tuple[int, int], int] = {
         (parent, token): child
         for child, (parent, token) in reversed(list(enumerate(zip(tree.parents, tree.tokens, strict=True))))
@@ -132,6 +132,6 @@ def accepted_guesses(answer: Draft, tokens: list[int]) -> tuple[int, int]:
         following = children.get((node, token))
         if following is None:
             tested = node in tree.parents
-            return right, right + tested
-        node, right = following, right + 1
-    return right, right
+            return accepted, accepted + tested
+        node, accepted = following, accepted + 1
+    return accepted, accepted

@@ -35,61 +35,61 @@ class Statistics:
     a target's next request and the verification t_v in it, plain steps; and acceptance."""
 
     counters: DraftSums = field(default_factory=DraftSums)
-    turn: Mean = field(default_factory=Mean)
+    batch_seconds: Mean = field(default_factory=Mean)
     draft: Mean = field(default_factory=Mean)
     depth: Mean = field(default_factory=Mean)
     batch: Mean = field(default_factory=Mean)
-    back: Mean = field(default_factory=Mean)
+    return_seconds: Mean = field(default_factory=Mean)
     verify: Mean = field(default_factory=Mean)
     plain: Mean = field(default_factory=Mean)
     tested: float = PRIOR[1]
-    right: float = PRIOR[0] * PRIOR[1]
+    accepted: float = PRIOR[0] * PRIOR[1]
 
     @property
     def beta(self) -> float:
         """The probability that a draft token is accepted if those before it were."""
-        return self.right / self.tested
+        return self.accepted / self.tested
 
     @property
     def pass_seconds(self) -> float:
         """t_s, the seconds of a draft pass."""
-        return self.turn.value / self.depth.value if self.depth.value else 0.0
+        return self.batch_seconds.value / self.depth.value if self.depth.value else 0.0
 
     @property
     def communication(self) -> float:
         """t_c, the seconds of communication, both ways."""
-        return max(0.0, self.back.value - self.verify.value)
+        return max(0.0, self.return_seconds.value - self.verify.value)
 
     @property
     def known(self) -> bool:
         """Whether there are enough values to predict from."""
-        return self.back.count >= 8 and self.turn.count >= 8
+        return self.return_seconds.count >= 8 and self.batch_seconds.count >= 8
 
     def star(self) -> Star:
         """Return the model with the present means, for the present mean batch size."""
         batch = max(1, round(self.batch.value))
-        alone = self.draft.value if self.draft.count else self.turn.value
-        return Star(max(alone, 1e-9), self.back.value, batch, max(self.turn.value, 1e-9))
+        alone = self.draft.value if self.draft.count else self.batch_seconds.value
+        return Star(max(alone, 1e-9), self.return_seconds.value, batch, max(self.batch_seconds.value, 1e-9))
 
     @property
     def progress(self) -> float:
         """Tokens that a target's round yields, including the one it would have had without draft tokens."""
         return progress(self.beta, max(1, round(self.depth.value)))
 
-    def verified(self, right: int, tested: int) -> None:
+    def verified(self, accepted: int, tested: int) -> None:
         """Record the verification of draft tokens by a target."""
-        self.counters.accepted += right
-        self.counters.guesses += tested
+        self.counters.accepted += accepted
+        self.counters.draft_tokens += tested
         fade = 0.998**tested
-        self.right, self.tested = self.right * fade + right, self.tested * fade + tested
+        self.accepted, self.tested = self.accepted * fade + accepted, self.tested * fade + tested
 
-    def returned(self, back: float, verify: float, plain: float) -> None:
-        """Record that a target's next request came `back` seconds after its trees were sent."""
-        if back < GAP:
-            self.back.add(back)
+    def returned(self, return_seconds: float, verify: float, plain: float) -> None:
+        """Record that a target's next request came `return_seconds` seconds after its trees were sent."""
+        if return_seconds < GAP:
+            self.return_seconds.add(return_seconds)
             self.counters.returns += 1
-            self.counters.away_seconds += back
-            if 0.0 < verify <= back:
+            self.counters.away_seconds += return_seconds
+            if 0.0 < verify <= return_seconds:
                 self.verify.add(verify)
         if 0.0 < plain < GAP:
             self.plain.add(plain)
@@ -105,7 +105,7 @@ class Statistics:
         counters.passes += depth
         counters.pass_seconds += seconds
         counters.pass_squares += seconds * seconds / depth
-        self.turn.add(seconds)
+        self.batch_seconds.add(seconds)
         self.depth.add(depth)
         self.batch.add(targets)
         if targets == 1:

@@ -62,7 +62,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DraftReply:
     """A batch's result for a target: it `waited` seconds for the batch to begin, which took `seconds`."""
 
     session: Session

@@ -7,18 +7,21 @@ from streamserve.protocol.drafting import DRAFT_VERSION, Delta, Hello, Reason
 from streamserve.protocol.sampling import MAX_CHOICES, check_sampling
 
 
-def misfit(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
+def incompatibility(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
     """Return why a target is incompatible with the service, or None."""
     if hello.version != DRAFT_VERSION:
-        return "version", f"protocol {hello.version} is not spoken here, {DRAFT_VERSION} is"
+        return (
+            "version",
+            f"protocol version {hello.version} is not supported; this service uses {DRAFT_VERSION}",
+        )
     if hello.vocabulary != own.vocabulary:
         return "vocabulary", "the draft model has another vocabulary"
     if hello.tokenizer != own.tokenizer:
-        return "tokenizer", "the draft model cuts text into tokens otherwise"
+        return "tokenizer", "the draft model has another tokenizer"
     return None
 
 
-def wrong(delta: Delta, session: Session, identity: Identity, limits: Limits) -> str:
+def delta_error(delta: Delta, session: Session, identity: Identity, limits: Limits) -> str:
     """Return what is invalid about a delta, which an honest target would not send; "" if nothing."""
     vocabulary = identity.vocab_size
     if not (0 <= delta.depth <= limits.max_depth and 0 <= delta.nodes <= limits.max_nodes):
@@ -26,24 +29,26 @@ def wrong(delta: Delta, session: Session, identity: Identity, limits: Limits) ->
     if not (0 <= delta.width <= limits.max_nodes and len(delta.expansion) <= limits.max_depth):
         return f"trees may be {limits.max_nodes} wide"
     if delta.expansion and not delta.depth <= len(delta.expansion):
-        return "an expansion says how many children the nodes of each level get"
+        return "an expansion must have an entry for each level of the tree"
     if any(not 0 < each <= limits.max_nodes for each in delta.expansion):
-        return "an expansion counts children"
+        return f"the entries of an expansion must be from 1 to {limits.max_nodes}"
     if delta.hidden:
-        return "hidden states are not taken in this version"
-    if min(delta.keep, delta.output, delta.number, delta.choice, delta.epoch) < 0 or not delta.tokens:
-        return "a delta brings tokens"
+        return "hidden states are not supported in this version"
+    if min(delta.retained, delta.output, delta.number, delta.choice, delta.epoch) < 0 or not delta.tokens:
+        return "a delta must have tokens, and no negative numbers"
     if max(delta.number, delta.epoch) >= 1 << 62 or delta.choice >= MAX_CHOICES:
         return "a number is too large"
     if min(delta.tokens) < 0 or max(delta.tokens) >= vocabulary:
         return f"the vocabulary has {vocabulary} tokens"
-    if delta.keep + len(delta.tokens) > limits.max_tokens or delta.output > delta.keep + len(delta.tokens):
-        return f"sequences may have {limits.max_tokens} tokens, outputs among them"
+    if delta.retained + len(delta.tokens) > limits.max_tokens or delta.output > delta.retained + len(
+        delta.tokens
+    ):
+        return f"sequences may have {limits.max_tokens} tokens, including outputs"
     if delta.sequence not in session.sequences and len(session.sequences) >= limits.max_sequences:
         return f"a target may have {limits.max_sequences} sequences"
     if delta.params is not None:
         if delta.params.grammar is not None or (delta.params.seed is None and not delta.params.greedy):
-            return "drafting needs a seed, and knows no grammars"
+            return "sampling parameters for drafting need a seed, and must not have a grammar"
         try:
             check_sampling(delta.params, vocabulary, identity.eos_token_ids)
         except ValueError as error:

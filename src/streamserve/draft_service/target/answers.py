@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamserve.draft_service.server.intake import bucket
+from streamserve.draft_service.server.rate_limits import bucket
 from streamserve.protocol.drafting import Busy, Delta, Drafts, Pong, ToTarget, Tree, Welcome
 from streamserve.speculation.tree import TokenTree
 
@@ -36,7 +36,7 @@ BYTES_A_SECOND = 64.0 * (1 << 20)
 
 
 @dataclass
-class Conduct:
+class Reputation:
     """A target's record of a service's wrong answers."""
 
     until: float = float("-inf")
@@ -77,7 +77,7 @@ class Flood:
         return False
 
 
-def unlikely(message: ToTarget) -> str:
+def timing_error(message: ToTarget) -> str:
     """Return what is impossible about a message's times; "" if nothing."""
     match message:
         case Drafts():
@@ -90,35 +90,35 @@ def unlikely(message: ToTarget) -> str:
             seconds = (message.lease,)
         case _:
             return ""
-    bad = [one for one in seconds if not 0.0 <= one <= LONGEST_SECONDS]  # rejects NaN too
+    bad = [value for value in seconds if not 0.0 <= value <= LONGEST_SECONDS]  # rejects NaN too
     if bad:
-        return f"it says {bad[0]} seconds"
+        return f"{bad[0]} seconds are out of range"
     if isinstance(message, Pong) and not (math.isfinite(message.sent) and message.active >= 0):
-        return "it answers no ping"
+        return "it does not answer a ping"
     return ""
 
 
-def checked(tree: Tree, root: int, delta: Delta, vocabulary: int) -> TokenTree:
+def validated_tree(tree: Tree, root: int, delta: Delta, vocabulary: int) -> TokenTree:
     """Return the tree of an answer to `delta`, whose last token was `root`. Raises ValueError if an honest
     service would not send it for a target with `vocabulary` tokens."""
     size = len(tree.tokens)
     if not 1 <= size <= delta.nodes + 1:
-        raise ValueError(f"{size - 1} nodes, {delta.nodes} were asked for")
+        raise ValueError(f"it has {size - 1} nodes, {delta.nodes} were requested")
     if tree.tokens[0] != root:
         raise ValueError("its root is another token")
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocabulary:
         raise ValueError(f"the vocabulary has {vocabulary} tokens")
     for shares in (tree.scores, tree.accept):
-        if not all(0.0 <= one <= OVER_ONE for one in shares):
-            raise ValueError("a score is none")
-    found = TokenTree(
+        if not all(0.0 <= share <= OVER_ONE for share in shares):
+            raise ValueError("a score is not between 0 and 1")
+    checked_tree = TokenTree(
         tree.tokens,
         tree.parents,
-        tuple(min(one, 1.0) for one in tree.scores),
-        tuple(min(one, 1.0) for one in tree.accept),
+        tuple(min(score, 1.0) for score in tree.scores),
+        tuple(min(share, 1.0) for share in tree.accept),
     ).check()
-    if max(found.depths()) > delta.depth:
-        raise ValueError(f"{max(found.depths())} levels, {delta.depth} were asked for")
+    if max(checked_tree.depths()) > delta.depth:
+        raise ValueError(f"it has {max(checked_tree.depths())} levels, {delta.depth} were requested")
     if len(set(zip(tree.parents, tree.tokens, strict=True))) < size:
         raise ValueError("two children of a node are the same")
-    return found
+    return checked_tree

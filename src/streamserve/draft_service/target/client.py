@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from streamserve.draft_service.target.answers import LOST_IN_A_ROW, Fault, checked, unlikely
+from streamserve.draft_service.target.answers import LOST_IN_A_ROW, Fault, timing_error, validated_tree
 from streamserve.draft_service.target.links import Link, Out
 from streamserve.draft_service.target.rebase import rebase
 from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import (
-    Ask,
     Busy,
     Delta,
     Draft,
+    DraftRequests,
     Drafts,
     Lost,
     Pong,
@@ -35,23 +35,23 @@ from streamserve.speculation.tree import TokenTree
 
 logger = logging.getLogger(__name__)
 
-BETTER = 0.5
+SWITCH_RATIO = 0.5
 """The current service is changed if another is expected to take at most this share of its answer time ..."""
-SURE = 3
+SWITCH_CHECKS = 3
 """... in this many checks in a row."""
-LOOK_SECONDS = 0.5
-MOST_TOKENS, MOST_NODES, MOST_DELTAS = 1 << 17, 1 << 13, 1 << 10
+SWITCH_CHECK_SECONDS = 0.5
+MAX_TOKENS, MAX_NODES, MAX_DELTAS = 1 << 17, 1 << 13, 1 << 10
 """Limits of one message; longer ones are split between sequences."""
-LEAST_TOKENS = 256
+MIN_TOKENS = 256
 TOKEN_BYTES = 5
 """The largest encoded size of a token, in bytes."""
-OVERDUE = 4.0
+OVERDUE_FACTOR = 4.0
 """A request counts as lost after this many times the usual answer time ..."""
-LEAST_OVERDUE = 0.25
+MIN_OVERDUE_SECONDS = 0.25
 
 
 @dataclass
-class _Told:
+class _SyncedSequence:
     """A sequence, the part of it that is synced to the service, and the tree received for its first `at`
     tokens."""
 
@@ -61,10 +61,10 @@ class _Told:
     number: int = 0
     base: int = 0
     sent: int = 0
-    asked: float | None = None
-    """When the request in flight was sent, for the first `asked_at` tokens."""
-    asked_at: int = 0
-    asked_for: Delta | None = None
+    requested_at: float | None = None
+    """When the request in flight was sent, for the first `requested_length` tokens."""
+    requested_length: int = 0
+    last_delta: Delta | None = None
     """The latest request."""
     lost: int = 0
     """How often the service reported it as lost since its last tree."""
@@ -108,11 +108,11 @@ class Client:
         self.moves = 0
         self.late = 0
         self.used = 0
-        self._sequences: dict[int, _Told] = {}
-        self._wanted: dict[int, DraftRequest] = {}
+        self._sequences: dict[int, _SyncedSequence] = {}
+        self._requests: dict[int, DraftRequest] = {}
         self._released: list[int] = []
-        self._looked = 0.0
-        self._sure = 0
+        self._checked_at = 0.0
+        self._better_checks = 0
 
     def tick(self, now: float) -> list[Out]:
         """Return the handshakes and pings that are due, after a check whether to change the service."""
@@ -124,19 +124,21 @@ class Client:
         self, requests: Sequence[DraftRequest], now: float, need: float, verify: float, plain: float
     ) -> list[Out]:
         """Send draft requests to the current service; the trees are useful for `need` seconds."""
-        self._wanted = {request.id: request for request in requests}
-        told = [(request, self._tell(request)) for request in requests]
+        self._requests = {request.id: request for request in requests}
+        synced = [(request, self._sync(request)) for request in requests]
         link = self.current
         if link is None or not link.usable(now):
             return []
         deltas = [
-            self._delta(request, one, now)
-            for request, one in told
-            if request.depth and self._free(one, link, now) and link.reads(len(one.tokens) + request.nodes)
+            self._delta(request, sequence, now)
+            for request, sequence in synced
+            if request.depth
+            and self._may_request(sequence, link, now)
+            and link.fits_context(len(sequence.tokens) + request.nodes)
         ]
         released, self._released = self._released if deltas else [], [] if deltas else self._released
-        asks = [
-            Ask(
+        messages = [
+            DraftRequests(
                 tag=link.tag,
                 channel=link.channel,
                 deltas=part,
@@ -147,7 +149,7 @@ class Client:
             )
             for number, part in enumerate(_parts(deltas, link.max_bytes))
         ]
-        return [link.send(ask, now) for ask in asks]
+        return [link.send(message, now) for message in messages]
 
     def unreachable(self, number: int, now: float) -> None:
         """Record that a message for link `number` could not be sent: nothing listens there."""
@@ -159,7 +161,7 @@ class Client:
         link = self.links[number]
         if link.on_probation(now):
             return []
-        if text := unlikely(message):
+        if text := timing_error(message):
             self.reject(number, "timing", text, now)
             return []
         match message:
@@ -169,13 +171,13 @@ class Client:
                         self._drafted(link, draft, message, now)
             case Lost(_, names):
                 if link.heard(message, now) and link is self.current:
-                    self._called_lost(link, names, now)
+                    self._handle_lost(link, names, now)
             case Pong() if not link.answers_ping(message):
-                self.reject(number, "foreign", "a ping that was never sent is answered", now)
+                self.reject(number, "foreign", "it answers a ping that was never sent", now)
             case Welcome() | Refused() | Busy() | Pong() | Unknown():
-                was = link.usable(now)
+                was_usable = link.usable(now)
                 link.heard(message, now)
-                if was and not link.usable(now) and link is self.current:
+                if was_usable and not link.usable(now) and link is self.current:
                     self._leave()
         self._choose(now)
         return []
@@ -186,7 +188,7 @@ class Client:
         if link.on_probation(now):
             return False
         if link.flood.over(size, now):
-            self.reject(number, "flood", "it sends too much", now, certain=True)
+            self.reject(number, "flood", "it exceeds the rate limits", now, certain=True)
             return False
         return True
 
@@ -200,18 +202,18 @@ class Client:
                 self._leave()
             self._choose(now)
 
-    def awaited(self, now: float, patience: float) -> list[int]:
+    def outstanding(self, now: float, max_wait: float) -> list[int]:
         """Return the sequences of the latest `begin` that have no usable tree yet and were requested less
-        than `patience` seconds ago: requests that were waited for in vain are not waited for again."""
-        return [id for id in self._wanted if self._awaits(id, now, patience)]
+        than `max_wait` seconds ago: requests that were waited for in vain are not waited for again."""
+        return [id for id in self._requests if self._is_outstanding(id, now, max_wait)]
 
-    def _awaits(self, id: int, now: float, patience: float) -> bool:
-        told = self._sequences[id]
+    def _is_outstanding(self, id: int, now: float, max_wait: float) -> bool:
+        sequence = self._sequences[id]
         return (
-            self._wanted[id].depth > 0
-            and told.asked is not None
-            and now - told.asked < patience
-            and self._ready(told) is None
+            self._requests[id].depth > 0
+            and sequence.requested_at is not None
+            and now - sequence.requested_at < max_wait
+            and self._ready(sequence) is None
         )
 
     def usual(self) -> float:
@@ -221,16 +223,16 @@ class Client:
     def take(self) -> dict[int, TokenTree]:
         """Return the trees received for the latest `begin`."""
         trees = {}
-        for id, request in self._wanted.items():
-            told = self._sequences[id]
-            tree = self._ready(told)
+        for id, request in self._requests.items():
+            sequence = self._sequences[id]
+            tree = self._ready(sequence)
             if tree is None or not request.depth:
                 continue
             self.used += 1
-            self.late += told.at < len(told.tokens)
+            self.late += sequence.at < len(sequence.tokens)
             trees[id] = tree
-            told.tree = None
-        self._wanted = {}
+            sequence.tree = None
+        self._requests = {}
         return trees
 
     def release(self, ids: Sequence[int]) -> None:
@@ -243,131 +245,143 @@ class Client:
         """End all sessions."""
         return [out for link in self.links for out in link.close(now)]
 
-    def _tell(self, request: DraftRequest) -> _Told:
+    def _sync(self, request: DraftRequest) -> _SyncedSequence:
         """Update the stored tokens of a sequence from the engine's request."""
-        told = self._sequences.get(request.id)
-        if told is None:
-            told = self._sequences[request.id] = _Told(_needed(request.params), request.epoch)
-        if request.epoch != told.epoch or request.keep < len(told.tokens):
+        sequence = self._sequences.get(request.id)
+        if sequence is None:
+            sequence = self._sequences[request.id] = _SyncedSequence(_needed(request.params), request.epoch)
+        if request.epoch != sequence.epoch or request.retained < len(sequence.tokens):
             # Sync it as a whole: the service finds the unchanged prefix itself and retains its KV.
-            told.epoch, told.params = request.epoch, _needed(request.params)
-            told.base = told.sent = 0
-            told.tree, told.asked = None, None
-        del told.tokens[request.keep :]
-        told.tokens += request.new_tokens
-        return told
+            sequence.epoch, sequence.params = request.epoch, _needed(request.params)
+            sequence.base = sequence.sent = 0
+            sequence.tree, sequence.requested_at = None, None
+        del sequence.tokens[request.retained :]
+        sequence.tokens += request.new_tokens
+        return sequence
 
-    def _free(self, told: _Told, link: Link, now: float) -> bool:
+    def _may_request(self, sequence: _SyncedSequence, link: Link, now: float) -> bool:
         """Return whether to request a tree for a sequence: it has no usable tree and no request in flight."""
-        if self._ready(told) is not None:
+        if self._ready(sequence) is not None:
             return False
-        if told.asked is not None and now - told.asked > max(OVERDUE * link.usual, LEAST_OVERDUE):
-            told.asked = None
-        return told.asked is None
+        if sequence.requested_at is not None and now - sequence.requested_at > max(
+            OVERDUE_FACTOR * link.usual, MIN_OVERDUE_SECONDS
+        ):
+            sequence.requested_at = None
+        return sequence.requested_at is None
 
-    def _delta(self, request: DraftRequest, told: _Told, now: float) -> Delta:
-        told.number += 1
+    def _delta(self, request: DraftRequest, sequence: _SyncedSequence, now: float) -> Delta:
+        sequence.number += 1
         delta = Delta(
             sequence=request.id,
-            epoch=told.epoch,
-            number=told.number,
-            base=told.base,
-            keep=told.sent,
-            tokens=told.tokens[told.sent :] or told.tokens[-1:],
+            epoch=sequence.epoch,
+            number=sequence.number,
+            base=sequence.base,
+            retained=sequence.sent,
+            tokens=sequence.tokens[sequence.sent :] or sequence.tokens[-1:],
             output=request.output,
             choice=request.choice,
             depth=request.depth,
             width=request.width,
             nodes=request.nodes,
             expansion=request.expansion,
-            params=None if told.base else told.params,
+            params=None if sequence.base else sequence.params,
         )
-        if told.sent == len(told.tokens):  # repeated request: the last token is sent twice
-            delta = msgspec.structs.replace(delta, keep=told.sent - 1)
-        told.base, told.sent = told.number, len(told.tokens)
-        told.asked, told.asked_at, told.asked_for = now, len(told.tokens), delta
+        if sequence.sent == len(sequence.tokens):  # repeated request: the last token is sent twice
+            delta = msgspec.structs.replace(delta, retained=sequence.sent - 1)
+        sequence.base, sequence.sent = sequence.number, len(sequence.tokens)
+        sequence.requested_at, sequence.requested_length, sequence.last_delta = (
+            now,
+            len(sequence.tokens),
+            delta,
+        )
         return delta
 
     def _drafted(self, link: Link, draft: Draft, message: Drafts, now: float) -> None:
-        told = self._sequences.get(draft.sequence)
-        if told is None or told.asked_for is None:
+        sequence = self._sequences.get(draft.sequence)
+        if sequence is None or sequence.last_delta is None:
             return
-        if draft.number > told.number or draft.number < 0:
-            self.reject(link.number, "foreign", "what was never asked is answered", now)
+        if draft.number > sequence.number or draft.number < 0:
+            self.reject(link.number, "foreign", "it answers a request that was never sent", now)
             return
-        if draft.number < told.number or told.asked is None or told.epoch != told.asked_for.epoch:
+        if (
+            draft.number < sequence.number
+            or sequence.requested_at is None
+            or sequence.epoch != sequence.last_delta.epoch
+        ):
             return  # late
-        if draft.epoch != told.epoch:
-            self.reject(link.number, "foreign", "what was asked of another text is answered", now)
+        if draft.epoch != sequence.epoch:
+            self.reject(link.number, "foreign", "it answers a request for another epoch of the sequence", now)
             return
-        seconds, told.asked = now - told.asked, None
+        seconds, sequence.requested_at = now - sequence.requested_at, None
         if draft.tree is not None:
-            root = told.tokens[told.asked_at - 1]
+            root = sequence.tokens[sequence.requested_length - 1]
             try:
-                told.tree = checked(draft.tree, root, told.asked_for, self._vocab_size)
+                sequence.tree = validated_tree(draft.tree, root, sequence.last_delta, self._vocab_size)
             except ValueError as error:
                 self.reject(link.number, "tree", str(error), now)
                 return
-            told.at, told.lost = told.asked_at, 0
+            sequence.at, sequence.lost = sequence.requested_length, 0
         link.answered(seconds, message)
 
-    def _ready(self, told: _Told) -> TokenTree | None:
+    def _ready(self, sequence: _SyncedSequence) -> TokenTree | None:
         """Return the part of a sequence's tree after its present tokens, or None."""
-        if told.tree is None or not 0 < told.at <= len(told.tokens):
+        if sequence.tree is None or not 0 < sequence.at <= len(sequence.tokens):
             return None
-        if told.tree.tokens[0] != told.tokens[told.at - 1]:
+        if sequence.tree.tokens[0] != sequence.tokens[sequence.at - 1]:
             return None
-        return rebase(told.tree, told.tokens[told.at :])
+        return rebase(sequence.tree, sequence.tokens[sequence.at :])
 
-    def _called_lost(self, link: Link, names: Sequence[int], now: float) -> None:
+    def _handle_lost(self, link: Link, names: Sequence[int], now: float) -> None:
         """Handle a report that the service has lost the state of these sequences; sync those in flight
         anew."""
         known = self._sequences
-        asked = [name for name in names if name in known and known[name].asked is not None]
-        self._lost(asked)
-        for name in asked:
-            told = known[name]
-            told.lost += 1
-            if told.lost > LOST_IN_A_ROW:
-                told.lost = 0
-                self.reject(link.number, "lost", "it loses a text over and over", now)
+        in_flight = [name for name in names if name in known and known[name].requested_at is not None]
+        self._reset(in_flight)
+        for name in in_flight:
+            sequence = known[name]
+            sequence.lost += 1
+            if sequence.lost > LOST_IN_A_ROW:
+                sequence.lost = 0
+                self.reject(link.number, "lost", "it repeatedly loses a sequence", now)
 
-    def _lost(self, names: Sequence[int]) -> None:
+    def _reset(self, names: Sequence[int]) -> None:
         for name in names:
-            told = self._sequences.get(name)
-            if told is not None:
-                told.base = told.sent = 0
-                told.asked = None
+            sequence = self._sequences.get(name)
+            if sequence is not None:
+                sequence.base = sequence.sent = 0
+                sequence.requested_at = None
 
     def _leave(self) -> None:
         """Leave the current service; nothing is synced any more."""
         self.current = None
         self._released = []
-        self._lost(list(self._sequences))
+        self._reset(list(self._sequences))
 
     def _choose(self, now: float) -> None:
         """Change the current service if it fails or another is clearly better."""
         if self.current is not None and not self.current.usable(now):
-            logger.info("the draft service at %s answers no more", self.current.address)
+            logger.info("the draft service at %s no longer answers", self.current.address)
             self._leave()
         usable = [link for link in self.links if link.usable(now)]
         if not usable:
             return
-        best = min(usable, key=lambda link: (link.promise, link.active, self._random.random()))
+        best = min(usable, key=lambda link: (link.expected_seconds, link.active, self._random.random()))
         if self.current is None:
-            self.current, self._sure = best, 0
+            self.current, self._better_checks = best, 0
             return
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._checked_at < SWITCH_CHECK_SECONDS:
             return
-        self._looked = now + self._random.random() * LOOK_SECONDS
-        better = best is not self.current and best.promise < BETTER * self.current.promise
-        self._sure = self._sure + 1 if better else 0
-        if self._sure >= SURE:
-            logger.info("changing over from draft service %s to %s", self.current.address, best.address)
+        self._checked_at = now + self._random.random() * SWITCH_CHECK_SECONDS
+        better = (
+            best is not self.current and best.expected_seconds < SWITCH_RATIO * self.current.expected_seconds
+        )
+        self._better_checks = self._better_checks + 1 if better else 0
+        if self._better_checks >= SWITCH_CHECKS:
+            logger.info("switching from draft service %s to %s", self.current.address, best.address)
             self.moves += 1
             self.current.abandon(list(self._sequences))
             self._leave()
-            self.current, self._sure = best, 0
+            self.current, self._better_checks = best, 0
 
 
 def _needed(params: SamplingParams) -> SamplingParams:
@@ -378,13 +392,13 @@ def _needed(params: SamplingParams) -> SamplingParams:
 
 def _parts(deltas: Sequence[Delta], max_bytes: int) -> list[list[Delta]]:
     """Split the deltas into messages that fit a service with a limit of `max_bytes` per message."""
-    most = min(MOST_TOKENS, max(max_bytes // (2 * TOKEN_BYTES), LEAST_TOKENS))
+    limit = min(MAX_TOKENS, max(max_bytes // (2 * TOKEN_BYTES), MIN_TOKENS))
     parts: list[list[Delta]] = []
     tokens = nodes = 0
     for delta in deltas:
-        if not parts or len(delta.tokens) > tokens or delta.nodes > nodes or len(parts[-1]) >= MOST_DELTAS:
+        if not parts or len(delta.tokens) > tokens or delta.nodes > nodes or len(parts[-1]) >= MAX_DELTAS:
             parts.append([])
-            tokens, nodes = most, MOST_NODES
+            tokens, nodes = limit, MAX_NODES
         parts[-1].append(delta)
         tokens -= len(delta.tokens)
         nodes -= delta.nodes

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamserve.draft_service.target.answers import Conduct, Flood
+from streamserve.draft_service.target.answers import Flood, Reputation
 from streamserve.protocol.drafting import (
     DRAFT_VERSION,
-    Ask,
     Busy,
     Bye,
+    DraftRequests,
     Drafts,
     Hello,
     Lost,
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """Seconds between two Hellos."""
-SOON_SECONDS = 0.1
+RESEND_SECONDS = 0.1
 """Seconds to the next Hello if the last could not be sent."""
 ABSENT_SECONDS = 1.0
 """Seconds after which an unanswered Hello is logged."""
@@ -79,21 +79,21 @@ class Link:
     answers: int = 0
     sessions: int = 0
     refusal: str = ""
-    calling_since: float | None = None
+    hello_since: float | None = None
     """When the first of the Hellos that are still unanswered was sent."""
-    missed: bool = False
+    absence_logged: bool = False
     """Whether the log says that the service is absent."""
     max_bytes: int = 0
     """The service's limit of one message, in bytes."""
     opened: float = 0.0
     """When the session began."""
-    fruitful: bool = False
+    had_trees: bool = False
     """Whether trees have arrived in this session."""
-    conduct: Conduct = field(default_factory=Conduct)
+    reputation: Reputation = field(default_factory=Reputation)
     flood: Flood = field(default_factory=Flood)
     _logged: tuple[str, float] = ("", float("-inf"))
     _pings: deque[float] = field(default_factory=lambda: deque(maxlen=PINGS))
-    _gone: list[int] = field(default_factory=list)
+    _to_release: list[int] = field(default_factory=list)
 
     @property
     def open(self) -> bool:
@@ -105,25 +105,25 @@ class Link:
 
     def on_probation(self, now: float) -> bool:
         """Return whether it must not be contacted because of its wrong answers."""
-        return now < self.conduct.until
+        return now < self.reputation.until
 
     def punish(self, now: float, fault: str, certain: bool) -> bool:
         """Record a wrong answer; return whether the service is on probation from now on."""
-        if self.on_probation(now) or not self.conduct.strike(now, certain):
+        if self.on_probation(now) or not self.reputation.strike(now, certain):
             return False
         logger.warning(
-            "the draft service at %s answers wrongly (%s): going on without it for %.0f s",
-            self.address, printable(fault, 120), self.conduct.until - now,
+            "the draft service at %s sent a wrong answer (%s): not used for %.0f s",
+            self.address, printable(fault, 120), self.reputation.until - now,
         )  # fmt: skip
         self._close(now)
-        self.retry_at = self.conduct.until
+        self.retry_at = self.reputation.until
         return True
 
     def answers_ping(self, message: Pong) -> bool:
         """Return whether a Pong answers a Ping that was sent in this session."""
         return message.tag != self.tag or message.sent in self._pings
 
-    def reads(self, length: int) -> bool:
+    def fits_context(self, length: int) -> bool:
         """Return whether `length` tokens fit the context of its model."""
         return length <= self.max_model_len
 
@@ -131,10 +131,10 @@ class Link:
         """Record that it cannot be reached."""
         if self.open:
             self._close(now)
-        self.retry_at = now + SOON_SECONDS
+        self.retry_at = now + RESEND_SECONDS
 
     @property
-    def promise(self) -> float:
+    def expected_seconds(self) -> float:
         """The expected seconds until it would answer."""
         return self.queue + self.seconds + self.transit
 
@@ -142,14 +142,18 @@ class Link:
         """Return the Hello, without a session, or the Ping, within one, that is due."""
         if self.open and self.unanswered is not None and now - self.unanswered > SILENCE_SECONDS:
             self._close(now)
-            self._miss("is silent")
+            self._log_absence("stopped answering")
         if not self.open:
-            return self._call(now)
+            return self._hello(now)
         outs = []
-        if self._gone:
-            gone, self._gone = self._gone, []
+        if self._to_release:
+            released, self._to_release = self._to_release, []
             outs.append(
-                self.send(Ask(tag=self.tag, channel=self.channel, deltas=[], released=gone), now, False)
+                self.send(
+                    DraftRequests(tag=self.tag, channel=self.channel, deltas=[], released=released),
+                    now,
+                    False,
+                )
             )
         if now - self.pinged >= self.ping:
             self.pinged = now
@@ -157,14 +161,14 @@ class Link:
             outs.append(self.send(Ping(self.tag, self.channel, now), now))
         return outs
 
-    def _call(self, now: float) -> list[Out]:
+    def _hello(self, now: float) -> list[Out]:
         """Return a Hello if one is due."""
-        if self.calling_since is not None and now - self.calling_since >= ABSENT_SECONDS:
-            self._miss("does not answer")
+        if self.hello_since is not None and now - self.hello_since >= ABSENT_SECONDS:
+            self._log_absence("does not answer")
         if now < self.retry_at:
             return []
-        if self.calling_since is None:
-            self.calling_since = now
+        if self.hello_since is None:
+            self.hello_since = now
         self.nonce += 1
         self.retry_at = now + RETRY_SECONDS
         return [Out(self.number, Hello(
@@ -172,19 +176,19 @@ class Link:
             nonce=self.nonce,
         ))]  # fmt: skip
 
-    def _miss(self, how: str) -> None:
+    def _log_absence(self, how: str) -> None:
         """Log once that the service is absent."""
-        if not self.missed:
-            self.missed = True
+        if not self.absence_logged:
+            self.absence_logged = True
             logger.warning(
-                "the draft service at %s %s: going on without it, until it is there", self.address, how
+                "the draft service at %s %s: continuing without it until it answers", self.address, how
             )
 
-    def _met(self) -> None:
+    def _hello_answered(self) -> None:
         """Record that the service answered a Hello in any way."""
-        if self.missed:
-            logger.warning("the draft service at %s is there again", self.address)
-        self.calling_since, self.missed = None, False
+        if self.absence_logged:
+            logger.warning("the draft service at %s answers again", self.address)
+        self.hello_since, self.absence_logged = None, False
 
     def send(self, message: ToService, now: float, answered: bool = True) -> Out:
         """Return a message to send; if `answered`, an answer to it is expected."""
@@ -199,14 +203,14 @@ class Link:
                 return self._welcome(message, now)
             case Refused(nonce, reason, text):
                 if nonce in (0, self.nonce):
-                    self._met()
+                    self._hello_answered()
                     self.refusal = printable(f"{reason}: {text}", 200)
                     if self.refusal != self._logged[0] or now - self._logged[1] >= REFUSED_SECONDS:
                         self._logged = self.refusal, now
                         logger.error("the draft service at %s refuses: %s", self.address, self.refusal)
                     self._close(now)
-                    for_good = reason in ("version", "tokenizer", "vocabulary", "key")
-                    self.retry_at = now + (REFUSED_SECONDS if for_good else RETRY_SECONDS)
+                    permanent = reason in ("version", "tokenizer", "vocabulary", "key")
+                    self.retry_at = now + (REFUSED_SECONDS if permanent else RETRY_SECONDS)
                 return True
             case Busy(nonce, tag, retry):
                 return self._busy(nonce, tag, min(max(retry, 0.0), REFUSED_SECONDS), now)
@@ -225,7 +229,7 @@ class Link:
 
     def answered(self, seconds: float, drafts: Drafts) -> None:
         """Record that trees arrived `seconds` after their request."""
-        self.fruitful = True
+        self.had_trees = True
         self.usual = seconds if not self.answers else self.usual + RATE * (seconds - self.usual)
         self.answers += 1
         self.queue, self.seconds = drafts.queue, drafts.seconds
@@ -233,7 +237,7 @@ class Link:
 
     def abandon(self, sequences: Sequence[int]) -> None:
         """Leave the session open, but let the service forget these sequences."""
-        self._gone += sequences
+        self._to_release += sequences
 
     def close(self, now: float) -> list[Out]:
         """End the session."""
@@ -252,22 +256,22 @@ class Link:
     def _welcome(self, welcome: Welcome, now: float) -> bool:
         if welcome.nonce != self.nonce or self.open or self.on_probation(now):
             return False
-        self._met()
+        self._hello_answered()
         if self.models and welcome.model not in self.models:
-            self.refusal = f"its draft model {printable(welcome.model)} is not one of the allowed"
+            self.refusal = f"its draft model {printable(welcome.model)} is not one of the allowed models"
             logger.error("the draft service at %s: %s", self.address, self.refusal)
             self.retry_at = now + REFUSED_SECONDS
             return False
         if welcome.model != self.model:
             logger.info("the draft service at %s has model %s", self.address, printable(welcome.model))
-        self.opened, self.fruitful = now, False
+        self.opened, self.had_trees = now, False
         self.max_bytes = welcome.max_bytes
         self._pings.clear()
         self.tag, self.channel, self.model = welcome.tag, welcome.channel, welcome.model
         self.max_model_len = welcome.max_model_len
         self.active, self.refusal, self.unanswered = welcome.active, "", None
         self.busy_until, self.sessions = 0.0, self.sessions + 1
-        self._gone = []
+        self._to_release = []
         return True
 
     def _busy(self, nonce: int, tag: int, retry: float, now: float) -> bool:
@@ -277,12 +281,12 @@ class Link:
         elif self.open and not (tag or nonce):
             self.busy_until = now + retry
         elif nonce == self.nonce:
-            self._met()
+            self._hello_answered()
             self.retry_at = now + retry
         return True
 
     def _close(self, now: float) -> None:
-        short = not self.fruitful and now - self.opened < RETRY_SECONDS
+        short = not self.had_trees and now - self.opened < RETRY_SECONDS
         self.tag, self.channel, self.unanswered = 0, b"", None
         # After a session without any tree, wait before the next one: each session syncs all sequences from
         # the beginning.

@@ -20,12 +20,12 @@ def rebase(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
             below.add(node)
     if len(below) == 1:
         return None
-    kept = sorted(below)
-    place = {node: number for number, node in enumerate(kept)}
-    reached = tree.accept[root] or 1.0
+    nodes = sorted(below)
+    index = {node: number for number, node in enumerate(nodes)}
+    root_accept = tree.accept[root] or 1.0
     return TokenTree(
-        tuple(tree.tokens[node] for node in kept),
-        (-1, *(place[tree.parents[node]] for node in kept[1:])),
-        (1.0, *(tree.scores[node] for node in kept[1:])),
-        (1.0, *(min(1.0, tree.accept[node] / reached) for node in kept[1:])),
+        tuple(tree.tokens[node] for node in nodes),
+        (-1, *(index[tree.parents[node]] for node in nodes[1:])),
+        (1.0, *(tree.scores[node] for node in nodes[1:])),
+        (1.0, *(min(1.0, tree.accept[node] / root_accept) for node in nodes[1:])),
     )

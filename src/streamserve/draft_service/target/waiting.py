@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 RATE = 0.1
 """Weight of the newest value in a moving mean."""
-FIRST_PLAIN = 0.05
-FIRST_GAIN = 2.0
+INITIAL_PLAIN_SECONDS = 0.05
+INITIAL_GAIN = 2.0
 """Initial seconds of a step, and initial tokens gained by a tree."""
-LOOK_EVERY = 16
+RETRY_STEPS = 16
 """Steps without waiting, because the service was too slow, after which waiting is tried once."""
 LONGEST = 1.0
-FEW, HICCUP = 4, 3.0
+MIN_SAMPLES, OUTLIER_FACTOR = 4, 3.0
 """From this many values on, a value is capped at this many times the mean: some intervals contain other
 steps."""
 
@@ -21,8 +21,8 @@ class _Mean:
     count: int = 0
 
     def add(self, value: float) -> None:
-        if self.count >= FEW:
-            value = min(value, HICCUP * self.value)
+        if self.count >= MIN_SAMPLES:
+            value = min(value, OUTLIER_FACTOR * self.value)
         self.count += 1
         self.value += max(RATE, 1.0 / self.count) * (value - self.value)
 
@@ -33,10 +33,10 @@ class Waiting:
     then progresses as far as without it. Trees that usually take longer are not waited for, but used when
     they arrive: drafting overlaps with the target's steps."""
 
-    plain: _Mean = field(default_factory=lambda: _Mean(FIRST_PLAIN))
-    gain: _Mean = field(default_factory=lambda: _Mean(FIRST_GAIN))
+    plain: _Mean = field(default_factory=lambda: _Mean(INITIAL_PLAIN_SECONDS))
+    gain: _Mean = field(default_factory=lambda: _Mean(INITIAL_GAIN))
     verify: _Mean = field(default_factory=lambda: _Mean(0.0))
-    _unwaited: int = 0
+    _skipped_waits: int = 0
 
     def worked(self, seconds: float, trees: bool) -> None:
         """Record the seconds from one collection of trees to the next request, with or without trees."""
@@ -48,14 +48,14 @@ class Waiting:
         self.gain.add(float(tokens))
 
     @property
-    def patience(self) -> float:
+    def max_wait(self) -> float:
         """The seconds for which waiting pays."""
         return min(self.gain.value * self.plain.value, LONGEST)
 
     def limit(self, usual: float) -> float:
         """Return the seconds to wait for answers that usually take `usual` seconds."""
-        if usual <= self.patience:
-            self._unwaited = 0
-            return self.patience
-        self._unwaited += 1
-        return self.patience if self._unwaited % LOOK_EVERY == 0 else 0.0
+        if usual <= self.max_wait:
+            self._skipped_waits = 0
+            return self.max_wait
+        self._skipped_waits += 1
+        return self.max_wait if self._skipped_waits % RETRY_STEPS == 0 else 0.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.execution.checkpoint import Checkpoint
-from streamserve.execution.native.attention import MOST_QUERIES
+from streamserve.execution.native.attention import MAX_QUERY_GROUP
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.weights import check_weights
 from streamserve.protocol.errors import CheckpointError
@@ -24,7 +24,7 @@ class DraftChoice:
     spec: ModelSpec | None = None
 
 
-NONE = DraftChoice("none")
+NO_DRAFT = DraftChoice("none")
 
 
 def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
@@ -32,7 +32,7 @@ def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
     or a folder; auto is resolved with the other settings, so here it means none. Raises CheckpointError,
     naming both sides, for a draft that does not fit."""
     if draft in ("auto", "none"):
-        return NONE
+        return NO_DRAFT
     if draft == "ngram" or draft.startswith("tcp://"):
         return DraftChoice("ngram" if draft == "ngram" else "remote")
     if draft.startswith("self:"):
@@ -46,22 +46,22 @@ def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
 
 
 def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
-    small = read_spec(folder)
-    check_weights(Checkpoint(folder), small)
-    if small.vocab_size != spec.vocab_size:
+    draft_spec = read_spec(folder)
+    check_weights(Checkpoint(folder), draft_spec)
+    if draft_spec.vocab_size != spec.vocab_size:
         raise CheckpointError(
-            f"--draft {folder} has a vocabulary of {small.vocab_size} tokens, {target} one of "
+            f"--draft {folder} has a vocabulary of {draft_spec.vocab_size} tokens, {target} one of "
             f"{spec.vocab_size}: they must be the same"
         )
     if _vocabulary(folder) != _vocabulary(target):
         raise CheckpointError(
-            f"--draft {folder} names its tokens otherwise than {target}: compare {TOKENIZER}"
+            f"--draft {folder} has another vocabulary than {target}: compare their {TOKENIZER}"
         )
-    if small.num_heads // small.num_kv_heads > MOST_QUERIES:
+    if draft_spec.num_heads // draft_spec.num_kv_heads > MAX_QUERY_GROUP:
         raise CheckpointError(
-            f"--draft {folder}: more than {MOST_QUERIES} query heads share a key-value head"
+            f"--draft {folder}: more than {MAX_QUERY_GROUP} query heads share a key-value head"
         )
-    return DraftChoice("model", folder=folder, spec=small)
+    return DraftChoice("model", folder=folder, spec=draft_spec)
 
 
 def _vocabulary(folder: Path) -> object:
@@ -70,7 +70,7 @@ def _vocabulary(folder: Path) -> object:
     if not path.exists():
         return None
     try:
-        read = json.loads(path.read_bytes())
-        return read["model"]["vocab"], read.get("added_tokens")
+        content = json.loads(path.read_bytes())
+        return content["model"]["vocab"], content.get("added_tokens")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

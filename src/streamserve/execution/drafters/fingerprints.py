@@ -18,13 +18,13 @@ def fingerprints(folder: Path, vocab_size: int) -> tuple[str, str]:
     if not path.exists():
         return "", _digest(vocab_size)
     try:
-        read = json.loads(path.read_bytes())
-        model = dict(read["model"])
-        vocabulary = [vocab_size, model.pop("vocab"), read.get("added_tokens")]
-        cutting = [model, read.get("normalizer"), read.get("pre_tokenizer")]
+        content = json.loads(path.read_bytes())
+        model = dict(content["model"])
+        vocabulary = [vocab_size, model.pop("vocab"), content.get("added_tokens")]
+        tokenization = [model, content.get("normalizer"), content.get("pre_tokenizer")]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return _digest(cutting), _digest(vocabulary)
+    return _digest(tokenization), _digest(vocabulary)
 
 
 def _digest(value: Any) -> str:

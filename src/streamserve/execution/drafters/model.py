@@ -4,7 +4,7 @@ pass 0   every request's tokens that the model has not read yet, the last one in
 pass l   level l of all trees, whose children are level l + 1
 
 A pass computes only the level's rows: the slots after the committed tokens hold the levels above in node
-order, as in verification. The KV of draft tokens is not kept: accepted ones are read again in the next
+order, as in verification. The KV of draft tokens is not retained: accepted ones are read again in the next
 request's first pass, which costs a small model next to nothing.
 """
 
@@ -18,8 +18,13 @@ from torch import Tensor
 
 from streamserve.engine.plan import DraftRequest, Span
 from streamserve.execution.attention import AttentionBackend
-from streamserve.execution.drafters.guesses import Guess, Guesser, best_guesses, drawn_guesses
 from streamserve.execution.drafters.path_state import PathState, PathStates
+from streamserve.execution.drafters.selection import (
+    DraftSelector,
+    ScoredToken,
+    sample_draft_tokens,
+    select_draft_tokens,
+)
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
@@ -27,14 +32,14 @@ from streamserve.execution.model import Model
 from streamserve.execution.sampling import Scores, finite_rows
 from streamserve.speculation.tree import TokenTree
 
-MOST_ROWS = 1024
+MAX_QUERY_TOKENS = 1024
 """Maximum tokens of one pass over unread text."""
-HOPELESS = 0.02
+MIN_PATH_PROBABILITY = 0.02
 """A path to which the draft model assigns a lower probability than this is not extended."""
 
 
 @dataclass
-class _Growing:
+class _TreeBuilder:
     """A tree under construction; `level` are the nodes whose children are drafted next."""
 
     request: DraftRequest
@@ -51,11 +56,11 @@ class _Growing:
     """Whether the hidden states of the committed tokens, and so their KV, are finite."""
 
     @property
-    def wants_more(self) -> bool:
+    def unfinished(self) -> bool:
         full = len(self.tokens) > self.request.nodes
         return self.finite and bool(self.level) and self.depth < self.request.depth and not full
 
-    def guessed(self, node: int) -> list[int]:
+    def path_to(self, node: int) -> list[int]:
         """Return the draft tokens from the root (which is none) to `node`."""
         path: list[int] = []
         while node:
@@ -68,22 +73,24 @@ class _Growing:
             tuple(self.tokens), tuple(self.parents), tuple(self.scores), tuple(self.accept), self.draws
         )
 
-    def grow(self, guesses: Sequence[Sequence[Guess]]) -> None:
-        """Add the likeliest children of the level's nodes as the next level; `guesses` are the draft tokens
-        of each node."""
+    def grow(self, drafted: Sequence[Sequence[ScoredToken]]) -> None:
+        """Add the likeliest children of the level's nodes as the next level; `drafted` are the draft
+        tokens of each node."""
         expansion = self.request.expansion
-        each = expansion[self.depth] if expansion else self.request.width
+        children_per_node = expansion[self.depth] if expansion else self.request.width
         candidates = [
             (self.accept[node] * feature, rank, node, token, feature)
-            for node, children in zip(self.level, guesses, strict=True)
-            for rank, (token, feature) in enumerate(children[:each])
+            for node, children in zip(self.level, drafted, strict=True)
+            for rank, (token, feature) in enumerate(children[:children_per_node])
         ]
-        candidates = [one for one in candidates if one[0] >= HOPELESS or expansion]
-        candidates.sort(key=lambda one: (-one[0], one[1], one[2]))
-        room = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
+        candidates = [
+            candidate for candidate in candidates if candidate[0] >= MIN_PATH_PROBABILITY or expansion
+        ]
+        candidates.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))
+        free_nodes = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
         # Children of one parent in order of rank: statistics take the first child as the best.
         self.level = []
-        for path, _, parent, token, feature in candidates[:room]:
+        for path, _, parent, token, feature in candidates[:free_nodes]:
             self.level.append(len(self.tokens))
             self.tokens.append(token)
             self.parents.append(parent)
@@ -93,7 +100,7 @@ class _Growing:
 
 
 class ModelDrafter:
-    """Implements engine.plan.Drafter with `model`, whose KV is in `cache`, KV cache group number `plane` of
+    """Implements engine.plan.Drafter with `model`, whose KV is in `cache`, KV cache group number `group` of
     the blocks."""
 
     def __init__(
@@ -101,18 +108,19 @@ class ModelDrafter:
         model: Model,
         cache: KVCache,
         attention: AttentionBackend,
-        plane: int,
-        drawing: bool = False,
+        group: int,
+        rejection_sampling: bool = False,
         eos_token_ids: Sequence[int] = (),
         grammars: Grammars | None = None,
-        guesser: Guesser = best_guesses,
+        selector: DraftSelector = select_draft_tokens,
     ) -> None:
-        """`drawing`: draft tokens of sampled requests are drawn at random, for verification by rejection.
-        `eos_token_ids` are the target's. Without `grammars`, drafting ignores the requests' grammars."""
-        self.plane = plane
-        self._drawing = drawing
+        """`rejection_sampling`: draft tokens of sampled requests are drawn at random, for verification by
+        rejection. `eos_token_ids` are the target's. Without `grammars`, drafting ignores the requests'
+        grammars."""
+        self.group = group
+        self._rejection_sampling = rejection_sampling
         self._states = PathStates(eos_token_ids, grammars)
-        self._guesser = guesser
+        self._selector = selector
         self._model = model
         self.cache = cache
         self._attention = attention
@@ -124,12 +132,12 @@ class ModelDrafter:
         """Draft at once: the drafter runs on the target's device, so nothing would overlap."""
         trees = [self._start(request) for request in requests]
         hidden = self._read(trees)
-        growing = [tree for tree in trees if tree.wants_more]
+        growing = [tree for tree in trees if tree.unfinished]
         if len(growing) < len(trees):
-            hidden = hidden[[row for row, tree in enumerate(trees) if tree.wants_more]]
+            hidden = hidden[[row for row, tree in enumerate(trees) if tree.unfinished]]
         while growing:
             self._extend(growing, self._model.logits(hidden))
-            growing = [tree for tree in growing if tree.wants_more]
+            growing = [tree for tree in growing if tree.unfinished]
             if growing:
                 hidden = self._pass(growing)
         # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
@@ -144,24 +152,24 @@ class ModelDrafter:
             self._tokens.pop(id, None)
             self._states.forget(id)
 
-    def _start(self, request: DraftRequest) -> _Growing:
+    def _start(self, request: DraftRequest) -> _TreeBuilder:
         tokens = self._tokens.setdefault(request.id, [])
-        del tokens[request.keep :]
+        del tokens[request.retained :]
         tokens += request.new_tokens
-        return _Growing(request, len(tokens), [tokens[-1]], self._states.of(request, tokens))
+        return _TreeBuilder(request, len(tokens), [tokens[-1]], self._states.of(request, tokens))
 
-    def _read(self, trees: Sequence[_Growing]) -> Tensor:
+    def _read(self, trees: Sequence[_TreeBuilder]) -> Tensor:
         """Read all committed tokens that have no KV yet; return the hidden states of each sequence's last
         token."""
         spans = []
         for tree in trees:
             start = min(tree.request.computed, tree.length - 1)
             tokens = self._tokens[tree.request.id]
-            while tree.length - start > MOST_ROWS:
-                piece = tokens[start : start + MOST_ROWS]
+            while tree.length - start > MAX_QUERY_TOKENS:
+                piece = tokens[start : start + MAX_QUERY_TOKENS]
                 hidden, _ = self._forward([Span(tree.request.id, start, piece, tree.request.blocks)])
                 tree.finite &= bool(finite_rows(hidden).all())
-                start += MOST_ROWS
+                start += MAX_QUERY_TOKENS
             spans.append(Span(tree.request.id, start, tokens[start:], tree.request.blocks))
         hidden, offsets = self._forward(spans)
         finite = finite_rows(hidden)
@@ -169,12 +177,12 @@ class ModelDrafter:
             tree.finite &= bool(finite[offset : offset + len(span.tokens)].all())
         return hidden[[offset + len(span.tokens) - 1 for offset, span in zip(offsets, spans, strict=True)]]
 
-    def _pass(self, trees: Sequence[_Growing]) -> Tensor:
+    def _pass(self, trees: Sequence[_TreeBuilder]) -> Tensor:
         """Return the hidden states of the trees' levels, tree by tree."""
         hidden, _ = self._forward([self._span(tree) for tree in trees])
         return hidden
 
-    def _span(self, tree: _Growing) -> Span:
+    def _span(self, tree: _TreeBuilder) -> Span:
         request, node = tree.request, tree.level[-1]
         if request.width == 1:
             return Span(request.id, tree.length - 1 + tree.depth, [tree.tokens[node]], request.blocks)
@@ -189,7 +197,7 @@ class ModelDrafter:
         hidden = self._model.forward(tokens, positions, self._attention)
         return hidden, [part.offset for part in layout.parts]
 
-    def _extend(self, trees: Sequence[_Growing], logits: Tensor) -> None:
+    def _extend(self, trees: Sequence[_TreeBuilder], logits: Tensor) -> None:
         """Grow each tree by the draft tokens after its level; the level's rows of `logits` are ordered by
         tree."""
         rows = [(tree, node) for tree in trees for node in tree.level]
@@ -198,30 +206,30 @@ class ModelDrafter:
         outputs = [tree.request.output + tree.depth for tree, _ in rows]
         width = max(tree.request.width for tree in trees)
         adjusted, ended = _adjust(rows, logits)
-        guesses = self._guesser(logits, params, choices, outputs, width, adjusted)
-        if self._drawing:
-            drawn = [row for row, one in enumerate(params) if not one.greedy]
-            draws = drawn_guesses(
-                logits[drawn],
-                [params[row] for row in drawn],
-                [choices[row] for row in drawn],
-                [outputs[row] for row in drawn],
+        drafted = self._selector(logits, params, choices, outputs, width, adjusted)
+        if self._rejection_sampling:
+            sampled_rows = [row for row, candidate in enumerate(params) if not candidate.greedy]
+            draws = sample_draft_tokens(
+                logits[sampled_rows],
+                [params[row] for row in sampled_rows],
+                [choices[row] for row in sampled_rows],
+                [outputs[row] for row in sampled_rows],
                 width,
-                {place: adjusted[row] for place, row in enumerate(drawn) if row in adjusted},
+                {index: adjusted[row] for index, row in enumerate(sampled_rows) if row in adjusted},
             )
-            for row, (own, shares) in zip(drawn, draws, strict=True):
+            for row, (sampled, distribution) in zip(sampled_rows, draws, strict=True):
                 tree, node = rows[row]
-                guesses[row], tree.draws[node] = own, shares
+                drafted[row], tree.draws[node] = sampled, distribution
         for row in ended:
-            guesses[row] = []
+            drafted[row] = []
         start = 0
         for tree in trees:
             end = start + len(tree.level)
-            tree.grow(guesses[start:end])
+            tree.grow(drafted[start:end])
             start = end
 
 
-def _adjust(rows: Sequence[tuple[_Growing, int]], logits: Tensor) -> tuple[dict[int, Scores], list[int]]:
+def _adjust(rows: Sequence[tuple[_TreeBuilder, int]], logits: Tensor) -> tuple[dict[int, Scores], list[int]]:
     """Return adjusted scores by row, for nodes of requests with a path state, and the rows where texts
     ended."""
     adjusted: dict[int, Scores] = {}
@@ -229,7 +237,7 @@ def _adjust(rows: Sequence[tuple[_Growing, int]], logits: Tensor) -> tuple[dict[
     for row, (tree, node) in enumerate(rows):
         if tree.state is None:
             continue
-        scores = tree.state.adjusted(logits[row].float(), tree.guessed(node))
+        scores = tree.state.adjusted(logits[row].float(), tree.path_to(node))
         if scores is None:
             ended.append(row)
         else:

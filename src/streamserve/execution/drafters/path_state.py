@@ -48,7 +48,7 @@ class PathState:
             except GrammarError:
                 self._matcher = None  # the request is about to end because of it, or needs no draft tokens
 
-    def holds(self, request: DraftRequest, outputs: Sequence[int]) -> bool:
+    def matches(self, request: DraftRequest, outputs: Sequence[int]) -> bool:
         """Return whether this is the state of `request` before its last `outputs`: of the same epoch, for the
         same choice, and with outputs that are still a prefix of `outputs`."""
         same = self._epoch == request.epoch and self._choice == request.choice
@@ -61,11 +61,13 @@ class PathState:
         if self._matcher and new:
             self._matcher.commit(new)
 
-    def prefix(self, path: Sequence[int]) -> int:
+    def count_accepted(self, path: Sequence[int]) -> int:
         """Return how many draft tokens of `path` the grammar and the list of allowed tokens accept."""
         listed = self._params.allowed_token_ids
-        known = next((i for i, token in enumerate(path) if listed and token not in listed), len(path))
-        return self._matcher.prefix(path[:known]) if self._matcher else known
+        allowed_length = next(
+            (i for i, token in enumerate(path) if listed and token not in listed), len(path)
+        )
+        return self._matcher.count_accepted(path[:allowed_length]) if self._matcher else allowed_length
 
     def adjusted(self, logits: Tensor, path: Sequence[int]) -> Scores | None:
         """Return the `logits` [vocabulary] after the outputs and the draft tokens `path`, with all processing
@@ -98,7 +100,7 @@ class PathStates:
             return None
         outputs = tokens[len(tokens) - request.output :]
         state = self._states.get(request.id)
-        if state is None or not state.holds(request, outputs):
+        if state is None or not state.matches(request, outputs):
             state = PathState(request, tokens, self._eos_token_ids, self._grammars)
             self._states[request.id] = state
         state.commit(outputs)

@@ -8,5 +8,6 @@ cpp/attention*          paged attention
 cpp/elementwise.*       norms, rotary embedding, SwiGLU
 cpp/layers.*            decoder layers as one call
 cpp/sampling.*          from logits to tokens
+cpp/draft_selection.cpp from a draft model's logits to draft tokens
 build.py → library.py → linear.py, attention.py, sampling.py → model.py
 """

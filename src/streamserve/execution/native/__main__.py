@@ -10,7 +10,7 @@ def main() -> int:
     try:
         print(build())
     except BuildFailed as error:
-        print(f"no kernels of our own, plain torch will compute: {error}", file=sys.stderr)
+        print(f"native kernels are unavailable, models run on the PyTorch backend: {error}", file=sys.stderr)
     except NativeCacheError as error:
         print(error, file=sys.stderr)
         return 1

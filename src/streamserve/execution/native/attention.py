@@ -13,7 +13,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows
 from streamserve.execution.native.library import TYPES, CacheLayerStruct, SpanStruct, StepStruct, ThreadPool
 
-MOST_QUERIES = 256
+MAX_QUERY_GROUP = 256
 """The maximum number of query heads that may share a key-value head."""
 
 
@@ -28,17 +28,18 @@ class Spans:
         self.rows = len(layout.tokens)
         self.slots = layout.slots
         numbers = array("i")
-        places = []
+        offsets = []
         for part in layout.parts:
             tree = part.span.tree
-            places.append(len(numbers))
+            offsets.append(len(numbers))
             numbers.extend(part.span.blocks)
             if tree is not None and len(tree) > 1:
                 numbers.extend(tree.parents)
         self._numbers = numbers
         base, size = numbers.buffer_info()[0], numbers.itemsize
         structs = b"".join(
-            _span(part, base + place * size, size) for part, place in zip(layout.parts, places, strict=True)
+            _span(part, base + offset * size, size)
+            for part, offset in zip(layout.parts, offsets, strict=True)
         )
         self._structs = (SpanStruct * len(layout.parts)).from_buffer_copy(structs)
 
@@ -60,7 +61,7 @@ def _span(part: SpanRows, blocks: int, size: int) -> bytes:
     parents = 0 if span.tree is None or len(span.tree) == 1 else blocks + len(span.blocks) * size
     skip = span.skip  # past the root `linear` falls below 1: the root stays where it is, before the rows
     return _SPAN.pack(
-        blocks, parents, part.offset, span.rows - skip, span.start + skip, len(span.tokens) - skip
+        blocks, parents, part.offset, span.query_tokens - skip, span.start + skip, len(span.tokens) - skip
     )
 
 
@@ -69,14 +70,14 @@ class NativeAttention:
 
     row_invariant = True
 
-    def __init__(self, team: ThreadPool, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
+    def __init__(self, pool: ThreadPool, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
         """`windows`: of each layer. `group`: query heads that share a key-value head."""
         self.cache = cache
-        team.large_pages(cache.data)
-        self._team = team
+        pool.large_pages(cache.data)
+        self._pool = pool
         self._windows = tuple(windows)
         self._group = group
-        self._path = team.path(cache.dtype)
+        self._path = pool.path(cache.dtype)
         self.spans: Spans | None = None
 
     def plan(self, layout: Layout) -> None:
@@ -94,8 +95,8 @@ class NativeAttention:
             dim=k.shape[2],
             type=TYPES[self.cache.dtype],
         )
-        self._team.library.ss_attend(
-            self._team.pool,
+        self._pool.library.ss_attend(
+            self._pool.handle,
             ctypes.byref(self.spans.step()),
             ctypes.byref(cache),
             qkv.data_ptr(),

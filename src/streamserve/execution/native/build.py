@@ -33,7 +33,7 @@ FLAGS = (
 )
 
 
-KEPT = 8
+MAX_LIBRARIES = 8
 """How many libraries stay in the cache: a few versions, or processors that share a home directory."""
 
 
@@ -55,9 +55,9 @@ def find_compiler() -> str:
     """Return the C++ compiler: the one CXX names, or the first of the usual ones. Raises BuildFailed if
     none."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
+        path = shutil.which(name) if name else None
+        if path:
+            return path
     raise BuildFailed("there is no C++ compiler (g++, clang++ or what CXX names)")
 
 
@@ -73,7 +73,7 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BuildFailed(f"{folder} cannot be made: {error}") from error
-    _refuse_foreign(folder)
+    _check_owner(folder)
     library = folder / f"{_key(compiler, flags)}.so"
     with _locked(folder / "lock"):
         if not library.exists():
@@ -81,15 +81,15 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
         else:
             os.utime(library)
         _prune(folder)
-    _refuse_foreign(library)
+    _check_owner(library)
     return library
 
 
 def _prune(folder: Path) -> None:
-    """Delete all but the `KEPT` most recently used libraries, under the lock. A process that has loaded a
-    deleted one is not affected."""
+    """Delete all but the `MAX_LIBRARIES` most recently used libraries, under the lock. A process that has
+    loaded a deleted one is not affected."""
     libraries = sorted(folder.glob("*.so"), key=lambda path: path.lstat().st_mtime_ns)
-    for path in libraries[:-KEPT]:
+    for path in libraries[:-MAX_LIBRARIES]:
         path.unlink()
 
 
@@ -109,9 +109,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return " ".join(os.uname())
-    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
+    fields = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
     first = lines[: lines.index("")] if "" in lines else lines
-    return "\n".join(line for line in first if line.partition("\t")[0].partition(":")[0].strip() in wanted)
+    return "\n".join(line for line in first if line.partition("\t")[0].partition(":")[0].strip() in fields)
 
 
 def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
@@ -132,13 +132,13 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _refuse_foreign(path: Path) -> None:
-    found = path.lstat()
-    if found.st_uid != os.geteuid():
+def _check_owner(path: Path) -> None:
+    status = path.lstat()
+    if status.st_uid != os.geteuid():
         raise NativeCacheError(
             f"{path} belongs to another user: kernels are not loaded from it (set XDG_CACHE_HOME)"
         )
-    if stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if stat.S_ISLNK(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NativeCacheError(
             f"{path} can be changed by other users: kernels are not loaded from it (chmod go-w {path})"
         )

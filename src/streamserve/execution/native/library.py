@@ -127,7 +127,7 @@ class CacheStruct(ctypes.Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "ss_path_works": (c_int, [c_int, c_int]),
+    "ss_path_supported": (c_int, [c_int, c_int]),
     "ss_pool_new": (c_void_p, [c_int, c_void_p]),
     "ss_pool_delete": (None, [c_void_p]),
     "ss_pack": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p, c_void_p]),
@@ -146,7 +146,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(StepStruct), POINTER(CacheLayerStruct), c_void_p, c_int, c_int, c_int, c_void_p],
     ),
     "ss_sample": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_void_p]),
-    "ss_guess": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_int, c_void_p, c_void_p]),
+    "ss_select_draft_tokens": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_int, c_void_p, c_void_p]),
     "ss_large_pages": (None, [c_void_p, c_size_t]),
     "ss_read": (c_uint64, [c_void_p, c_void_p, c_size_t]),
 }
@@ -170,7 +170,7 @@ def kernels() -> ctypes.CDLL | None:
     try:
         return load_library(build())
     except (BuildFailed, OSError) as error:
-        log.warning("no kernels of our own: plain torch computes, and slower (%s)", error)
+        log.warning("native kernels are unavailable: using the slower PyTorch backend (%s)", error)
         return None
 
 
@@ -191,8 +191,8 @@ class ThreadPool:
         self.threads = threads
         self._path = path
         pins = (c_int32 * len(cpus))(*cpus) if cpus else None
-        self.pool: int = library.ss_pool_new(threads, pins)
-        weakref.finalize(self, library.ss_pool_delete, self.pool)
+        self.handle: int = library.ss_pool_new(threads, pins)
+        weakref.finalize(self, library.ss_pool_delete, self.handle)
 
     def memory(self, size: int) -> torch.Tensor:
         """Return page-aligned bytes, on large pages if available: tiles never straddle cache lines."""
@@ -212,10 +212,10 @@ class ThreadPool:
 
     def path(self, dtype: torch.dtype) -> Path:
         """Return the path for numbers of `dtype`: the best supported one up to the pool's configured path."""
-        wanted = Path.AMX if self._path is None else self._path
-        works = [path for path in Path if self.works(path, dtype) and path <= wanted]
-        return max(works)
+        limit = Path.AMX if self._path is None else self._path
+        supported = [path for path in Path if self.supports(path, dtype) and path <= limit]
+        return max(supported)
 
-    def works(self, path: Path, dtype: torch.dtype) -> bool:
+    def supports(self, path: Path, dtype: torch.dtype) -> bool:
         """Return whether this processor and this build support `path` for `dtype`."""
-        return bool(self.library.ss_path_works(path, TYPES[dtype]))
+        return bool(self.library.ss_path_supported(path, TYPES[dtype]))

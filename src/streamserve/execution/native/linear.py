@@ -19,18 +19,18 @@ class NativeLinear:
     """
 
     def __init__(
-        self, team: ThreadPool, weight: Tensor, bias: Tensor | None = None, paired: bool = False
+        self, pool: ThreadPool, weight: Tensor, bias: Tensor | None = None, paired: bool = False
     ) -> None:
         self.format = _FORMATS[weight.dtype]
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self._team = team
+        self._pool = pool
         self._paired = paired
         order = _pairs(self.out_features // 2) if paired else torch.arange(self.out_features)
         padded = _round_up(len(order), PANEL)
         order = torch.cat([order, torch.full((padded - len(order),), -1)]).to(torch.int32)
         depth = _round_up(self.in_features, CHUNK)
-        self._memory = team.memory(padded * depth * weight.itemsize)
+        self._memory = pool.memory(padded * depth * weight.itemsize)
         self._bias = None
         if bias is not None:
             self._bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()]).contiguous()
@@ -41,12 +41,12 @@ class NativeLinear:
             k=self.in_features,
             n_padded=padded,
             k_padded=depth,
-            path=team.path(weight.dtype),
+            path=pool.path(weight.dtype),
             type=TYPES[weight.dtype],
         )
         plain = weight.contiguous()
-        team.library.ss_pack(
-            team.pool, self.struct, plain.data_ptr(), order.data_ptr(), self._memory.data_ptr()
+        pool.library.ss_pack(
+            pool.handle, self.struct, plain.data_ptr(), order.data_ptr(), self._memory.data_ptr()
         )
 
     @property
@@ -65,8 +65,8 @@ class NativeLinear:
         count = x.shape[0]
         out = torch.empty(count, self.out_features, dtype=torch.float32 if wide else self.dtype)
         if count:
-            self._team.library.ss_linear(
-                self._team.pool,
+            self._pool.library.ss_linear(
+                self._pool.handle,
                 ctypes.byref(self.struct),
                 x.data_ptr(),
                 x.stride(0),
@@ -86,8 +86,8 @@ class NativeLinear:
         if count and not 0 <= int(values.min()) <= int(values.max()) < self.out_features:
             raise ValueError(f"the weight has rows 0 to {self.out_features - 1}")
         out = torch.empty(count, self.in_features, dtype=self.dtype)
-        self._team.library.ss_rows(
-            self._team.pool, ctypes.byref(self.struct), numbers.data_ptr(), count, out.data_ptr()
+        self._pool.library.ss_rows(
+            self._pool.handle, ctypes.byref(self.struct), numbers.data_ptr(), count, out.data_ptr()
         )
         return out
 

@@ -27,18 +27,18 @@ class NativeModel(Model):
     """
 
     @classmethod
-    def of(cls, model: Model, team: ThreadPool) -> "NativeModel":
+    def of(cls, model: Model, pool: ThreadPool) -> "NativeModel":
         """Return `model`, whose linear maps are NativeLinear, as a model that runs on the kernels."""
         tied = model.spec.tied_embeddings
         embedding = torch.empty_like(model.embedding[:0]) if tied else model.embedding
         native = cls(model.spec, embedding, model.layers, model.final_norm, model.head)
-        native._prepare(team)
+        native._prepare(pool)
         return native
 
-    def _prepare(self, team: ThreadPool) -> None:
+    def _prepare(self, pool: ThreadPool) -> None:
         spec = self.spec
-        self._team = team
-        self._path = team.path(self.dtype)
+        self._pool = pool
+        self._path = pool.path(self.dtype)
         self._rotations = rotation(torch.arange(0), self._frequencies, self.dtype)
         structs = [
             self._layer(layer, window) for layer, window in zip(self.layers, spec.windows, strict=True)
@@ -69,8 +69,8 @@ class NativeModel(Model):
             written=attention.cache.written.ctypes.data,
             block_size=attention.cache.block_size,
         )
-        self._team.library.ss_layers(
-            self._team.pool,
+        self._pool.library.ss_layers(
+            self._pool.handle,
             ctypes.byref(self._model),
             ctypes.byref(step),
             ctypes.byref(cache),
@@ -103,8 +103,8 @@ class NativeModel(Model):
 
     def _normed(self, hidden: Tensor) -> Tensor:
         out = torch.empty_like(hidden)
-        self._team.library.ss_norm(
-            self._team.pool,
+        self._pool.library.ss_norm(
+            self._pool.handle,
             hidden.data_ptr(),
             self.final_norm.data_ptr(),
             *hidden.shape,

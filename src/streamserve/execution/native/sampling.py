@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.execution.drafters.guesses import NOTHING, Guess
+from streamserve.execution.drafters.selection import NO_ADJUSTMENTS, ScoredToken
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.sampling import Row, Scores, seed_of
 from streamserve.protocol.sampling import SamplingParams
@@ -24,8 +24,8 @@ class NativeChooser:
     The result is that of numpy in the same float64, except for the last bit of a logarithm or an exponential.
     """
 
-    def __init__(self, team: ThreadPool) -> None:
-        self._team = team
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
 
     def __call__(self, logits: Tensor, rows: Sequence[Row], adjusted: Sequence[Scores | None]) -> list[int]:
         _check(logits)
@@ -34,17 +34,17 @@ class NativeChooser:
             for row, scores in zip(rows, adjusted, strict=True)
         )
         tokens = (c_int32 * len(rows))()
-        self._team.library.ss_sample(
-            self._team.pool, logits.data_ptr(), logits.shape[1], draws, len(rows), tokens
+        self._pool.library.ss_sample(
+            self._pool.handle, logits.data_ptr(), logits.shape[1], draws, len(rows), tokens
         )
         return list(tokens)
 
 
-class NativeGuesser:
-    """Implements execution.drafters.guesses.Guesser with the kernels, for float32 logits."""
+class NativeDraftSelector:
+    """Implements execution.drafters.selection.DraftSelector with the kernels, for float32 logits."""
 
-    def __init__(self, team: ThreadPool) -> None:
-        self._team = team
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
 
     def __call__(
         self,
@@ -53,27 +53,27 @@ class NativeGuesser:
         choices: Sequence[int],
         outputs: Sequence[int],
         count: int,
-        adjusted: Mapping[int, Scores] = NOTHING,
-    ) -> list[list[Guess]]:
+        adjusted: Mapping[int, Scores] = NO_ADJUSTMENTS,
+    ) -> list[list[ScoredToken]]:
         _check(logits)
         rows, vocabulary = logits.shape
-        looked = max(count, 2)  # a gap is measured to the best other token
+        considered = max(count, 2)  # a gap is measured to the best other token
         draws = b"".join(
             _draw(row, params[row], choices[row], outputs[row], adjusted.get(row)) for row in range(rows)
         )
-        tokens = np.empty((rows, looked), dtype=np.int32)
-        scores = np.empty((rows, looked))
-        self._team.library.ss_guess(
-            self._team.pool, logits.data_ptr(), vocabulary, draws, rows, looked,
+        tokens = np.empty((rows, considered), dtype=np.int32)
+        scores = np.empty((rows, considered))
+        self._pool.library.ss_select_draft_tokens(
+            self._pool.handle, logits.data_ptr(), vocabulary, draws, rows, considered,
             tokens.ctypes.data, scores.ctypes.data,
         )  # fmt: skip
-        greedy = np.fromiter((one.greedy for one in params), bool, rows)[:, None]
-        others = scores[:, [1, *[0] * (looked - 1)]]
-        with np.errstate(invalid="ignore"):  # fewer tokens than `looked` under a grammar: scores -inf
+        greedy = np.fromiter((row_params.greedy for row_params in params), bool, rows)[:, None]
+        others = scores[:, [1, *[0] * (considered - 1)]]
+        with np.errstate(invalid="ignore"):  # fewer tokens than `considered` under a grammar: scores -inf
             gaps = np.minimum(others - scores, 700.0)
         features = np.where(greedy, np.exp(scores), 1.0 / (1.0 + np.exp(gaps)))
         return [
-            [guess for guess in zip(a, b, strict=True) if guess[0] >= 0]
+            [token for token in zip(a, b, strict=True) if token[0] >= 0]
             for a, b in zip(tokens[:, :count].tolist(), features[:, :count].tolist(), strict=True)
         ]
 

@@ -35,19 +35,19 @@ class StepFloor:
     def __init__(
         self, spec: ModelSpec, itemsize: int, block_size: int, bandwidth: float, matrix_rate: float
     ) -> None:
-        self.layer_numbers = sum(
+        self.layer_parameters = sum(
             math.prod(shape)
             for name, shape in weight_shapes(spec).items()
             if name.startswith("model.layers.") and len(shape) == 2
         )
-        self.head_numbers = spec.vocab_size * spec.hidden_size
+        self.head_parameters = spec.vocab_size * spec.hidden_size
         self._itemsize = itemsize
         self._block_size = block_size
         self._bandwidth = bandwidth
         self._matrix_rate = matrix_rate
         self._windows = Counter(spec.windows)
-        self._query_numbers = spec.num_heads * spec.head_dim
-        self._kv_numbers = 2 * spec.num_kv_heads * spec.head_dim
+        self._query_size = spec.num_heads * spec.head_dim
+        self._kv_size = 2 * spec.num_kv_heads * spec.head_dim
 
     def __call__(self, plan: StepPlan) -> float:
         if not plan.spans:
@@ -56,34 +56,34 @@ class StepFloor:
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
     def work(self, spans: Sequence[Span]) -> Work:
-        """Return the work of a step: each weight is read once, if there are rows for it, and each KV slot
-        that any of the spans sees."""
-        reaches = [(span.start, span.rows, span.blocks) for span in spans]
-        rows = sum(count for _, count, _ in reaches)
+        """Return the work of a step: each weight is read once, if there are query tokens for it, and each KV
+        slot that any of the spans sees."""
+        extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
+        query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
-        read = self.layer_numbers + (self.head_numbers if sampled else 0)
-        products = rows * self.layer_numbers + sampled * self.head_numbers
+        read = self.layer_parameters + (self.head_parameters if sampled else 0)
+        products = query_tokens * self.layer_parameters + sampled * self.head_parameters
         for window, layers in self._windows.items():
-            slots, pairs = _seen(reaches, window, self._block_size)
-            read += layers * self._kv_numbers * slots
-            products += layers * 2 * self._query_numbers * pairs
+            slots, pairs = _visible(extents, window, self._block_size)
+            read += layers * self._kv_size * slots
+            products += layers * 2 * self._query_size * pairs
         return Work(read * self._itemsize, 2 * products)
 
 
-def _seen(
-    reaches: Sequence[tuple[int, int, list[int]]], window: int | None, block_size: int
+def _visible(
+    extents: Sequence[tuple[int, int, list[int]]], window: int | None, block_size: int
 ) -> tuple[int, int]:
     """Return the number of KV slots that sequences see, those of shared blocks once, and the sum over query
-    rows of the tokens that each sees, for (start, rows, blocks). Nodes of a tree count as if they were a
-    chain."""
+    tokens of the tokens that each sees, for (start, query tokens, blocks). Nodes of a tree count as if they
+    were a chain."""
     blocks: set[int] = set()
     unseen = pairs = 0
-    for start, rows, table in reaches:
-        end, first, within = start + rows, 0, rows
+    for start, query_tokens, table in extents:
+        end, first, within = start + query_tokens, 0, query_tokens
         if window is not None:
-            first, within = max(0, start - window + 1), min(max(window - start, 0), rows)
+            first, within = max(0, start - window + 1), min(max(window - start, 0), query_tokens)
         # The last block is not shared, as it is written to: its free slots are subtracted exactly.
         blocks.update(table[first // block_size : -(-end // block_size)])
         unseen += first % block_size - end % -block_size
-        pairs += within * start + within * (within + 1) // 2 + (rows - within) * (window or 0)
+        pairs += within * start + within * (within + 1) // 2 + (query_tokens - within) * (window or 0)
     return len(blocks) * block_size - unseen, pairs

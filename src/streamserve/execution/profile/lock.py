@@ -20,7 +20,7 @@ measurement counts as disturbed."""
 
 
 @contextmanager
-def alone(folder: Path, wait: float) -> Iterator[bool]:
+def exclusive_measurement(folder: Path, wait: float) -> Iterator[bool]:
     """Hold the measurement lock in `folder`; yields whether it was acquired within `wait` seconds. The body
     runs in either case, also where no file can be written."""
     try:
@@ -47,7 +47,7 @@ def _locked(handle: int, wait: float) -> bool:
             time.sleep(RETRY_SECONDS)
 
 
-class Others:
+class BackgroundLoad:
     """The processor time that other processes use from construction on. Not measured where the system does
     not report it."""
 
@@ -62,7 +62,7 @@ class Others:
         self._before = self._read()
 
     @property
-    def disturb(self) -> bool:
+    def disturbs(self) -> bool:
         """Whether other processes used more cores than our threads leave free."""
         before, now = self._before, self._read()
         if now is None or before is None or now.time <= before.time:

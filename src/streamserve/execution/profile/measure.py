@@ -24,8 +24,8 @@ from streamserve.execution.memory import available_bytes
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.profile.floor import StepFloor
-from streamserve.execution.profile.lock import Others, alone
-from streamserve.execution.profile.profile import Kept, Profile, Subject, this_machine
+from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
+from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.scheduling.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
 
@@ -37,37 +37,37 @@ KV_BYTES = 1 << 30
 READ_BYTES = 256 << 20
 """Maximum memory that is read to measure the bandwidth: more than this process's share of the CPU caches."""
 
-MATRIX = (8192, 1024)
+MATRIX_SHAPE = (8192, 1024)
 """Outputs and inputs of the weight used to measure the matrix rate."""
 
-SWAPPED = (1, 4, 16, 64)
+SWAP_BLOCK_COUNTS = (1, 4, 16, 64)
 """Numbers of blocks that are copied to a host pool at once, and back."""
 
-AGREE = 0.05
+MAX_MEDIAN_DISAGREEMENT = 0.05
 """Relative difference between even and odd rounds that the median of the series may have."""
-APART = 0.25
+MAX_DISAGREEMENT = 0.25
 """Relative difference that no series may exceed."""
 
 WAIT_SECONDS = 20.0
 """How long a starting server waits for other processes to finish measuring."""
 
-LEAST_SECONDS = 0.002
+MIN_SECONDS = 0.002
 """Shorter calls are repeated until they have taken this long."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What to measure: steps with these `rows` over sequences with `contexts` tokens in total, and one
-    sequence with a span of `span` rows, in `rounds`; where these do not agree, in up to `most_rounds`. After
-    `seconds`, only required measurements are started."""
+    """What to measure: steps with these `query_tokens` over sequences with `contexts` tokens in total, and
+    one sequence with a span of `span` query tokens, in `rounds`; where these do not agree, in up to
+    `max_rounds`. After `seconds`, only required measurements are started."""
 
-    rows: tuple[int, ...]
+    query_tokens: tuple[int, ...]
     contexts: tuple[int, ...]
     span: int
     matrix_rows: tuple[int, ...]
     rounds: int
     seconds: float
-    most_rounds: int = 0
+    max_rounds: int = 0
 
 
 FULL = Effort(
@@ -83,7 +83,7 @@ class Series:
 
     call: Callable[[], object]
     rank: float
-    needed: bool = True
+    required: bool = True
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -100,36 +100,40 @@ class Series:
         return max(even, odd) / min(even, odd) - 1
 
 
-def agree(series: Iterable[Series]) -> bool:
+def rounds_agree(series: Iterable[Series]) -> bool:
     """Return whether the rounds of all series that were measured repeatedly agree."""
-    differences = [one.difference for one in series if len(one.seconds) > 1]
-    return bool(differences) and statistics.median(differences) <= AGREE and max(differences) <= APART
+    differences = [measurement.difference for measurement in series if len(measurement.seconds) > 1]
+    return (
+        bool(differences)
+        and statistics.median(differences) <= MAX_MEDIAN_DISAGREEMENT
+        and max(differences) <= MAX_DISAGREEMENT
+    )
 
 
 def run_rounds(series: Iterable[Series], effort: Effort, advance: Callable[[], None]) -> None:
     """Measure all `series`, one round at a time, until rounds agree; `advance` is called after each
     measurement. Required series are measured twice even after the time limit, so that two rounds can be
     compared."""
-    ranked = sorted(series, key=lambda one: one.rank)
+    ranked = sorted(series, key=lambda measurement: measurement.rank)
     started = time.perf_counter()
-    for number in range(max(effort.rounds, effort.most_rounds)):
-        if number >= effort.rounds and agree(ranked):
+    for number in range(max(effort.rounds, effort.max_rounds)):
+        if number >= effort.rounds and rounds_agree(ranked):
             return
-        for one in ranked:
-            late = time.perf_counter() - started > effort.seconds
-            if late and number > 1:
+        for measurement in ranked:
+            overdue = time.perf_counter() - started > effort.seconds
+            if overdue and number > 1:
                 return
-            if not late or one.needed:
+            if not overdue or measurement.required:
                 if not number:
-                    one.call()  # costs of the first call only are not costs of a step
-                one.seconds.append(seconds_of(one.call))
+                    measurement.call()  # costs of the first call only are not costs of a step
+                measurement.seconds.append(seconds_of(measurement.call))
             advance()
 
 
-def seconds_of(call: Callable[[], object], least: float = LEAST_SECONDS) -> float:
-    """Return the seconds of one call: the mean of several if it takes less than `least` seconds."""
+def seconds_of(call: Callable[[], object], minimum: float = MIN_SECONDS) -> float:
+    """Return the seconds of one call: the mean of several if it takes less than `minimum` seconds."""
     started, calls, passed = time.perf_counter(), 0, 0.0
-    while not calls or passed < least:
+    while not calls or passed < minimum:
         call()
         calls += 1
         passed = time.perf_counter() - started
@@ -144,30 +148,36 @@ class Bench:
         spec, dtype, limits = loaded.model.spec, loaded.model.dtype, loaded.engine_config
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype)
         self._work = StepFloor(spec, dtype.itemsize, limits.block_size, 1.0, 1.0)
-        self._weight_bytes = (self._work.layer_numbers + self._work.head_numbers) * dtype.itemsize
+        self._weight_bytes = (self._work.layer_parameters + self._work.head_parameters) * dtype.itemsize
         # As much as the weights, so that a model which fits a CPU cache is compared with that cache's
         # bandwidth.
         self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
-        room = min(KV_BYTES, available_bytes() // 4) // (self._kv_token_bytes * limits.block_size)
-        self._grid = grid_points(effort.rows, effort.contexts, limits, room)
-        self._spans = span_points(effort.span, self._grid[0][-1].context, limits, room)
+        max_blocks = min(KV_BYTES, available_bytes() // 4) // (self._kv_token_bytes * limits.block_size)
+        self._grid = grid_points(effort.query_tokens, effort.contexts, limits, max_blocks)
+        self._spans = span_points(effort.span, self._grid[0][-1].context, limits, max_blocks)
         self._steps = Steps(loaded, [point for line in (*self._grid, self._spans) for point in line])
         self._block_bytes = self._kv_token_bytes * limits.block_size
-        host, out, back = self._steps.swaps(max(SWAPPED))
-        counts = [count for count in SWAPPED if count <= host.num_blocks]
-        self._outs = {count: Series(partial(host.copy, out[:count], ()), 0) for count in counts}
-        self._backs = {count: Series(partial(host.copy, (), back[:count]), 0) for count in counts}
-        self._read = Series(_reader(loaded.team, self._read_bytes), -2)
+        host_pool, copies_out, copies_in = self._steps.swaps(max(SWAP_BLOCK_COUNTS))
+        counts = [count for count in SWAP_BLOCK_COUNTS if count <= host_pool.num_blocks]
+        self._copies_out = {
+            count: Series(partial(host_pool.copy, copies_out[:count], ()), 0) for count in counts
+        }
+        self._copies_in = {
+            count: Series(partial(host_pool.copy, (), copies_in[:count]), 0) for count in counts
+        }
+        self._read = Series(_reader(loaded.pool, self._read_bytes), -2)
         self._products = {rows: Series(_product(loaded, rows), -1) for rows in effort.matrix_rows}
-        least = self._grid[:2]
+        required = self._grid[:2]
         self._points = {
-            point: Series(self._steps.call(point), point.rows, any(point in line for line in least))
+            point: Series(
+                self._steps.call(point), point.query_tokens, any(point in line for line in required)
+            )
             for point in self._steps.plans
         }
 
     def series(self) -> list[Series]:
-        swaps = (*self._outs.values(), *self._backs.values())
-        return [self._read, *self._products.values(), *swaps, *self._points.values()]
+        swap_copies = (*self._copies_out.values(), *self._copies_in.values())
+        return [self._read, *self._products.values(), *swap_copies, *self._points.values()]
 
     def profile(self, stable: bool) -> Profile:
         """Return the profile measured so far; `stable`: no other process measured or computed meanwhile."""
@@ -178,10 +188,10 @@ class Bench:
             model.spec, model.dtype.itemsize, self._loaded.engine_config.block_size, bandwidth, matrix_rate
         )
         curve = fit(
-            [line[0].rows for line in lines],
+            [line[0].query_tokens for line in lines],
             [point.context * self._kv_token_bytes for point in lines[0]],
             [[self._points[point].median for point in line] for line in lines],
-            token_seconds=2 * self._work.layer_numbers / matrix_rate,
+            token_seconds=2 * self._work.layer_parameters / matrix_rate,
             byte_seconds=1 / bandwidth,
         )
         return Profile(
@@ -189,14 +199,14 @@ class Bench:
             model=self._name,
             measured=datetime.now(UTC).isoformat(timespec="seconds"),
             quick=self._effort is QUICK,
-            stable=stable and agree(self._points.values()),
+            stable=stable and rounds_agree(self._points.values()),
             rounds=max(len(series.seconds) for series in self._points.values()),
             bandwidth=bandwidth,
             matrix_rate=matrix_rate,
             weight_bytes=self._weight_bytes,
             kv_token_bytes=self._kv_token_bytes,
             cost=replace(curve, pair_seconds=self._pair_seconds(curve)),
-            swap=SwapCost(self._line(self._outs), self._line(self._backs)),
+            swap=SwapCost(self._line(self._copies_out), self._line(self._copies_in)),
             floor=tuple(tuple(floor(self._steps.plans[point]) for point in line) for line in lines),
         )
 
@@ -208,7 +218,7 @@ class Bench:
     def _rates(self, points: Sequence[Point]) -> tuple[float, float]:
         """Return bandwidth and matrix rate: the best observed, whole steps included."""
         bandwidths = [self._read_bytes / self._read.median]
-        operations = 2 * MATRIX[0] * MATRIX[1]
+        operations = 2 * MATRIX_SHAPE[0] * MATRIX_SHAPE[1]
         rates = [rows * operations / series.median for rows, series in self._products.items()]
         for point in points:
             work, seconds = self._work.work(self._steps.plans[point].spans), self._points[point].median
@@ -221,36 +231,40 @@ class Bench:
         one without context and to reading that context."""
         if not self._spans or not all(self._points[point].seconds for point in self._spans):
             return 0.0
-        none, much = self._spans
-        cost = self._points[much].median - self._points[none].median
-        reading = curve(much.rows, much.context * self._kv_token_bytes) - curve(much.rows)
-        pairs = further_pairs(much.rows, much.context) - further_pairs(none.rows, none.context)
+        no_context, long_context = self._spans
+        cost = self._points[long_context].median - self._points[no_context].median
+        reading = curve(long_context.query_tokens, long_context.context * self._kv_token_bytes) - curve(
+            long_context.query_tokens
+        )
+        pairs = further_pairs(long_context.query_tokens, long_context.context) - further_pairs(
+            no_context.query_tokens, no_context.context
+        )
         return max((cost - reading) / pairs, 0.0)
 
 
-def _reader(team: ThreadPool | None, size: int) -> Callable[[], object]:
+def _reader(pool: ThreadPool | None, size: int) -> Callable[[], object]:
     """Return a function that reads `size` bytes with all threads."""
-    if team is None:
+    if pool is None:
         return torch.ones(size // 8, dtype=torch.int64).sum
-    memory = team.memory(size)
+    memory = pool.memory(size)
     memory.fill_(1)
-    return lambda: team.library.ss_read(team.pool, memory.data_ptr(), size // 8)
+    return lambda: pool.library.ss_read(pool.handle, memory.data_ptr(), size // 8)
 
 
 def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
     """Return a function that multiplies `rows` rows with a weight, as the model's linear maps do."""
-    weight = torch.full(MATRIX, 0.5, dtype=loaded.model.dtype)
-    linear = Linear(weight) if loaded.team is None else NativeLinear(loaded.team, weight)
-    x = torch.full((rows, MATRIX[1]), 0.5, dtype=loaded.model.dtype)
+    weight = torch.full(MATRIX_SHAPE, 0.5, dtype=loaded.model.dtype)
+    linear = Linear(weight) if loaded.pool is None else NativeLinear(loaded.pool, weight)
+    x = torch.full((rows, MATRIX_SHAPE[1]), 0.5, dtype=loaded.model.dtype)
     return lambda: linear(x)
 
 
 def subject_of(loaded: Loaded) -> Subject:
     """Return the subject of a profile of this loaded model."""
     backend, threads = "reference", torch.get_num_threads()
-    if loaded.team is not None:
-        backend = f"native-{Path(loaded.team.library._name).stem[:8]}"
-        threads = loaded.team.threads
+    if loaded.pool is not None:
+        backend = f"native-{Path(loaded.pool.library._name).stem[:8]}"
+        threads = loaded.pool.threads
     info = loaded.model_info
     return Subject(this_machine(threads), info.fingerprint, info.dtype, backend)
 
@@ -265,30 +279,36 @@ def measure(
     """Return profiles of the named models, measured in the same rounds. `progress` receives the number of
     finished measurements and the total. Profiles are stable if rounds agree and, where the system reports it,
     no other process computed meanwhile."""
-    others = Others(max(subject_of(loaded).machine.threads for _, loaded in models))
+    load = BackgroundLoad(max(subject_of(loaded).machine.threads for _, loaded in models))
     benches = [Bench(name, loaded, effort) for name, loaded in models]
-    series = [one for bench in benches for one in bench.series()]
+    series = [measurement for bench in benches for measurement in bench.series()]
     total = len(series) * effort.rounds
     done = itertools.count(1)
     run_rounds(series, effort, lambda: progress(min(next(done), total), total))
-    stable = stable and not others.disturb
+    stable = stable and not load.disturbs
     return [bench.profile(stable) for bench in benches]
 
 
-def first_profile(name: str, loaded: Loaded, kept: Kept, wait: float = WAIT_SECONDS) -> Profile | None:
+def load_or_measure_profile(
+    name: str, loaded: Loaded, store: ProfileStore, wait: float = WAIT_SECONDS
+) -> Profile | None:
     """Return the stored profile of a model, or measure a quick one and store it. Waits at most `wait` seconds
     for other processes that measure; after that the measurement counts as unstable. On any error, log it and
     return None: the model is then served without a profile."""
     try:
-        profile = kept.read(subject_of(loaded))
+        profile = store.read(subject_of(loaded))
         if profile is None:
-            with alone(kept.folder, wait) as undisturbed:
-                profile = kept.read(subject_of(loaded))  # another process may have measured it meanwhile
+            with exclusive_measurement(store.folder, wait) as exclusive:
+                profile = store.read(subject_of(loaded))  # another process may have measured it meanwhile
                 if profile is None:
                     log.info("measuring the model on this machine, once (--no-profile leaves it out)")
-                    (profile,) = measure([(name, loaded)], QUICK, stable=undisturbed)
-                    log.info("%s; kept in %s", profile.summary, kept.write(profile))
+                    (profile,) = measure([(name, loaded)], QUICK, stable=exclusive)
+                    log.info("%s; stored in %s", profile.summary, store.write(profile))
         return profile
     except Exception as error:
-        log.warning("there is no profile of this model: %s: %s", type(error).__name__, error)
+        log.warning(
+            "the model could not be profiled and is served without a profile: %s: %s",
+            type(error).__name__,
+            error,
+        )
         return None

@@ -61,13 +61,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """A one-line summary."""
         return (
             f"{self.bandwidth / 1e9:.1f} GB/s, {self.matrix_rate / 1e9:.0f} GFLOP/s, "
-            f"a row {1e3 * self.cost(1):.2f} ms, {self.cost.tokens[-1]} rows "
+            f"a step of 1 token {1e3 * self.cost(1):.2f} ms, of {self.cost.tokens[-1]} tokens "
             f"{1e3 * self.cost(self.cost.tokens[-1]):.2f} ms{'' if self.stable else ' (unstable)'}"
         )
 
 
 @dataclass(frozen=True)
-class Kept:
+class ProfileStore:
     """The folder of stored profiles."""
 
     folder: Path
@@ -108,10 +108,10 @@ class Kept:
         return path
 
 
-def users_profiles() -> Kept:
+def user_profiles() -> ProfileStore:
     """Return the folder of this user's profiles."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return Kept((Path(base) if base else Path.home() / ".cache") / "streamserve" / "profiles")
+    return ProfileStore((Path(base) if base else Path.home() / ".cache") / "streamserve" / "profiles")
 
 
 def this_machine(threads: int) -> Machine:
@@ -125,5 +125,5 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else os.uname().machine
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else os.uname().machine

@@ -11,9 +11,9 @@ import msgspec
 import torch
 
 from streamserve.execution.load import Loaded
-from streamserve.execution.profile.lock import Others, alone
-from streamserve.execution.profile.measure import APART, Series, agree, seconds_of
-from streamserve.execution.profile.profile import Kept, Profile
+from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
+from streamserve.execution.profile.measure import MAX_DISAGREEMENT, Series, rounds_agree, seconds_of
+from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.execution.profile.steps import Steps, grid_points
 from streamserve.scheduling.cost import StepCost, fit
 
@@ -30,29 +30,37 @@ class Remeasurement:
     meanwhile."""
 
     loaded: Loaded
-    kept: Kept
+    store: ProfileStore
     old: Profile
     disturbed: bool = False
     _series: dict[int, Series] = field(default_factory=dict)
     _done: int = 0
 
     def __post_init__(self) -> None:
-        (rows,) = zip(*grid_points(self.old.cost.tokens, (), self.loaded.engine_config, 1 << 20), strict=True)
-        short = [one for one in rows if one.rows == 1 or self.old.cost(one.rows) <= PIECE_SECONDS]
+        (points,) = zip(
+            *grid_points(self.old.cost.tokens, (), self.loaded.engine_config, 1 << 20), strict=True
+        )
+        short = [
+            point
+            for point in points
+            if point.query_tokens == 1 or self.old.cost(point.query_tokens) <= PIECE_SECONDS
+        ]
         self._steps = Steps(self.loaded, short)
-        self._series = {point.rows: Series(self._steps.call(point), point.rows) for point in short}
-        self._others = Others(self.old.subject.machine.threads)
+        self._series = {
+            point.query_tokens: Series(self._steps.call(point), point.query_tokens) for point in short
+        }
+        self._background_load = BackgroundLoad(self.old.subject.machine.threads)
 
     @torch.inference_mode()
     def piece(self) -> bool:
         """Measure one step, unless another process is measuring; return whether it was the last one."""
-        with alone(self.kept.folder, 0.0) as undisturbed:
-            if not undisturbed:
+        with exclusive_measurement(self.store.folder, 0.0) as exclusive:
+            if not exclusive:
                 self.disturbed = True
                 return False
             numbers = list(self._series)
             series = self._series[numbers[self._done % len(numbers)]]
-            seconds = seconds_of(series.call, least=0.0)
+            seconds = seconds_of(series.call, minimum=0.0)
             if self._done >= len(numbers):
                 series.seconds.append(seconds)
             self._done += 1
@@ -60,8 +68,10 @@ class Remeasurement:
 
     def profile(self) -> Profile:
         """Return the remeasured profile, stable if rounds agreed and no other process computed meanwhile."""
-        stable = agree(self._series.values()) and not (self.disturbed or self._others.disturb)
-        factors = {rows: one.median / self.old.cost(rows) for rows, one in self._series.items()}
+        stable = rounds_agree(self._series.values()) and not (
+            self.disturbed or self._background_load.disturbs
+        )
+        factors = {tokens: series.median / self.old.cost(tokens) for tokens, series in self._series.items()}
         return msgspec.structs.replace(
             self.old,
             cost=_corrected(self.old.cost, factors),
@@ -72,17 +82,17 @@ class Remeasurement:
 
 def contradicts(profile: Profile, other: Profile) -> bool:
     """Return whether two profiles differ by more than a quarter for some number of query tokens."""
-    ratios = [other.cost(rows) / profile.cost(rows) for rows in profile.cost.tokens]
-    return max(*ratios, *(1 / ratio for ratio in ratios)) > 1 + APART
+    ratios = [other.cost(tokens) / profile.cost(tokens) for tokens in profile.cost.tokens]
+    return max(*ratios, *(1 / ratio for ratio in ratios)) > 1 + MAX_DISAGREEMENT
 
 
 def _corrected(cost: StepCost, factors: dict[int, float]) -> StepCost:
     """Return the curve with each line multiplied by its factor, lines beyond by that of the last measured
     one."""
-    known = [rows for rows in cost.tokens if rows in factors]
+    measured = [tokens for tokens in cost.tokens if tokens in factors]
     lines = []
-    for rows, line in zip(cost.tokens, cost.seconds, strict=True):
-        factor = factors[max((one for one in known if one <= rows), default=known[0])]
+    for tokens, line in zip(cost.tokens, cost.seconds, strict=True):
+        factor = factors[max((count for count in measured if count <= tokens), default=measured[0])]
         lines.append([factor * seconds for seconds in line])
     curve = fit(cost.tokens, cost.kv_bytes, lines, cost.token_seconds, cost.byte_seconds)
     return replace(curve, pair_seconds=cost.pair_seconds)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from streamserve.engine.plan import SequenceState, Span, StepPlan
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.kv_cache import KVCache
-from streamserve.execution.load import Loaded, attention_on
+from streamserve.execution.load import Loaded, make_attention
 from streamserve.execution.swap import HostPool
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
@@ -15,22 +15,22 @@ from streamserve.speculation.tree import root
 
 @dataclass(frozen=True)
 class Point:
-    """A step: `rows` query rows after `context` cached tokens, both distributed evenly over `sequences`."""
+    """A step: `query_tokens` after `context` cached tokens, both distributed evenly over `sequences`."""
 
-    rows: int
+    query_tokens: int
     context: int
     sequences: int
 
     def shares(self) -> list[tuple[int, int]]:
-        """Return rows and context of each sequence."""
-        rows, context = _spread(self.rows, self.sequences), _spread(self.context, self.sequences)
-        return list(zip(rows, context, strict=True))
+        """Return query tokens and context of each sequence."""
+        tokens = _split_evenly(self.query_tokens, self.sequences)
+        return list(zip(tokens, _split_evenly(self.context, self.sequences), strict=True))
 
     def blocks(self, block_size: int) -> int:
-        return sum(_blocks(rows + context, block_size) for rows, context in self.shares())
+        return sum(_blocks(tokens + context, block_size) for tokens, context in self.shares())
 
 
-def _spread(total: int, parts: int) -> list[int]:
+def _split_evenly(total: int, parts: int) -> list[int]:
     return [total // parts + (number < total % parts) for number in range(parts)]
 
 
@@ -39,31 +39,40 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 
 def grid_points(
-    rows: Sequence[int], contexts: Sequence[int], limits: EngineConfig, room: int
+    query_tokens: Sequence[int], contexts: Sequence[int], limits: EngineConfig, max_blocks: int
 ) -> list[list[Point]]:
-    """Return a line of points over `contexts` for each of `rows`, as far as the engine's limits and a
-    pool of `room` blocks allow; one row without context always. As many sequences as there are rows, up
-    to the limit."""
-    lengths = sorted({min(context, limits.max_model_len - 1) for context in contexts} | {0})
-    lengths = [one for one in lengths if not one or _fits(Point(1, one, 1), limits, room)]
-    lines = [[Point(count, one, min(count, limits.max_num_seqs)) for one in lengths] for count in rows]
-    return [line for line in lines if line[0].rows == 1 or all(_fits(point, limits, room) for point in line)]
+    """Return a line of points over `contexts` for each of `query_tokens`, as far as the engine's limits and a
+    pool of `max_blocks` blocks allow; one token without context always. As many sequences as there are query
+    tokens, up to the limit."""
+    context_lengths = sorted({min(context, limits.max_model_len - 1) for context in contexts} | {0})
+    context_lengths = [
+        length for length in context_lengths if not length or _fits(Point(1, length, 1), limits, max_blocks)
+    ]
+    lines = [
+        [Point(count, length, min(count, limits.max_num_seqs)) for length in context_lengths]
+        for count in query_tokens
+    ]
+    return [
+        line
+        for line in lines
+        if line[0].query_tokens == 1 or all(_fits(point, limits, max_blocks) for point in line)
+    ]
 
 
-def span_points(rows: int, context: int, limits: EngineConfig, room: int) -> list[Point]:
-    """Return a span of `rows` of one sequence without context, and after up to `context` tokens; an empty
-    list where the limits do not fit both."""
-    behind = min(context, limits.max_model_len - rows)
-    points = [Point(rows, 0, 1), Point(rows, behind, 1)]
-    return points if behind > 0 and all(_fits(point, limits, room) for point in points) else []
+def span_points(query_tokens: int, context: int, limits: EngineConfig, max_blocks: int) -> list[Point]:
+    """Return a span of `query_tokens` of one sequence without context, and after up to `context` tokens; an
+    empty list where the limits do not fit both."""
+    cached = min(context, limits.max_model_len - query_tokens)
+    points = [Point(query_tokens, 0, 1), Point(query_tokens, cached, 1)]
+    return points if cached > 0 and all(_fits(point, limits, max_blocks) for point in points) else []
 
 
-def _fits(point: Point, limits: EngineConfig, room: int) -> bool:
-    longest = max(rows + context for rows, context in point.shares())
+def _fits(point: Point, limits: EngineConfig, max_blocks: int) -> bool:
+    longest = max(tokens + context for tokens, context in point.shares())
     return (
         longest <= limits.max_model_len
-        and point.rows <= limits.max_num_batched_tokens
-        and point.blocks(limits.block_size) <= room
+        and point.query_tokens <= limits.max_num_batched_tokens
+        and point.blocks(limits.block_size) <= max_blocks
     )
 
 
@@ -76,7 +85,7 @@ class Steps:
         cache = KVCache(model.spec, max(point.blocks(size) for point in points), size, model.dtype)
         cache.data.fill_(0.01)  # pages that were never written are not read from memory
         self._cache = cache
-        self._executor = TorchExecutor(model, cache, attention_on(cache, model.spec, loaded.team), ())
+        self._executor = TorchExecutor(model, cache, make_attention(cache, model.spec, loaded.pool), ())
         self.plans: dict[Point, StepPlan] = {}
         first = 0
         for point in points:
@@ -101,13 +110,13 @@ class Steps:
 
 def _spans(point: Point, first: int, block_size: int) -> list[Span]:
     spans, block = [], 0
-    for number, (rows, context) in enumerate(point.shares()):
-        blocks = list(range(block, block + _blocks(rows + context, block_size)))
+    for number, (query_tokens, context) in enumerate(point.shares()):
+        blocks = list(range(block, block + _blocks(query_tokens + context, block_size)))
         block += len(blocks)
-        spans.append(Span(first + number, context, [0] * rows, blocks, tree=root(0), choices=(0,)))
+        spans.append(Span(first + number, context, [0] * query_tokens, blocks, tree=root(0), choices=(0,)))
     return spans
 
 
 def _state(span: Span) -> SequenceState:
-    prompt = [0] * (span.start + span.rows)
+    prompt = [0] * (span.start + span.query_tokens)
     return SequenceState(span.sequence, 0, SamplingParams(temperature=0.0), prompt, [])

@@ -13,7 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from streamserve.fleet.events import Close, Command, Deliver, Edit, FleetEvent, Heard, Open, Refuse, Rest
+from streamserve.fleet.events import (
+    Close,
+    Command,
+    Deliver,
+    Drain,
+    Edit,
+    FleetEvent,
+    Open,
+    Refuse,
+    WorkerMessage,
+)
 from streamserve.protocol.messages import Admitted, Event, Events, Pushed, Reserved, Token, Transfers, Work
 
 logger = logging.getLogger(__name__)
@@ -24,17 +34,17 @@ FRONT = "front"
 
 @dataclass(frozen=True)
 class Span:
-    """An interval from `start` to `end`, in seconds of the clock that all processes share. `moments` are its
-    lifecycle events with their times; `rows` are a step's query tokens. `late`: it came after its request had
-    ended."""
+    """An interval from `start` to `end`, in seconds of the clock that all processes share. `events` are its
+    lifecycle events with their times; `tokens` are a step's query tokens. `late`: it came after the end of
+    its request."""
 
     name: str
     process: str
     request: str
     start: float
     end: float
-    moments: tuple[tuple[str, float], ...] = ()
-    rows: int = 0
+    events: tuple[tuple[str, float], ...] = ()
+    tokens: int = 0
     late: bool = False
 
 
@@ -51,14 +61,14 @@ class Sink(Protocol):
 
 
 @dataclass
-class _Life:
+class _RequestTrace:
     """An open request: when its phases began, and the events that workers reported for it."""
 
     submitted: float
     first_chunk: float | None = None
     output: float | None = None
-    tickets: dict[str, tuple[str, float]] = field(default_factory=dict)
-    moments: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    reservations: dict[str, tuple[str, float]] = field(default_factory=dict)
+    events: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
 
 
 class Recorder:
@@ -68,23 +78,23 @@ class Recorder:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
         self.failures = 0
-        self._lives: dict[str, _Life] = {}
+        self._traces: dict[str, _RequestTrace] = {}
 
     @property
     def open(self) -> int:
         """The number of requests that are being followed."""
-        return len(self._lives)
+        return len(self._traces)
 
     def observe(self, event: FleetEvent, commands: Iterable[Command], now: float) -> None:
         """Record an event of the fleet and the commands it caused."""
         match event:
             case Open():
-                self._lives.setdefault(event.request, _Life(now))
+                self._traces.setdefault(event.request, _RequestTrace(now))
             case Edit():
                 self._instant("edit", event.request, now)
-            case Rest():
+            case Drain():
                 self._instant("draining" if event.draining else "resumed", "", now, event.worker)
-            case Heard():
+            case WorkerMessage():
                 self._heard(event, now)
             case Close(choice=None):
                 self._end(event.request, now)
@@ -92,15 +102,15 @@ class Recorder:
             if isinstance(command, Refuse) or (isinstance(command, Deliver) and command.last):
                 self._end(command.request, now)
 
-    def worked(self, worker: str, work: Sequence[Work]) -> None:
+    def record_work(self, worker: str, work: Sequence[Work]) -> None:
         """Record what a worker did."""
-        for one in work:
-            if one.name == "step":
-                self._add(Span("step", worker, "", one.at, one.at + one.seconds, rows=one.rows))
-            elif life := self._lives.get(one.request):
-                life.moments.setdefault(worker, []).append((one.name, one.at))
+        for item in work:
+            if item.name == "step":
+                self._add(Span("step", worker, "", item.at, item.at + item.seconds, tokens=item.query_tokens))
+            elif trace := self._traces.get(item.request):
+                trace.events.setdefault(worker, []).append((item.name, item.at))
             else:
-                self._instant(one.name, one.request, one.at, worker)
+                self._instant(item.name, item.request, item.at, worker)
 
     def close(self) -> None:
         """Close all sinks."""
@@ -110,49 +120,51 @@ class Recorder:
             except Exception as error:
                 self._failed(sink, error)
 
-    def _heard(self, event: Heard, now: float) -> None:
+    def _heard(self, event: WorkerMessage, now: float) -> None:
         if isinstance(event.message, Events):
-            for told in event.message.events:
-                self._told(told, event.worker, now)
+            for reported in event.message.events:
+                self._record_event(reported, event.worker, now)
         if isinstance(event.message, Transfers):
-            for news in event.message.news:
-                self._moved(news, event.worker, now)
+            for update in event.message.updates:
+                self._record_transfer(update, event.worker, now)
 
-    def _told(self, event: Event, worker: str, now: float) -> None:
-        life = self._lives.get(event.request)
-        if life is None:
+    def _record_event(self, event: Event, worker: str, now: float) -> None:
+        trace = self._traces.get(event.request)
+        if trace is None:
             return
-        if isinstance(event, Admitted) and life.first_chunk is None:
-            life.first_chunk = now
-            self._add(Span("queued", FRONT, event.request, life.submitted, now))
-        if isinstance(event, Token) and life.output is None:
-            life.output = now
-            self._add(Span("prompt", worker, event.request, life.first_chunk or life.submitted, now))
+        if isinstance(event, Admitted) and trace.first_chunk is None:
+            trace.first_chunk = now
+            self._add(Span("queued", FRONT, event.request, trace.submitted, now))
+        if isinstance(event, Token) and trace.output is None:
+            trace.output = now
+            self._add(Span("prompt", worker, event.request, trace.first_chunk or trace.submitted, now))
 
-    def _moved(self, news: Reserved | Pushed, worker: str, now: float) -> None:
-        life = self._lives.get(news.request)
-        if life is None:
+    def _record_transfer(self, update: Reserved | Pushed, worker: str, now: float) -> None:
+        trace = self._traces.get(update.request)
+        if trace is None:
             return
-        if isinstance(news, Reserved):
-            life.tickets[news.ticket.id] = worker, now
-        elif news.ticket in life.tickets:
-            _, since = life.tickets.pop(news.ticket)
-            self._add(Span("failed transfer" if news.error else "transfer", worker, news.request, since, now))
+        if isinstance(update, Reserved):
+            trace.reservations[update.reservation.id] = worker, now
+        elif update.reservation_id in trace.reservations:
+            _, since = trace.reservations.pop(update.reservation_id)
+            self._add(
+                Span("failed transfer" if update.error else "transfer", worker, update.request, since, now)
+            )
 
     def _end(self, request: str, now: float) -> None:
-        life = self._lives.pop(request, None)
-        if life is None:
+        trace = self._traces.pop(request, None)
+        if trace is None:
             return
-        for worker, moments in life.moments.items():
-            self._add(Span(f"at {worker}", worker, request, moments[0][1], moments[-1][1], tuple(moments)))
-        if life.output is not None:
-            self._add(Span("decode", FRONT, request, life.output, now))
-        self._add(Span("request", FRONT, request, life.submitted, now))
+        for worker, events in trace.events.items():
+            self._add(Span(f"at {worker}", worker, request, events[0][1], events[-1][1], tuple(events)))
+        if trace.output is not None:
+            self._add(Span("decode", FRONT, request, trace.output, now))
+        self._add(Span("request", FRONT, request, trace.submitted, now))
 
     def _instant(self, name: str, request: str, at: float, process: str = FRONT) -> None:
-        life = self._lives.get(request)
-        if life is not None:
-            life.moments.setdefault(process, []).append((name, at))
+        trace = self._traces.get(request)
+        if trace is not None:
+            trace.events.setdefault(process, []).append((name, at))
         else:
             self._add(Span(name, process, request, at, at, late=bool(request)))
 
@@ -167,4 +179,4 @@ class Recorder:
     def _failed(self, sink: Sink, error: Exception) -> None:
         """Count and log the failure of a sink, which is not used any more."""
         self.failures += 1
-        logger.error("%s failed and takes nothing more: %s", type(sink).__name__, error)
+        logger.error("%s failed and is not used any more: %s", type(sink).__name__, error)

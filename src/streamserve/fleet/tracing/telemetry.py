@@ -63,7 +63,7 @@ class Telemetry:
         context = set_span_in_context(root)
         for part in self._parts.pop(span.request, []):
             child = self._begin(part, context)
-            for name, at in part.moments:
+            for name, at in part.events:
                 child.add_event(name, timestamp=self._nanos(at))
             child.end(self._nanos(part.end))
         root.end(self._nanos(span.end))

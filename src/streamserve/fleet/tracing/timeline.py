@@ -26,14 +26,14 @@ class Timeline:
         process = self._process(span.process)
         if span.name == "step":
             duration = _micros(span.end - span.start)
-            shown = {"ph": "X", "ts": _micros(span.start), "dur": duration, "args": {"rows": span.rows}}
+            shown = {"ph": "X", "ts": _micros(span.start), "dur": duration, "args": {"tokens": span.tokens}}
             self._write(name="step", pid=process, tid=STEPS, **shown)
             return
         common = {"cat": "request", "id": span.request, "pid": process, "tid": STEPS}
         args = {"request": span.request}
         if span.end > span.start:
             self._write(name=span.name, ph="b", ts=_micros(span.start), args=args, **common)
-        for name, at in span.moments or (() if span.end > span.start else ((span.name, span.start),)):
+        for name, at in span.events or (() if span.end > span.start else ((span.name, span.start),)):
             self._write(name=name, ph="n", ts=_micros(at), args=args, **common)
         if span.end > span.start:
             self._write(name=span.name, ph="e", ts=_micros(span.end), **common)

@@ -41,7 +41,7 @@ FORMATS = {
     "hermes": Format(
         opening="<tool_call>",
         closing="</tool_call>",
-        calls="one (BLANKS {opening} one)* BLANKS\none: BLANKS @call BLANKS {closing}",
+        calls="block (BLANKS {opening} block)* BLANKS\nblock: BLANKS @call BLANKS {closing}",
     ),
     "llama3_json": Format(
         opening="<|python_tag|>",
@@ -57,7 +57,7 @@ FORMATS = {
         separator="[ARGS]",
         id_prefix="",
         id_length=9,
-        calls="one (BLANKS {opening} one)* BLANKS\none: BLANKS (list | name_first)\n"
+        calls="block (BLANKS {opening} block)* BLANKS\nblock: BLANKS (list | name_first)\n"
         'list: "[" BLANKS @call (BLANKS "," BLANKS @call)* BLANKS "]"',
     ),
 }

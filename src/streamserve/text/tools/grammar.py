@@ -11,14 +11,14 @@ from streamserve.text.tools.formats import Format
 Schema = dict[str, Any]
 
 _TEXT = r"/(.|\n)*/"
-_TEXT_THAT_IS_NO_CALL = r"/[ \r\n\t]*([^{ \r\n\t](.|\n)*)?/"
+_TEXT_WITHOUT_CALL = r"/[ \r\n\t]*([^{ \r\n\t](.|\n)*)?/"
 _NO_THOUGHT = rf" & ~/[ \r\n\t]*{OPENING}(.|\n)*/"
 
 
 def free_calls(
-    form: Format, schemas: Mapping[str, Schema], special: Callable[[str], int | None], thinks: bool
+    format: Format, schemas: Mapping[str, Schema], special: Callable[[str], int | None], thinks: bool
 ) -> Grammar:
-    """Return a grammar of text, then optionally calls in `form`, which end the message.
+    """Return a grammar of text, then optionally calls in `format`, which end the message.
 
     `schemas` maps each function's name to the schema of its arguments; `special` returns the id of a marker
     that is a special token. If the model `thinks`, text may not begin with the reasoning's opening tag:
@@ -29,21 +29,21 @@ def free_calls(
         token = special(sign)
         return json.dumps(sign) if token is None else f"<[{token}]>"
 
-    signs = {name: mark(getattr(form, name)) for name in ("opening", "closing", "separator")}
-    lazy = "[lazy]" if special(form.opening) is None else ""  # up to the first opening
+    signs = {name: mark(getattr(format, name)) for name in ("opening", "closing", "separator")}
+    lazy = "[lazy]" if special(format.opening) is None else ""  # up to the first opening
     rules = [
-        f"start: TEXT | opened calls{' | calls' if form.bare else ''}",
+        f"start: TEXT | opened calls{' | calls' if format.bare else ''}",
         f"opened{lazy}: TEXT {signs['opening']}",
-        f"calls: {form.calls.format(**signs)}",
-        f"TEXT: {_TEXT_THAT_IS_NO_CALL if form.bare else _TEXT}{_NO_THOUGHT if thinks else ''}",
+        f"calls: {format.calls.format(**signs)}",
+        f"TEXT: {_TEXT_WITHOUT_CALL if format.bare else _TEXT}{_NO_THOUGHT if thinks else ''}",
         r"BLANKS: /[ \r\n\t]{0,8}/",
     ]
-    named = {"call": calls_schema(schemas, form.key)}
-    if form.named:
-        places = list(enumerate(schemas))
-        ways = [f"{json.dumps(name)} between @arguments{place}" for place, name in places]
-        rules += ["name_first: " + " | ".join(ways), f"between: {signs['separator']}? BLANKS"]
-        named |= {f"arguments{place}": schemas[name] for place, name in places}
+    named = {"call": calls_schema(schemas, format.key)}
+    if format.named:
+        numbered = list(enumerate(schemas))
+        alternatives = [f"{json.dumps(name)} between @arguments{index}" for index, name in numbered]
+        rules += ["name_first: " + " | ".join(alternatives), f"between: {signs['separator']}? BLANKS"]
+        named |= {f"arguments{index}": schemas[name] for index, name in numbered}
     return Grammar(kind="lark_json", text=json.dumps({"lark": "\n".join(rules), "schemas": named}))
 
 
@@ -55,26 +55,26 @@ def calls_schema(schemas: Mapping[str, Schema], key: str) -> Schema:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/tool{place}"}},
+            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/tool{index}"}},
             "required": ["name", key],
             "additionalProperties": False,
         }
-        for place, name in enumerate(schemas)
+        for index, name in enumerate(schemas)
     ]
     definitions = {
-        f"tool{place}": _moved(schema, f"#/$defs/tool{place}")
-        for place, schema in enumerate(schemas.values())
+        f"tool{index}": _moved(schema, f"#/$defs/tool{index}")
+        for index, schema in enumerate(schemas.values())
     }
     return {"anyOf": calls, "$defs": definitions}
 
 
-def _moved(node: Any, place: str) -> Any:
+def _moved(node: Any, location: str) -> Any:
     if isinstance(node, list):
-        return [_moved(one, place) for one in node]
+        return [_moved(item, location) for item in node]
     if not isinstance(node, dict):
         return node
-    moved = {name: _moved(value, place) for name, value in node.items()}
+    moved = {name: _moved(value, location) for name, value in node.items()}
     reference = node.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
+        moved["$ref"] = location + reference[1:]
     return moved

@@ -50,7 +50,7 @@ Rows lay_out(Pool& pool, const Linear& linear, const void* x, size_t stride, int
 
 extern "C" {
 
-int ss_path_works(int path, int type) { return path_works(path, type); }
+int ss_path_supported(int path, int type) { return path_supported(path, type); }
 
 void* ss_pool_new(int threads, const int32_t* cpus) { return new Pool(threads, cpus); }
 void ss_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
@@ -102,9 +102,9 @@ void ss_sample(void* pool, const float* logits, int vocabulary, const Draw* draw
     sample(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, tokens);
 }
 
-void ss_guess(void* pool, const float* logits, int vocabulary, const Draw* draws, int count, int best,
-              int32_t* tokens, double* scores) {
-    guess(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, best, tokens, scores);
+void ss_select_draft_tokens(void* pool, const float* logits, int vocabulary, const Draw* draws,
+                            int count, int best, int32_t* tokens, double* scores) {
+    select_draft_tokens(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, best, tokens, scores);
 }
 
 // Memory that is about to be filled and read in large pieces: fewer, larger pages where the system has them.

@@ -27,8 +27,8 @@ struct State {
     }
     static size_t floats(int count, int stride) { return size_t(count) * size_t(stride + 2); }
     static State in(float* memory, int count, int stride) {
-        float* behind = memory + size_t(count) * size_t(stride);
-        return {memory, behind, behind + count};
+        float* tail = memory + size_t(count) * size_t(stride);
+        return {memory, tail, tail + count};
     }
 };
 
@@ -85,13 +85,13 @@ class Worker {
   public:
     Worker(Pool& pool, int thread, const Attention& attention)
         : a_(attention), dim_(attention.cache.dim), stride_(padded(dim_)),
-          group_(attention.heads / attention.cache.kv_heads), most_(std::max(MOST_QUERIES, group_)),
+          group_(attention.heads / attention.cache.kv_heads), max_queries_(std::max(MAX_QUERIES, group_)),
           memory_(pool.scratch(thread, bytes())), engine_(memory_, dim_) {
         float* at = reinterpret_cast<float*>(memory_ + round_up(int(Engine::bytes(dim_)), 64));
-        total_ = State::in(at, most_, stride_);
-        at += State::floats(most_, stride_);
-        later_ = State::in(at, most_, stride_);
-        at += State::floats(most_, stride_);
+        total_ = State::in(at, max_queries_, stride_);
+        at += State::floats(max_queries_, stride_);
+        later_ = State::in(at, max_queries_, stride_);
+        at += State::floats(max_queries_, stride_);
         scores_ = at;
         results_ = scores_ + QUERY_TILE * KEY_TILE;
         weights_ = reinterpret_cast<typename Engine::Weight*>(results_ + QUERY_TILE * stride_);
@@ -106,12 +106,12 @@ class Worker {
             range_ = item.part < 0 && first == item.begin ? total_ : later_;
             range_.clear(queries_, stride_);
             for (int key = first; key < std::min(first + KEY_RANGE, item.end); key += KEY_TILE) {
-                int behind = key + KEY_TILE;
-                ahead_.count = 0;
-                if (behind < item.end) {
-                    find(ahead_, *span_, kv_head, behind, item.end, nullptr);
+                int next_key = key + KEY_TILE;
+                prefetch_.count = 0;
+                if (next_key < item.end) {
+                    find(prefetch_, *span_, kv_head, next_key, item.end, nullptr);
                 } else if (next) {
-                    find(ahead_, a_.spans[next->span], next_head, next->begin, next->end, nullptr);
+                    find(prefetch_, a_.spans[next->span], next_head, next->begin, next->end, nullptr);
                 }
                 tile(key);
             }
@@ -119,15 +119,15 @@ class Worker {
                 for (int i = 0; first > item.begin && i < queries_; i++) merge<V>(total_, range_, i, stride_);
             } else {
                 std::copy(range_.sums, range_.sums + size_t(queries_) * stride_, parts);
-                float* behind = parts + size_t(queries_) * stride_;
-                std::copy(range_.largest, range_.largest + queries_, behind);
-                std::copy(range_.weights, range_.weights + queries_, behind + queries_);
+                float* tail = parts + size_t(queries_) * stride_;
+                std::copy(range_.largest, range_.largest + queries_, tail);
+                std::copy(range_.weights, range_.weights + queries_, tail + queries_);
             }
         }
         if (item.part < 0) finish();
     }
 
-    // Merges `item.parts` parts that lie one behind another.
+    // Merges `item.parts` consecutive parts.
     void merge_parts(const Item& item, int kv_head, float* parts) {
         span_ = &a_.spans[item.span], item_ = &item, kv_head_ = kv_head, queries_ = item.rows * group_;
         total_.clear(queries_, stride_);
@@ -140,7 +140,7 @@ class Worker {
 
   private:
     size_t bytes() const {
-        size_t floats = 2 * State::floats(most_, stride_) + size_t(QUERY_TILE) * (2 * KEY_TILE + stride_);
+        size_t floats = 2 * State::floats(max_queries_, stride_) + size_t(QUERY_TILE) * (2 * KEY_TILE + stride_);
         return Engine::bytes(dim_) + 64 + floats * sizeof(float);
     }
 
@@ -188,8 +188,8 @@ class Worker {
         int begin = row * group_, end = begin + rows * group_;
         int from = begin / QUERY_TILE * QUERY_TILE;
         find(keys_, *span_, kv_head_, first, last + 1, path);
-        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), ahead_);
-        ahead_.count = 0;
+        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), prefetch_);
+        prefetch_.count = 0;
         for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
     }
 
@@ -200,7 +200,7 @@ class Worker {
 
     int lowest_key(int row) const { return a_.window ? std::max(0, position_[row] - a_.window + 1) : 0; }
 
-    // The keys of a span from position `first` to `end`, as many as a tile has; behind the root those of `path`.
+    // The keys of a span from position `first` to `end`, as many as a tile has; after the root those of `path`.
     void find(KeyTile<T>& to, const Span& span, int kv_head, int first, int end, const int* path) const {
         const CacheLayer& cache = a_.cache;
         int root = span.start + span.linear - 1, count = std::min(KEY_TILE, end - first);
@@ -299,10 +299,10 @@ class Worker {
     }
 
     const Attention& a_;
-    int dim_, stride_, group_, most_;
+    int dim_, stride_, group_, max_queries_;
     char* memory_;
     Engine engine_;
-    State total_, later_, range_;  // of all ranges; of one behind the first; of the one at hand
+    State total_, later_, range_;  // of all ranges; of a later range; of the current one
     float *scores_, *results_;
     typename Engine::Weight* weights_;
     float scale_ = 1.44269504089f / std::sqrt(float(dim_));  // powers are of two, not of e
@@ -310,9 +310,9 @@ class Worker {
     const Span* span_ = nullptr;
     const Item* item_ = nullptr;
     int kv_head_ = 0, queries_ = 0, root_ = 0;
-    const T* query_[MOST_QUERIES];
-    int position_[MOST_QUERIES];
-    KeyTile<T> keys_, ahead_;
+    const T* query_[MAX_QUERIES];
+    int position_[MAX_QUERIES];
+    KeyTile<T> keys_, prefetch_;
     std::vector<int> path_;
 };
 
@@ -331,9 +331,9 @@ void attend_with(Pool& pool, int thread, const Attention& a, const std::vector<I
     auto head_of = [&](int unit) { return unit / int(items.size()); };
     for (int unit = pool.claim(), next; unit < units; unit = next) {
         next = pool.claim();
-        const Item *item = item_of(unit), *behind = next < units ? item_of(next) : nullptr;
+        const Item *item = item_of(unit), *next_item = next < units ? item_of(next) : nullptr;
         float* own = parted ? part_of(*item, head_of(unit)) : nullptr;
-        worker.attend(*item, head_of(unit), own, behind, behind ? head_of(next) : 0);
+        worker.attend(*item, head_of(unit), own, next_item, next_item ? head_of(next) : 0);
     }
     if (!parted) return;
     pool.barrier();
@@ -356,7 +356,7 @@ void attend_typed(Pool& pool, int thread, const Attention& a, const std::vector<
 
 std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_heads, int window, int threads) {
     std::vector<Item> items;
-    int at_once = std::max(1, MOST_QUERIES / group), longest = 0;
+    int at_once = std::max(1, MAX_QUERIES / group), longest = 0;
     for (int span = 0; span < count; span++) {
         for (int row = 0; row < spans[span].rows; row += at_once) {
             int rows = std::min(at_once, spans[span].rows - row), start = spans[span].start;

@@ -2,12 +2,12 @@
 //
 // A query visits the keys it sees in order of position: in tiles of 128 keys and ranges of 512, both aligned
 // to absolute positions. Within a range the softmax is online; at its end the range's result is merged into
-// the query's total. Everything a query meets is thus a function of its own position and keys: cutting a
-// sequence into chunks, its company, and who computes which range change no bit.
+// the query's total. Everything a query meets is thus a function of its own position and keys: the
+// chunks of a sequence, the other rows of the step, and the thread that computes a range change no bit.
 //
 //   position   0 ───────── 512 ───────── 1024 ──── root ─┬─ tree nodes
 //   ranges     [  merged   ][   merged    ][   merged      ]        tiles below a tree's root are shared by
-//   tiles      |128|128|…                                          its rows; behind it each row has its path
+//   tiles      |128|128|…                                          its rows; after it each row has its path
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ namespace streamserve {
 constexpr int KEY_TILE = 128;
 constexpr int KEY_RANGE = 512;
 constexpr int QUERY_TILE = 16;    // queries: rows × the query heads that share a key-value head
-constexpr int MOST_QUERIES = 256; // of one item
+constexpr int MAX_QUERIES = 256; // of one item
 
 // Some query tokens of a sequence. Tokens are at positions `start`, `start` + 1, …; the last of the `linear`
 // first is the root of a tree if there are more. `parents` of the tree's nodes, the root first (-1). With
@@ -58,7 +58,7 @@ struct Attention {
     Rows out;          // [row][head · dim]
 };
 
-// The items of a step. Splits ranges between threads where there are too few sequences to go round.
+// The items of a step. Splits ranges between threads where there are fewer sequences than threads.
 std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_heads, int window, int threads);
 
 // Numbers of float32 that the parts of `items` take for all heads.

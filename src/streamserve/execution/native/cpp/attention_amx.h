@@ -59,13 +59,13 @@ class AmxEngine {
 
     static size_t bytes(int dim) {
         size_t row = size_t(padded(dim)) * 2;
-        return (2 * MOST_QUERIES + 3 * KEY_TILE) * row + 4 * TILE;
+        return (2 * MAX_QUERIES + 3 * KEY_TILE) * row + 4 * TILE;
     }
 
     AmxEngine(char* memory, int dim) : dim_(dim), steps_(padded(dim) / CHUNK), row_(size_t(padded(dim)) * 2) {
         query_rows_ = memory;
-        query_pairs_ = query_rows_ + MOST_QUERIES * row_;
-        gathered_ = query_pairs_ + MOST_QUERIES * row_;
+        query_pairs_ = query_rows_ + MAX_QUERIES * row_;
+        gathered_ = query_pairs_ + MAX_QUERIES * row_;
         key_pairs_ = gathered_ + KEY_TILE * row_;
         value_pairs_ = key_pairs_ + KEY_TILE * row_;
         result_ = reinterpret_cast<float*>(value_pairs_ + KEY_TILE * row_);
@@ -88,8 +88,8 @@ class AmxEngine {
         }
     }
 
-    // What comes `ahead` is fetched into L2 meanwhile: blocks are too short for the processor to see it coming.
-    void tile(const KeyTile<bf16>& tile, int query_tiles, const KeyTile<bf16>& ahead) {
+    // `prefetch` is fetched into L2 meanwhile: blocks are too short for the hardware prefetcher.
+    void tile(const KeyTile<bf16>& tile, int query_tiles, const KeyTile<bf16>& prefetch) {
         count_ = tile.count;
         bool direct = tile.whole && dim_ % CHUNK == 0;
         for (int i = 0; i * 16 < count_; i++) {
@@ -102,10 +102,10 @@ class AmxEngine {
             }
         }
         for (int pair = 0; pair < round_up(count_, 32) / 2; pair++) {
-            fetch(ahead, 2 * pair);
+            fetch(prefetch, 2 * pair);
             interleave(tile, pair);
         }
-        for (int key = round_up(count_, 32); key < ahead.count; key += 2) fetch(ahead, key);
+        for (int key = round_up(count_, 32); key < prefetch.count; key += 2) fetch(prefetch, key);
     }
 
     // Four tiles of scores at a time, so that the multiplier need not wait for its own results.
@@ -168,7 +168,7 @@ class AmxEngine {
         }
     }
 
-    // Key tiles behind the `last` are the last again; nobody reads their scores.
+    // Key tiles after the `last` are the last again; their scores are not read.
     void four_direct(const char* pairs, int i, int last) const {
         const char* keys[4];
         for (int part = 0; part < 4; part++) keys[part] = keys_[i + part < last ? i + part : last];
@@ -226,10 +226,10 @@ class AmxEngine {
     }
 
     // Two keys and their values.
-    void fetch(const KeyTile<bf16>& ahead, int key) const {
-        for (int i = key; i < key + 2 && i < ahead.count; i++) {
-            const char *k = reinterpret_cast<const char*>(ahead.keys[i]);
-            const char *v = reinterpret_cast<const char*>(ahead.values[i]);
+    void fetch(const KeyTile<bf16>& prefetch, int key) const {
+        for (int i = key; i < key + 2 && i < prefetch.count; i++) {
+            const char *k = reinterpret_cast<const char*>(prefetch.keys[i]);
+            const char *v = reinterpret_cast<const char*>(prefetch.values[i]);
             for (int byte = 0; byte < dim_ * 2; byte += 64) {
                 _mm_prefetch(k + byte, _MM_HINT_T1);
                 _mm_prefetch(v + byte, _MM_HINT_T1);
@@ -237,7 +237,7 @@ class AmxEngine {
         }
     }
 
-    // Values of keys 2 · pair and 2 · pair + 1, number by number; zero behind the last key and dimension.
+    // Values of keys 2 · pair and 2 · pair + 1, number by number; zero after the last key and dimension.
     void interleave(const KeyTile<bf16>& tile, int pair) {
         const bf16* first = 2 * pair < count_ ? tile.values[2 * pair] : nullptr;
         const bf16* second = 2 * pair + 1 < count_ ? tile.values[2 * pair + 1] : nullptr;

@@ -1,5 +1,5 @@
 // How scores and weighted sums of one key tile are computed: with vectors (any processor, any type), and
-// with AMX for bf16. Both give a query the same bits beside any other queries.
+// with AMX for bf16. Both give a query the same bits whatever other queries are in the step.
 #pragma once
 
 #include <algorithm>
@@ -129,11 +129,11 @@ class VectorEngine {
     static constexpr int WIDTH = 2 * V::lanes;  // keys of a panel
 
     static size_t bytes(int dim) {
-        return (MOST_QUERIES + 2 * KEY_TILE) * size_t(padded(dim)) * sizeof(float);
+        return (MAX_QUERIES + 2 * KEY_TILE) * size_t(padded(dim)) * sizeof(float);
     }
     VectorEngine(char* memory, int dim) : dim_(dim), row_(size_t(padded(dim))) {
         queries_ = reinterpret_cast<float*>(memory);
-        panels_ = queries_ + MOST_QUERIES * row_;
+        panels_ = queries_ + MAX_QUERIES * row_;
         values_ = panels_ + KEY_TILE * row_;
     }
 
@@ -141,7 +141,7 @@ class VectorEngine {
         for (int i = 0; i < count; i++) widen_row(from[i], queries_ + size_t(i) * row_);
     }
 
-    // What comes `ahead` is not fetched: where keys are read as they lie, the next panel is (turn).
+    // `prefetch` is not fetched: where keys are read as they lie, the next panel is (turn).
     void tile(const KeyTile<T>& tile, int query_tiles, const KeyTile<T>&) {
         tile_ = &tile;
         many_ = query_tiles > 1;
@@ -152,7 +152,7 @@ class VectorEngine {
         }
     }
 
-    // Scores with the keys `from` to `until`, and some beside them, to to[query][key].
+    // Scores with the keys `from` to `until`, and some adjacent ones, to to[query][key].
     void scores(int first, int count, int from, int until, float* to) {
         const float* x = queries_ + size_t(first) * row_;
         for (int panel = from / WIDTH; panel * WIDTH < until; panel++) {
@@ -186,7 +186,7 @@ class VectorEngine {
         for (; d < int(row_); d++) to[d] = 0;
     }
 
-    // A panel's keys; behind the last one it stands again. Where values are read as they lie, theirs are fetched
+    // A panel's keys; after the last one it is repeated. Where values are read as they lie, theirs are fetched
     // meanwhile, and the next panel's keys.
     void turn(int panel, float* to) const {
         int last = tile_->count - 1;

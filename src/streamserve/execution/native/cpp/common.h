@@ -1,4 +1,4 @@
-// What every kernel knows: number types, the paths a processor may take, and how activations and weights lie.
+// Shared by all kernels: number types, instruction paths, and the layout of activations and weights.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ inline bf16 round_bf16(float x) {
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// The instructions a kernel uses. Each path gives a row the same bits in any company; two paths may differ.
+// The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are; two paths may differ.
 enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 enum Type : int32_t { F32 = 0, BF16 = 1 };
 

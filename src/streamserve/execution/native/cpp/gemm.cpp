@@ -6,7 +6,7 @@ namespace streamserve {
 
 namespace {
 
-constexpr size_t ROW_BLOCK_BYTES = 1 << 20;  // of x: what stays in a core's L2 cache beside the weights
+constexpr size_t ROW_BLOCK_BYTES = 1 << 20;  // of x: what stays in a core's L2 cache with the weights
 constexpr int STRIP = 32;                    // rows at a time
 constexpr int DEEP = 4096;                   // K from which two panels do not fit in L2
 
@@ -14,10 +14,10 @@ constexpr int DEEP = 4096;                   // K from which two panels do not f
 // the second half take turns.
 struct Packing {
     int columns, group;
-    bool turns;
+    bool interleaved;
 
     size_t place(int k, int column) const {
-        int half = columns / 2, at = turns ? column % half * 2 + column / half : column;
+        int half = columns / 2, at = interleaved ? column % half * 2 + column / half : column;
         return (size_t(k / group) * size_t(columns) + size_t(at)) * size_t(group) + size_t(k % group);
     }
 };
@@ -68,9 +68,9 @@ int rows_at_once(const Linear& linear, int rows) {
     return blocks == 1 ? rows : round_up(ceil_div(rows, blocks), 32);
 }
 
-void sums_of(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Ahead& ahead,
+void sums_of(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Prefetch& prefetch,
              float* sums) {
-    if (w.path == AMX) return sums_amx(w, x, row, rows, tile, tiles, ahead, sums);
+    if (w.path == AMX) return sums_amx(w, x, row, rows, tile, tiles, prefetch, sums);
     sums_avx512_bf16(w, x, row, rows, tile, sums);
 }
 
@@ -99,7 +99,7 @@ void unpack(const Linear& linear, int row, void* to) {
 namespace {
 
 // The tiles of a unit that comes next.
-Ahead ahead_of(const Linear& w, int tile, int tiles) {
+Prefetch prefetch_of(const Linear& w, int tile, int tiles) {
     size_t stride = size_t(w.k_padded / CHUNK) * 1024;
     return {static_cast<const char*>(w.weight) + size_t(tile) * stride, stride, tiles};
 }
@@ -122,11 +122,11 @@ void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, 
         int tile = tile_of(unit), tiles = unit < whole ? 4 : 1;
         int first = unit < whole ? unit / panels * at_once : 0;
         int last = rows < first + at_once ? rows : first + at_once;
-        Ahead ahead;
-        if (fetching && next < units) ahead = ahead_of(linear, tile_of(next), next < whole ? 4 : 1);
+        Prefetch prefetch;
+        if (fetching && next < units) prefetch = prefetch_of(linear, tile_of(next), next < whole ? 4 : 1);
         for (int row = first; row < last; row += STRIP) {
             int count = last - row < STRIP ? last - row : STRIP;
-            sums_of(linear, x, row, count, tile, tiles, ahead, sums);
+            sums_of(linear, x, row, count, tile, tiles, prefetch, sums);
             end(linear, finish, row, count, tile * 16, tiles * 16, sums);
         }
     }
@@ -145,11 +145,11 @@ void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int r
 }
 
 bool light(int path, int rows, size_t weights) {
-    constexpr size_t MOST_WEIGHTS = 1 << 20, MOST_PRODUCTS = 1 << 22;
-    return weights <= MOST_WEIGHTS && weights * size_t(rows) <= (path == AMX ? 8 : 1) * MOST_PRODUCTS;
+    constexpr size_t MAX_WEIGHTS = 1 << 20, MAX_PRODUCTS = 1 << 22;
+    return weights <= MAX_WEIGHTS && weights * size_t(rows) <= (path == AMX ? 8 : 1) * MAX_PRODUCTS;
 }
 
-bool path_works(int path, int type) {
+bool path_supported(int path, int type) {
     switch (path) {
         case PORTABLE: return true;
 #if defined(__AVX2__) && defined(__FMA__)
@@ -162,7 +162,7 @@ bool path_works(int path, int type) {
         case AVX512_BF16: return type == BF16 && __builtin_cpu_supports("avx512bf16");
 #endif
 #ifdef STREAMSERVE_AVX512
-        case AMX: return type == BF16 && amx_works();
+        case AMX: return type == BF16 && amx_supported();
 #endif
         default: return false;
     }

@@ -8,7 +8,7 @@
 //
 //   AMX           [n/16][k/32] tiles of 1 KB: 16 pairs of k × 16 columns × 2        a stream each 16 columns
 //   AVX512_BF16   [n/64][k/2][64][2]                                                a stream each 64 columns
-//   others        [n/w][k][w], w two vectors: 32, 16 or 16; bf16 of the two in turns (vec.h: load_tile)
+//   others        [n/w][k][w], w two vectors: 32, 16 or 16; bf16 of the two alternating (vec.h: load_tile)
 #pragma once
 
 #include <utility>
@@ -44,13 +44,13 @@ void unpack(const Linear& linear, int row, void* to);
 void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows, const Finish& finish);
 
 // Weight tiles to be fetched to L2 meanwhile: `count` streams of tiles, `stride` bytes apart.
-struct Ahead {
+struct Prefetch {
     const char* tiles = nullptr;
     size_t stride = 0;
     int count = 0;
 
     // Shared between two passes.
-    std::pair<Ahead, Ahead> halves() const {
+    std::pair<Prefetch, Prefetch> halves() const {
         int first = (count + 1) / 2;
         return {{tiles, stride, first}, {tiles + size_t(first) * stride, stride, count - first}};
     }
@@ -58,7 +58,7 @@ struct Ahead {
 
 // Sums of rows `row` to `row + rows`, up to 32, and of a panel's four column tiles (16
 // columns each) from `tile` on, to `sums` [rows rounded up to 16][64]. With AMX there may be one tile only.
-void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Ahead& ahead,
+void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Prefetch& prefetch,
               float* sums);
 void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
 
@@ -75,11 +75,11 @@ void multiply_blocks(Pool& pool, int thread, const Linear& linear, const Rows& x
 bool light(int path, int rows, size_t weights);
 
 // What this build can do on this processor.
-bool path_works(int path, int type);
+bool path_supported(int path, int type);
 
 // Each thread around its use of tile registers; nothing where there are none.
 void amx_begin();
 void amx_end();
-bool amx_works();
+bool amx_supported();
 
 }  // namespace streamserve

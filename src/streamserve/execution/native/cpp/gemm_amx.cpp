@@ -37,22 +37,22 @@ bool request_amx() {
 // Tile registers are named by constants: 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights.
 
 // The tiles of one step of K to be fetched to L2.
-inline void fetch(const Ahead& ahead, int k) {
-    const char* tile = ahead.tiles + size_t(k) * TILE;
-    for (int i = 0; i < ahead.count; i++, tile += ahead.stride) {
+inline void fetch(const Prefetch& prefetch, int k) {
+    const char* tile = prefetch.tiles + size_t(k) * TILE;
+    for (int i = 0; i < prefetch.count; i++, tile += prefetch.stride) {
         for (size_t line = 0; line < TILE; line += 64) _mm_prefetch(tile + line, _MM_HINT_T1);
     }
 }
 
 // 16 rows × 1 to 4 column tiles.
 template <int COLUMNS>
-void one_by(const char* a, const char* b, size_t b_stride, int depth, const Ahead& ahead, float* sums) {
+void one_by(const char* a, const char* b, size_t b_stride, int depth, const Prefetch& prefetch, float* sums) {
     _tile_zero(0);
     if constexpr (COLUMNS > 1) _tile_zero(1);
     if constexpr (COLUMNS > 2) _tile_zero(2);
     if constexpr (COLUMNS > 3) _tile_zero(3);
     for (int k = 0; k < depth; k++, a += TILE, b += TILE) {
-        fetch(ahead, k);
+        fetch(prefetch, k);
         _tile_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -77,14 +77,14 @@ void one_by(const char* a, const char* b, size_t b_stride, int depth, const Ahea
 
 // 32 rows × 2 column tiles.
 void two_by_two(const char* a, size_t a_stride, const char* b, size_t b_stride, int depth,
-                const Ahead& ahead, float* sums) {
+                const Prefetch& prefetch, float* sums) {
     float* below = sums + 16 * PANEL;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int k = 0; k < depth; k++, a += TILE, b += TILE) {
-        fetch(ahead, k);
+        fetch(prefetch, k);
         _tile_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -102,33 +102,33 @@ void two_by_two(const char* a, size_t a_stride, const char* b, size_t b_stride, 
 
 }  // namespace
 
-bool amx_works() {
+bool amx_supported() {
     static const bool works = request_amx();
     return works;
 }
 
 void amx_begin() {
     static const TileConfig config;
-    if (amx_works()) _tile_loadconfig(&config);
+    if (amx_supported()) _tile_loadconfig(&config);
 }
 
 void amx_end() {
-    if (amx_works()) _tile_release();
+    if (amx_supported()) _tile_release();
 }
 
-void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Ahead& ahead,
+void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Prefetch& prefetch,
               float* sums) {
     int depth = w.k_padded / CHUNK;
     size_t b_stride = size_t(depth) * TILE, a_stride = x.tile_stride;
     const char* a = x.at(row, 0);
     const char* b = static_cast<const char*>(w.weight) + size_t(tile) * b_stride;
     if (tiles == 1) {
-        one_by<1>(a, b, b_stride, depth, ahead, sums);
+        one_by<1>(a, b, b_stride, depth, prefetch, sums);
         if (rows > ROW_TILE) one_by<1>(a + a_stride, b, b_stride, depth, {}, sums + 16 * PANEL);
     } else if (rows <= ROW_TILE) {
-        one_by<4>(a, b, b_stride, depth, ahead, sums);
+        one_by<4>(a, b, b_stride, depth, prefetch, sums);
     } else {
-        auto [first, second] = ahead.halves();
+        auto [first, second] = prefetch.halves();
         two_by_two(a, a_stride, b, b_stride, depth, first, sums);
         two_by_two(a, a_stride, b + 2 * b_stride, b_stride, depth, second, sums + 32);
     }
@@ -136,10 +136,10 @@ void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int t
 
 #else
 
-bool amx_works() { return false; }
+bool amx_supported() { return false; }
 void amx_begin() {}
 void amx_end() {}
-void sums_amx(const Linear&, const Rows&, int, int, int, int, const Ahead&, float*) {}
+void sums_amx(const Linear&, const Rows&, int, int, int, int, const Prefetch&, float*) {}
 
 #endif
 

@@ -22,11 +22,11 @@ namespace {
 constexpr size_t TILE = 1024;
 constexpr int STRIP = 32, PAIR = 32;  // rows, columns of what the registers hold
 constexpr int PAIRS = 4;              // of a unit
-constexpr int FEW_PAIRS = 2;          // of a unit of up to FEW rows, so that threads end together
-constexpr int FEW = 64;
+constexpr int FEW_PAIRS = 2;          // of a unit of up to FEW_ROWS rows, so that threads end together
+constexpr int FEW_ROWS = 64;
 constexpr int WHOLE = 40;             // chunks of K that are not cut
 constexpr int PART = 32;              // chunks of a part where they are, at most
-constexpr int MOST_ROWS = 256;        // of a block
+constexpr int MAX_ROWS = 256;        // of a block
 
 // Sums that are still to become results.
 struct Pending {
@@ -46,11 +46,11 @@ class Blocks {
         : linear_(linear), x_(x), finish_(finish), rows_(rows), paired_(finish.kind == Finish::SILU_MUL),
           chunks_(linear.k_padded / CHUNK), stream_(size_t(chunks_) * TILE) {
         depth_ = chunks_ <= WHOLE ? chunks_ : ceil_div(chunks_, ceil_div(chunks_, PART));
-        at_once_ = round_up(ceil_div(rows, ceil_div(rows, MOST_ROWS)), STRIP);
-        int steps = linear.n_padded / PAIR / step(), most = rows > FEW ? PAIRS : FEW_PAIRS;
-        groups_ = round_up(ceil_div(steps * step(), most), pool.threads());
+        at_once_ = round_up(ceil_div(rows, ceil_div(rows, MAX_ROWS)), STRIP);
+        int steps = linear.n_padded / PAIR / step(), max_pairs = rows > FEW_ROWS ? PAIRS : FEW_PAIRS;
+        groups_ = round_up(ceil_div(steps * step(), max_pairs), pool.threads());
         if (groups_ > steps) groups_ = steps;
-        size_t floats = depth_ < chunks_ ? size_t(MOST_ROWS) * PAIRS * PAIR : size_t(2) * STRIP * PANEL;
+        size_t floats = depth_ < chunks_ ? size_t(MAX_ROWS) * PAIRS * PAIR : size_t(2) * STRIP * PANEL;
         sums_ = reinterpret_cast<float*>(pool.scratch(thread, floats * sizeof(float)));
     }
 
@@ -58,18 +58,18 @@ class Blocks {
 
     // Unit `unit`; `next` is the one this thread does after it, if there is any.
     void run(int unit, int next) {
-        int begin = begin_of(unit % groups_), behind = begin_of(unit % groups_ + 1);
+        int begin = begin_of(unit % groups_), end = begin_of(unit % groups_ + 1);
         int first = unit / groups_ * at_once_, last = rows_ < first + at_once_ ? rows_ : first + at_once_;
         for (int from = 0; from < chunks_; from += depth_) {
             int until = chunks_ < from + depth_ ? chunks_ : from + depth_;
-            Next ahead;
+            Next prefetch;
             if (until < chunks_) {
-                ahead = {weight(begin) + size_t(until) * TILE, behind - begin};
+                prefetch = {weight(begin) + size_t(until) * TILE, end - begin};
             } else if (next < units()) {
                 int other = begin_of(next % groups_);
-                ahead = {weight(other), begin_of(next % groups_ + 1) - other};
+                prefetch = {weight(other), begin_of(next % groups_ + 1) - other};
             }
-            part(begin, behind, first, last, from, until, ahead);
+            part(begin, end, first, last, from, until, prefetch);
         }
         flush();
     }
@@ -83,15 +83,15 @@ class Blocks {
         return static_cast<const char*>(linear_.weight) + size_t(pair) * 2 * stream_;
     }
 
-    void part(int begin, int behind, int first, int last, int from, int until, const Next& ahead) {
+    void part(int begin, int end, int first, int last, int from, int until, const Next& prefetch) {
         int strips = ceil_div(last - first, STRIP);
         size_t share = size_t(ceil_div(16, strips)) * 64;  // bytes of a stream fetched in each step
         for (int row = first, strip = 0; row < last; row += STRIP, strip++) {
             int count = last - row < STRIP ? last - row : STRIP;
-            for (int pair = begin; pair < behind; pair++) {
+            for (int pair = begin; pair < end; pair++) {
                 int place = pair - begin;
-                fetch_ = place < ahead.pairs && strip * share < TILE ? share : 0;
-                fetched_ = ahead.tiles + size_t(place) * 2 * stream_ + size_t(strip * (until - from)) * share;
+                fetch_ = place < prefetch.pairs && strip * share < TILE ? share : 0;
+                fetched_ = prefetch.tiles + size_t(place) * 2 * stream_ + size_t(strip * (until - from)) * share;
                 float* own = place_of(strip, place);
                 pair_of(pair, row, count, from, until, own);
                 if (until < chunks_) continue;
@@ -106,7 +106,7 @@ class Blocks {
         }
     }
 
-    // Where a pair's sums go: one of two places in turns, or, in parts, one for each strip and pair.
+    // Where a pair's sums go: one of two buffers alternately, or, in parts, one for each strip and pair.
     float* place_of(int strip, int place) {
         if (depth_ < chunks_) {
             return sums_ + size_t(strip * PAIRS / 2 + place / 2) * STRIP * PANEL + place % 2 * PAIR;
@@ -115,8 +115,8 @@ class Blocks {
         return sums_ + size_t(turn_) * STRIP * PANEL + (paired_ ? place % 2 * PAIR : 0);
     }
 
-    // What is done beside step k of a multiplication.
-    void beside(int k) {
+    // Work interleaved with step k of a multiplication: prefetching, and finishing a row.
+    void interleave(int k) {
         const char* at = fetched_ + size_t(k) * fetch_;
         for (size_t line = 0; line < fetch_; line += 64) {
             _mm_prefetch(at + line, _MM_HINT_T1);
@@ -168,7 +168,7 @@ class Blocks {
             _tile_loadd(5, a + x_.tile_stride, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
-            beside(k);
+            interleave(k);
         }
         _tile_stored(0, sums, PANEL * 4);
         _tile_stored(1, sums + 16, PANEL * 4);
@@ -190,7 +190,7 @@ class Blocks {
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, b + stream_, 64);
             _tile_dpbf16ps(1, 4, 7);
-            beside(k);
+            interleave(k);
         }
         _tile_stored(0, sums, PANEL * 4);
         _tile_stored(1, sums + 16, PANEL * 4);

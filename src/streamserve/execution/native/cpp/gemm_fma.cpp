@@ -16,9 +16,9 @@ namespace streamserve {
 
 namespace {
 
-constexpr int MOST = 6;          // rows whose sums are in registers together
+constexpr int MAX_ROWS = 6;          // rows whose sums are in registers together
 constexpr int BLOCK_ROWS = 96;   // rows in L2
-constexpr int PART = 256;        // of K, at most, where there are more rows than MOST
+constexpr int PART = 256;        // of K, at most, where there are more rows than MAX_ROWS
 constexpr int AHEAD = 2048;      // bytes that a single group of rows fetches ahead
 constexpr int ROW_GAP = 16;      // floats between rows of x, so that they do not meet in the same lines of L1
 
@@ -116,7 +116,7 @@ template <class V, class T>
 class Rows32 {
   public:
     Rows32(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
-        int parts = rows > MOST ? ceil_div(w.k_padded, PART) : 1;
+        int parts = rows > MAX_ROWS ? ceil_div(w.k_padded, PART) : 1;
         depth_ = round_up(ceil_div(w.k_padded, parts), CHUNK);
         size_t floats = size_t(ceil_div(w.k_padded, depth_)) * size_t(rows) * size_t(depth_ + ROW_GAP);
         sums_ = reinterpret_cast<float*>(
@@ -161,8 +161,8 @@ class Rows32 {
     // How many of the `left` rows go together: 4 or 3 would leave the multipliers waiting for their own sums,
     // so 8 rows are 6 and 2, and the 2 meet two tiles at once.
     static int group(int left) {
-        int over = left % MOST;
-        return left < MOST ? left : over == 1 || over == 3 || over == 4 ? MOST - 1 : MOST;
+        int over = left % MAX_ROWS;
+        return left < MAX_ROWS ? left : over == 1 || over == 3 || over == 4 ? MAX_ROWS - 1 : MAX_ROWS;
     }
 
     // All rows and `tiles` tiles of a part. One group fetches further on, several share fetching `next`.
@@ -199,7 +199,7 @@ template <class V, class T>
 void multiply_typed(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
     constexpr int width = 2 * V::lanes, tiles = PANEL / width;
     int panels = w.n_padded / PANEL, blocks = ceil_div(rows, BLOCK_ROWS);
-    int at_once = round_up(ceil_div(rows, blocks), rows > MOST ? MOST : 1);
+    int at_once = round_up(ceil_div(rows, blocks), rows > MAX_ROWS ? MAX_ROWS : 1);
     blocks = ceil_div(rows, at_once);
     int whole = panels * blocks, cut = finish.kind == Finish::SILU_MUL ? 0 : whole % pool.threads();
     if (pool.threads() == 1 || panels <= cut) cut = 0;

@@ -104,7 +104,7 @@ class Runner {
     }
 
   private:
-    // What `linear` reads; columns behind its k are zero, whoever used the memory before.
+    // What `linear` reads; columns after its k are zero, whatever used the memory before.
     Rows rows(Memory which, const Linear& linear) {
         size_t bytes = rows_bytes(step_.rows, model_.type, linear.k_padded);
         char* memory = pool_.shared(which, bytes);

@@ -22,7 +22,7 @@ struct Model {
     float epsilon;
 };
 
-// A step's rows. `cos`, `sin` [rows][dim / 2] of the model's type; `slots` [rows] number the cache's places.
+// A step's rows. `cos`, `sin` [rows][dim / 2] of the model's type; `slots` [rows] number the cache's slots.
 struct Step {
     const Span* spans;
     const int64_t* slots;
@@ -32,7 +32,7 @@ struct Step {
 };
 
 // The cache of all layers, `layer_stride` numbers apart. `written` counts the layers whose keys and values are
-// there, over all steps: who watches it may read a layer while the next ones are computed.
+// there, over all steps: an observer may read a layer while the next ones are computed.
 struct Cache {
     void* data;
     size_t layer_stride;

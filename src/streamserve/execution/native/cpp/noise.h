@@ -1,4 +1,4 @@
-// What choices and guesses share: the noise of execution/noise.py, by groups of tokens, and the largest of many.
+// Shared by sampling and draft selection: the noise of execution/noise.py, by groups of tokens, and the largest of many.
 #pragma once
 
 #include <algorithm>

@@ -36,7 +36,7 @@ void pin(std::thread& thread, int cpu) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
-    pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // a wish: refused, it runs anywhere
+    pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // best effort: if refused, it runs anywhere
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void Pool::barrier() {
         return;
     }
     uint32_t before = passed_.load(std::memory_order_relaxed);
-    int active = active_;  // whoever arrives last may let the next job begin, with another number
+    int active = active_;  // the last thread to arrive may start the next job, with another number
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < active) {
         wait_while(passed_, before);
         return;

@@ -1,10 +1,10 @@
-// A team of threads that carries out one job at a time, together with the thread that asks for it.
+// A thread pool that runs one job at a time, together with the calling thread.
 //
 //   caller   run(job) ── part 0 ──┬─ barrier ─┬─ part 0 ──┬─ return
 //   worker   … waits ─── part 1 ──┘           └─ part 1 ──┘ waits …
 //
-// Work is claimed in units of outputs, never of a sum's terms, so results do not depend on the team's size.
-// Who waits spins for some microseconds and then sleeps, so that two cores have room for other processes.
+// Work is claimed in units of outputs, never of a sum's terms, so results do not depend on the pool's size.
+// A waiting thread spins for some microseconds and then sleeps, so that other processes can use the cores.
 #pragma once
 
 #include <atomic>
@@ -52,16 +52,16 @@ class Pool {
               &job, alone ? 1 : threads_);
     }
 
-    // Inside a job: wait for all threads. Claims start at 0 again behind it.
+    // Inside a job: wait for all threads. Claims start at 0 again after it.
     void barrier();
 
-    // Inside a job: the next unit of work nobody has. Its end is for the job to see.
+    // Inside a job: the next unclaimed unit of work. The job checks for the end.
     int claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
 
     // Memory of one thread, kept between jobs.
     char* scratch(int thread, size_t bytes) { return scratch_[size_t(thread)].get(bytes); }
 
-    // Memory shared by all, kept between jobs. Asked for outside of jobs.
+    // Memory shared by all, kept between jobs. Request it outside of jobs.
     char* shared(int which, size_t bytes) { return shared_[which].get(bytes); }
 
   private:
@@ -80,7 +80,7 @@ class Pool {
     Call call_ = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
-    // Each on a cache line of its own: threads write them while others read their neighbours.
+    // Each on a separate cache line: threads write them while others read their neighbours.
     alignas(64) std::atomic<uint32_t> jobs_{0};
     alignas(64) std::atomic<uint32_t> passed_{0};
     alignas(64) std::atomic<int> arrived_{0};

@@ -16,10 +16,10 @@ namespace {
 constexpr double LOWEST = -3.63, HIGHEST = 36.74;
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 constexpr int GROUP = 64;
-constexpr size_t FEW = 1 << 16;  // logits that are looked at before a second thread would be there
-constexpr size_t SAMPLED = 16;   // how much longer one takes that is drawn than one that is compared
+constexpr size_t SINGLE_THREAD_LOGITS = 1 << 16;  // up to this, waking a second thread costs more than it saves
+constexpr size_t SAMPLED = 16;   // cost of a sampled logit relative to a compared one
 
-// The first place of the largest value.
+// The first index of the largest value.
 template <class T>
 int first_best(const T* values, int count) {
     const T* found = std::find(values, values + count, largest(values, count));
@@ -65,7 +65,7 @@ int draw_one(const Draw& draw, const double* scores, const int32_t* ids, int cou
     };
     uint64_t words[LANES];
     double bounds[LANES];
-    int start = first_best(scores, count);  // what is likely to win makes it quick to see who cannot
+    int start = first_best(scores, count);  // the likely winner first: it rules out most others
     random_words(draw, ids + start, 1, words);
     consider(scores[start], ids[start], words[0]);
     for (int first = 0; first < count; first += LANES) {
@@ -215,7 +215,7 @@ class Row {
     double* kept_;    // the scores of ids_, which ascend
     double* work_;
     int32_t* ids_;
-    int32_t* order_;  // places in the others
+    int32_t* order_;  // indices into the others
 };
 
 }  // namespace
@@ -238,7 +238,7 @@ void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, 
             }
         }
     };
-    pool.run(job, count == 1 || work <= FEW);
+    pool.run(job, count == 1 || work <= SINGLE_THREAD_LOGITS);
 }
 
 }  // namespace streamserve

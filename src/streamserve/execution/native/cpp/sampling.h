@@ -22,10 +22,10 @@ constexpr int32_t NOT_FINITE = -1;
 // For each draw on `logits` [.., vocabulary] its token. Threads share out the draws.
 void sample(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens);
 
-// For each draw its `best` guesses and their scores, both [count][best], the best first: logarithms of the
+// For each draw its `best` draft tokens and their scores, both [count][best], the best first: logarithms of the
 // softmax, with the noise added unless the temperature is 0. Only the likeliest tokens are looked at (what
-// execution/drafters/guesses.py does with numpy). Where there are fewer, token -1 and -infinity.
-void guess(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int best,
-           int32_t* tokens, double* scores);
+// execution/drafters/selection.py does with numpy). Where there are fewer, token -1 and -infinity.
+void select_draft_tokens(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count,
+                         int best, int32_t* tokens, double* scores);
 
 }  // namespace streamserve

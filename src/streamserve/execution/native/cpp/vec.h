@@ -34,7 +34,7 @@ struct VecPortable {
     static VecPortable load(const T* p) {
         return make([&](int i) { return widen(p[i]); });
     }
-    // Two vectors of a packed weight (gemm.h): one behind the other, or bf16 of the two in turns.
+    // Two vectors of a packed weight (gemm.h): one after the other, or bf16 of the two alternating.
     static void load_tile(const float* p, VecPortable& a, VecPortable& b) { a = load(p), b = load(p + lanes); }
     static void load_tile(const bf16* p, VecPortable& a, VecPortable& b) {
         a = make([&](int i) { return widen(p[2 * i]); });

@@ -1,15 +1,15 @@
-"""Chunks are edited as a list is, whole edits or none, and templates are filled once."""
+"""Chunks are edited like a list, each edit completely or not at all, and templates are filled once."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.protocol.errors import RequestError
-from streamserve.text import arriving
-from streamserve.text.arriving import Context, Operation, StaleVersionError, Template
+from streamserve.text import prompt_chunks
+from streamserve.text.prompt_chunks import ContextVersion, Operation, StaleVersionError, Template
 
 
-def texts(context: Context) -> list[str]:
+def texts(context: ContextVersion) -> list[str]:
     return [chunk.text for chunk in context.chunks]
 
 
@@ -18,7 +18,7 @@ def append(*texts: str) -> list[Operation]:
 
 
 def test_the_four_operations() -> None:
-    first, ids = Context().edited(append("a", "b", "c"))
+    first, ids = ContextVersion().edited(append("a", "b", "c"))
     assert (texts(first), first.version, ids) == (["a", "b", "c"], 1, ["chunk-1", "chunk-2", "chunk-3"])
     second, touched = first.edited(
         [
@@ -42,7 +42,7 @@ def test_the_four_operations() -> None:
     )
 )
 def test_chunks_are_as_a_list_that_is_edited(script: list[tuple[str, int, str]]) -> None:
-    context, model = Context(), list[str]()
+    context, model = ContextVersion(), list[str]()
     for op, number, text in script:
         if op == "append" or not model:
             model.append(text)
@@ -72,13 +72,13 @@ def test_chunks_are_as_a_list_that_is_edited(script: list[tuple[str, int, str]])
         (Operation(op="insert", text="a", index=4), "index 4, but there are 3"),
         (Operation(op="replace", text="a", index=3), "index 3, but there are 3"),
         (Operation(op="replace", text="a", index=-1), "index -1"),
-        (Operation(op="replace", text="a", chunk="chunk-9"), "'chunk-9', which there is not"),
+        (Operation(op="replace", text="a", chunk="chunk-9"), "'chunk-9', which does not exist"),
         (Operation(op="remove", text="a", index=0), "takes no text"),
         (Operation(op="append", text="a\ud800"), "not Unicode"),
     ],
 )
-def test_what_cannot_be_done_changes_nothing(operation: Operation, message: str) -> None:
-    context, _ = Context().edited(append("a", "b"))
+def test_an_invalid_operation_changes_nothing(operation: Operation, message: str) -> None:
+    context, _ = ContextVersion().edited(append("a", "b"))
     with pytest.raises(RequestError, match=rf"operations\[1\].*{message}") as caught:
         context.edited([*append("c"), operation])
     assert caught.value.field == "operations"
@@ -86,16 +86,16 @@ def test_what_cannot_be_done_changes_nothing(operation: Operation, message: str)
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "MAX_CHUNKS", 3)
-    monkeypatch.setattr(arriving, "MAX_OPERATIONS", 2)
-    context, _ = Context().edited(append("a", "b"))
+    monkeypatch.setattr(prompt_chunks, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(prompt_chunks, "MAX_OPERATIONS", 2)
+    context, _ = ContextVersion().edited(append("a", "b"))
     for operations in (append("c", "d"), append("c", "d", "e"), []):
         with pytest.raises(RequestError):
             context.edited(operations)
 
 
-def test_a_stale_version_tells_the_current_one() -> None:
-    context, _ = Context().edited(append("a"))
+def test_a_stale_version_error_has_the_current_version() -> None:
+    context, _ = ContextVersion().edited(append("a"))
     context.check(1)
     with pytest.raises(StaleVersionError, match="is 1") as caught:
         context.check(0)

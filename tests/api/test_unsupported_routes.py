@@ -1,4 +1,4 @@
-"""Routes that other servers have and this one does not: refused with what to do instead."""
+"""Unsupported routes of OpenAI and vLLM: the error says what to use instead."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,19 +13,19 @@ from tests.api.test_refusals import refused
 @pytest.mark.parametrize(
     ("method", "path", "message"),
     [
-        ("POST", "/v1/embeddings", "ask a server of an embedding model"),
+        ("POST", "/v1/embeddings", "use a server with an embedding model"),
         ("POST", "/v1/audio/speech", "generates text only"),
         ("POST", "/v1/images/generations", "generates text only"),
         ("POST", "/v1/moderations", "generates text only"),
         ("GET", "/v1/files", "send the whole conversation"),
-        ("GET", "/v1/responses/resp_1", "keeps nothing between requests"),
-        ("DELETE", "/v1/responses/resp_1", "keeps nothing between requests"),
-        ("POST", "/v1/responses/resp_1/cancel", "keeps nothing between requests"),
+        ("GET", "/v1/responses/resp_1", "stores nothing between requests"),
+        ("DELETE", "/v1/responses/resp_1", "stores nothing between requests"),
+        ("POST", "/v1/responses/resp_1/cancel", "stores nothing between requests"),
         ("POST", "/v1/batches", "send the requests themselves"),
         ("POST", "/v1/score", "echo"),
     ],
 )
-def test_what_is_not_served_says_so(hello: Served, method: str, path: str, message: str) -> None:
+def test_unsupported_routes_are_refused(hello: Served, method: str, path: str, message: str) -> None:
     error = refused(hello.http.request(method, path, json={} if method == "POST" else None), 404)
     assert error["message"].startswith(f"{path} is not supported: ")
     assert message in error["message"]
@@ -45,6 +45,6 @@ def test_the_client_raises_its_own_error(hello: Served, call: Callable[[openai.O
         call(hello.client)
 
 
-def test_the_route_that_is_served_is_not_covered(hello: Served) -> None:
+def test_a_supported_route_is_not_covered(hello: Served) -> None:
     assert hello.post("/v1/responses", input="hi").status_code == 200
     assert refused(hello.http.get("/v1/responses"), 405)["message"] == "/v1/responses does not take GET"

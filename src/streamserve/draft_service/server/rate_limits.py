@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from streamserve.draft_service.server.admission import Limits
 from streamserve.protocol.drafting import Reason
 
-SOURCES = 4096
+MAX_SOURCES = 4096
 """Maximum number of remembered clients; the one that was silent for longest is forgotten first."""
 RECENT = 1.0
 """Seconds after its last message for which a client counts among those that share the total."""
-TELL_SECONDS = 0.1
+NOTIFY_SECONDS = 0.1
 """Minimum seconds between two answers to undecoded messages of one client."""
 
 
@@ -47,20 +47,20 @@ class _Source:
     bytes: Bucket
     share: Bucket
     heard: float
-    told: float = float("-inf")
+    notified: float = float("-inf")
 
 
 @dataclass(frozen=True)
-class Overdrawn:
-    """A message must not be decoded, for `reason`, and may be sent again after `retry` seconds. `tell` is
-    false if its sender was told so a moment ago."""
+class RateExceeded:
+    """A message must not be decoded, for `reason`, and may be sent again after `retry` seconds. `notify` is
+    false if its sender was notified within NOTIFY_SECONDS."""
 
     reason: Reason
     retry: float
-    tell: bool
+    notify: bool
 
 
-class Intake:
+class RateLimiter:
     """Charges received messages by `limits`."""
 
     def __init__(self, limits: Limits) -> None:
@@ -69,7 +69,7 @@ class Intake:
         self._bytes: Bucket | None = None
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()
 
-    def charge(self, source: bytes, size: int, now: float) -> Overdrawn | None:
+    def charge(self, source: bytes, size: int, now: float) -> RateExceeded | None:
         """Charge for a message of `size` bytes; None if it fits the limits, else the refusal. A refused
         message costs nothing."""
         known = self._source(source, now)
@@ -86,9 +86,9 @@ class Intake:
             if wait and not known.share.wait(size, now, share):
                 wait = 0.0  # the other clients use up the total, and this is within its share
         if wait:
-            tell = now - known.told >= TELL_SECONDS
-            known.told = now if tell else known.told
-            return Overdrawn(reason, min(max(wait, TELL_SECONDS), self._limits.longest_retry), tell)
+            notify = now - known.notified >= NOTIFY_SECONDS
+            known.notified = now if notify else known.notified
+            return RateExceeded(reason, min(max(wait, NOTIFY_SECONDS), self._limits.longest_retry), notify)
         for charged, amount in ((known.messages, 1.0), (known.bytes, size), (known.share, size)):
             charged.level -= amount
         # What clients use within their share leaves a debt in the total, so that others get no more than the
@@ -101,7 +101,7 @@ class Intake:
         limits = self._limits
         known = self._sources.get(source)
         if known is None:
-            if len(self._sources) >= SOURCES:
+            if len(self._sources) >= MAX_SOURCES:
                 self._sources.popitem(last=False)
             known = self._sources[source] = _Source(
                 bucket(limits.rate, limits.burst, now),

@@ -1,4 +1,4 @@
-"""What browsers send for pages of other sites is turned away."""
+"""Requests from web pages of other sites are refused (CORS)."""
 
 import pytest
 
@@ -12,7 +12,7 @@ PREFLIGHT = {
 }
 
 
-def test_a_page_of_another_site_cannot_put_us_to_work(generator: ScriptedGenerator) -> None:
+def test_a_page_of_another_site_cannot_submit_requests(generator: ScriptedGenerator) -> None:
     """A plain form needs no preflight: it is the request itself that must be refused."""
     with scripted(generator) as server:
         before = len(generator.submitted)
@@ -30,7 +30,7 @@ def test_cors_is_off_by_default(hello: Served) -> None:
     assert not [name for name in hello.http.get("/v1/models").headers if name.startswith("access-control")]
 
 
-def test_our_own_page_may_call(hello: Served) -> None:
+def test_a_page_of_the_same_origin_may_call(hello: Served) -> None:
     assert hello.http.get("/v1/models", headers={"Origin": hello.url}).status_code == 200
 
 
@@ -68,6 +68,6 @@ def test_a_star_allows_all(generator: ScriptedGenerator) -> None:
 def test_a_local_server_without_key_answers_to_local_names(
     generator: ScriptedGenerator, host: str, status: int
 ) -> None:
-    """A page whose name was made to point to 127.0.0.1 counts as our own by its origin."""
+    """A page whose name was made to point to 127.0.0.1 counts as same-origin."""
     with scripted(generator, ApiSettings(local_only=True)) as server:
         assert server.http.get("/v1/models", headers={"Host": host}).status_code == status

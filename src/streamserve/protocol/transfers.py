@@ -1,7 +1,7 @@
 """Transfer reservations: permission to write KV into another worker's cache, and the messages about it.
 
-    decode worker ── Reserved(ticket) ──▶ Fleet ── Push(ticket) ──▶ prefill worker ═══ KV ═══▶ its blocks
-                  ◀── Join / Release ────      ◀── Pushed(ticket) ──
+    decode worker ── Reserved ──────▶ Fleet ── Push ────▶ prefill worker ═══ KV ═══▶ its blocks
+                  ◀── Join, Release ──      ◀── Pushed ──
 
 A reservation names its request, attempt and cache, so a stale or foreign one is refused instead of causing
 tokens from another prompt. Its blocks are exclusive until it is closed: by `Join`, when all its KV has
@@ -41,16 +41,16 @@ def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:
 
 
 class TransferReservation(msgspec.Struct, frozen=True):
-    """Write the KV of `request`'s positions `have` to `tokens` (exclusive) into `blocks` of the pool at `to`,
-    the first of which holds position `have`, a multiple of the block size. `choices`: the output choices of
-    this sequence. `id` is unique in the lifetime of a fleet."""
+    """Write the KV of `request`'s positions from `start` to `tokens` (exclusive) into `blocks` of the pool at
+    `to`; the first block holds position `start`, a multiple of the block size. `choices`: the output choices
+    of this sequence. `id` is unique in the lifetime of a fleet."""
 
     id: str
     request: str
     attempt: AttemptNumber
     choices: tuple[int, ...]
     tokens: int
-    have: int
+    start: int
     blocks: list[int]
     to: CacheAddress
 
@@ -58,23 +58,23 @@ class TransferReservation(msgspec.Struct, frozen=True):
 class Push(msgspec.Struct, tag=True, frozen=True):
     """To the prefill worker: write the present and future KV of the reservation's sequence."""
 
-    ticket: TransferReservation
+    reservation: TransferReservation
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """To the worker that issued the reservation: its KV has arrived, of the first `planes` KV cache groups.
+    """To the worker that issued the reservation: its KV has arrived, of the first `groups` KV cache groups.
     Continue after `outputs` of each choice, whose first token came at `began`; without outputs, retain the KV
     in the prefix cache."""
 
     request: str
     attempt: AttemptNumber
-    ticket: str
+    reservation_id: str
     outputs: dict[int, list[int]]
     began: dict[int, float]
-    planes: int = 1
+    groups: int = 1
 
 
 class Release(msgspec.Struct, tag=True, frozen=True):
     """To the decode worker: this reservation is not written to any more; its blocks are free again."""
 
-    ticket: str
+    reservation_id: str

@@ -12,9 +12,9 @@ namespace streamserve {
 namespace {
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
-constexpr int CANDIDATES = 32;          // as in guesses.py
+constexpr int CANDIDATES = 32;          // as in selection.py
 constexpr int GROUP = 64;               // neighbours of which the best is known
-constexpr size_t FEW = 1 << 16;         // logits that are looked at before a second thread would be there
+constexpr size_t SINGLE_THREAD_LOGITS = 1 << 16;  // up to this, waking a second thread costs more than it saves
 
 // e^x for x ≤ 0, to some 1e-6, in a form that compilers turn into vectors.
 inline float exponential(float x) {
@@ -32,7 +32,7 @@ inline float exponential(float x) {
     return sum * scale;
 }
 
-// A row's likeliest tokens, the best first, of equals the lower id. `T` is what its scores are kept in.
+// A row's likeliest tokens, the best first, of equals the lower id. `T` is the type of its scores.
 template <class T>
 class Likeliest {
   public:
@@ -43,21 +43,21 @@ class Likeliest {
           ids_(reinterpret_cast<int32_t*>(work_ + vocabulary)) {}
 
     int find() {
-        T least = at_least();
+        T bound = candidate_bound();
         int count = 0;
         for (int i = 0; i < vocabulary_; i++) {
-            if (scores_[i] >= least && scores_[i] > -std::numeric_limits<T>::infinity()) ids_[count++] = i;
+            if (scores_[i] >= bound && scores_[i] > -std::numeric_limits<T>::infinity()) ids_[count++] = i;
         }
         auto better = [this](int a, int b) {
             return scores_[a] > scores_[b] || (scores_[a] == scores_[b] && a < b);
         };
-        int kept = std::min(count, CANDIDATES);
-        std::partial_sort(ids_, ids_ + kept, ids_ + count, better);
-        return kept;
+        int selected = std::min(count, CANDIDATES);
+        std::partial_sort(ids_, ids_ + selected, ids_ + count, better);
+        return selected;
     }
 
-    int id(int place) const { return ids_[place]; }
-    double score(int place) const { return double(scores_[ids_[place]]); }
+    int id(int rank) const { return ids_[rank]; }
+    double score(int rank) const { return double(scores_[ids_[rank]]); }
 
     // The logarithm of the sum of e^((score - best) / temperature).
     double log_sum(double temperature) const {
@@ -75,8 +75,8 @@ class Likeliest {
     }
 
   private:
-    // Something that enough scores reach: so many groups have a best one that does.
-    T at_least() {
+    // A bound that at least CANDIDATES scores reach: so many groups have a best score that does.
+    T candidate_bound() {
         int groups = vocabulary_ / GROUP;
         if (groups < CANDIDATES) return -std::numeric_limits<T>::infinity();
         for (int i = 0; i < groups; i++) work_[i] = largest(scores_ + i * GROUP, GROUP);
@@ -90,59 +90,60 @@ class Likeliest {
     int32_t* ids_;
 };
 
-struct Guess {
+struct Candidate {
     double score;
     int32_t id;
 };
 
 // How many of the likeliest, whose logarithms these are, min_p, top_k and top_p leave.
-int survivors(const Draw& draw, const Guess* guesses, int count) {
+int count_allowed(const Draw& draw, const Candidate* candidates, int count) {
     if (draw.top_k > 0) count = std::min(count, int(draw.top_k));
     double before = 0.0;
     for (int i = 0; i < count; i++) {
-        if (guesses[i].score < guesses[0].score + draw.min_score) return i;
+        if (candidates[i].score < candidates[0].score + draw.min_score) return i;
         if (draw.top_p < 1.0 && before >= draw.top_p) return i;
-        before += std::exp(guesses[i].score);
+        before += std::exp(candidates[i].score);
     }
     return count;
 }
 
-void add_noise(const Draw& draw, Guess* guesses, int count) {
+void add_noise(const Draw& draw, Candidate* candidates, int count) {
     int32_t ids[CANDIDATES];
     uint64_t words[LANES];
-    for (int i = 0; i < count; i++) ids[i] = guesses[i].id;
+    for (int i = 0; i < count; i++) ids[i] = candidates[i].id;
     random_words(draw, ids, count, words);
-    for (int i = 0; i < count; i++) guesses[i].score += gumbel(words[i]);
-    std::sort(guesses, guesses + count, [](const Guess& a, const Guess& b) { return a.score > b.score; });
+    for (int i = 0; i < count; i++) candidates[i].score += gumbel(words[i]);
+    std::sort(candidates, candidates + count,
+              [](const Candidate& a, const Candidate& b) { return a.score > b.score; });
 }
 
 template <class T>
-void guess_row(const Draw& draw, const T* scores, int vocabulary, char* memory, int best, int32_t* tokens,
-               double* found) {
+void select_row(const Draw& draw, const T* scores, int vocabulary, char* memory, int best, int32_t* tokens,
+                double* selected_scores) {
     static_assert(CANDIDATES <= LANES);
-    Guess guesses[CANDIDATES];
+    Candidate candidates[CANDIDATES];
     Likeliest<T> likeliest(scores, vocabulary, memory);
     int count = likeliest.find();
     bool greedy = draw.temperature == 0.0;
     double temperature = greedy ? 1.0 : draw.temperature;
     double sum = count ? likeliest.log_sum(temperature) : 0.0;
     for (int i = 0; i < count; i++) {
-        guesses[i] = {(likeliest.score(i) - likeliest.score(0)) / temperature - sum, likeliest.id(i)};
+        candidates[i] = {(likeliest.score(i) - likeliest.score(0)) / temperature - sum, likeliest.id(i)};
     }
     if (!greedy) {
-        count = survivors(draw, guesses, count);
-        add_noise(draw, guesses, count);
+        count = count_allowed(draw, candidates, count);
+        add_noise(draw, candidates, count);
     }
     for (int i = 0; i < best; i++) {
-        tokens[i] = i < count ? guesses[i].id : -1;
-        found[i] = i < count ? guesses[i].score : -INFINITE;
+        tokens[i] = i < count ? candidates[i].id : -1;
+        selected_scores[i] = i < count ? candidates[i].score : -INFINITE;
     }
 }
 
 }  // namespace
 
-void guess(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count, int best,
-           int32_t* tokens, double* scores) {
+void select_draft_tokens(Pool& pool, const float* logits, int vocabulary, const Draw* draws, int count,
+                         int best, int32_t* tokens, double* scores) {
     size_t bytes = Likeliest<double>::bytes(vocabulary);
     auto job = [&](int thread) {
         for (int number; (number = pool.claim()) < count;) {
@@ -150,18 +151,18 @@ void guess(Pool& pool, const float* logits, int vocabulary, const Draw* draws, i
             const float* row = logits + size_t(draw.row) * size_t(vocabulary);
             char* memory = pool.scratch(thread, bytes);
             int32_t* ids = tokens + size_t(number) * size_t(best);
-            double* found = scores + size_t(number) * size_t(best);
+            double* selected_scores = scores + size_t(number) * size_t(best);
             if (!all_finite(row, vocabulary)) {
                 std::fill(ids, ids + best, NOT_FINITE);
-                std::fill(found, found + best, -INFINITE);
+                std::fill(selected_scores, selected_scores + best, -INFINITE);
             } else if (draw.scores) {
-                guess_row(draw, draw.scores, vocabulary, memory, best, ids, found);
+                select_row(draw, draw.scores, vocabulary, memory, best, ids, selected_scores);
             } else {
-                guess_row(draw, row, vocabulary, memory, best, ids, found);
+                select_row(draw, row, vocabulary, memory, best, ids, selected_scores);
             }
         }
     };
-    pool.run(job, size_t(count) * size_t(vocabulary) <= FEW);
+    pool.run(job, size_t(count) * size_t(vocabulary) <= SINGLE_THREAD_LOGITS);
 }
 
 }  // namespace streamserve

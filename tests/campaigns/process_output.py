@@ -1,4 +1,4 @@
-"""What processes print during a trial, and whether anything in it is a fault."""
+"""Capture the output of processes during a trial, and search it for errors."""
 
 import os
 import re
@@ -17,11 +17,11 @@ FAULTS = re.compile(
 )
 CONTEXT = 900
 CHAIN = ("During handling of the above", "The above exception was")
-"""How the line between two tracebacks of a chain begins."""
+"""Prefixes of the line between two chained tracebacks."""
 
 
 class Captured:
-    """What this process and its children have printed since the block began."""
+    """The output of this process and its children since the block began."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,7 +57,7 @@ def _goes_on(text: str, line: str) -> bool:
 
 @contextmanager
 def captured() -> Iterator[Captured]:
-    """Send what is printed to a file meanwhile: file descriptors 1 and 2, which children inherit."""
+    """Redirect output to a file in the block: file descriptors 1 and 2, which children inherit."""
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:

@@ -1,4 +1,4 @@
-"""Many clients at once, some of whom hang up: the others get their answers, and nothing is left."""
+"""Many concurrent clients, some of which disconnect: the others get their replies, and nothing leaks."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from tests.api.serving import Served
 from tests.conftest import Scale
 
 
-async def test_clients_that_hang_up_leave_nothing(
+async def test_disconnected_clients_leave_nothing(
     server: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
     total = scale.pick(60, 1000)
@@ -24,26 +24,26 @@ async def test_clients_that_hang_up_leave_nothing(
         assert reply.json()["usage"]["completion_tokens"] == body["max_tokens"] * body["n"]
         return "whole"
 
-    async def streamed(client: httpx.AsyncClient, body: dict, leave: int | None) -> str:
+    async def streamed(client: httpx.AsyncClient, body: dict, leave_after: int | None) -> str:
         async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
             assert reply.status_code == 200
             seen, last = 0, ""
             async for line in reply.aiter_lines():
                 last = line or last
                 seen += bool(line)
-                if leave is not None and seen > leave:
+                if leave_after is not None and seen > leave_after:
                     return "left"
             assert last == "data: [DONE]"
             return "streamed"
 
-    async def impatient(client: httpx.AsyncClient, body: dict, patience: float) -> str:
+    async def impatient(client: httpx.AsyncClient, body: dict, max_wait: float) -> str:
         try:
-            await client.post("/v1/completions", json=body | {"max_tokens": 2000}, timeout=patience)
+            await client.post("/v1/completions", json=body | {"max_tokens": 2000}, timeout=max_wait)
         except httpx.TimeoutException:
             return "left"
         return "whole"
 
-    async def one(client: httpx.AsyncClient, number: int) -> str:
+    async def run_request(client: httpx.AsyncClient, number: int) -> str:
         body = {
             "model": "tiny",
             "prompt": [5] * rng.randint(1, 80),
@@ -62,19 +62,19 @@ async def test_clients_that_hang_up_leave_nothing(
     limit = asyncio.Semaphore(100)
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
-        outcomes = await asyncio.gather(*(one(client, number) for number in range(total)))
+        outcomes = await asyncio.gather(*(run_request(client, number) for number in range(total)))
     assert outcomes.count("left") > total // 4
     assert outcomes.count("whole") + outcomes.count("streamed") > total // 2
     deadline = time.monotonic() + 20
     runtime = server.llm._runtime
-    # The metrics are the worker's last report, which may be older than a client that has just hung up.
+    # The metrics are the worker's last report, which may be older than a client that has just disconnected.
     while (
         runtime._clients
         or runtime.fleet.requests
         or server.metric("kv_cache_usage_perc")
         or server.metric("num_requests_running")
     ):
-        assert time.monotonic() < deadline, "something is still held"
+        assert time.monotonic() < deadline, "resources are still held"
         await asyncio.sleep(0.05)
     assert server.metric("requests_total", finish_reason="abort") > aborted
     record(requests=total, **{name: outcomes.count(name) for name in sorted(set(outcomes))})

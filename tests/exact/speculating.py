@@ -1,5 +1,5 @@
-"""Speculating engines for tests: a pair that can be guessed for, requests with all that depends on the path,
-and what happened to them on the way."""
+"""Engines with speculation for tests: a target and a draft model that agree often, requests that use every
+sampling parameter that depends on the path, and counts of what happened."""
 
 import random
 from collections import Counter
@@ -13,7 +13,7 @@ from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
 from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.messages import Cancel, Guessed, Submit, Token
+from streamserve.protocol.messages import Cancel, DraftVerified, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.policies import parse_policy
@@ -23,14 +23,14 @@ from streamserve.text.output import ChoiceText
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 
-OUTPUTS = 64
-LONGEST = 200
+MAX_OUTPUT = 64
+MAX_PROMPT = 200
 WORDS = Grammar(kind="regex", text="[a-z]{1,9}( [a-z]{1,9}){4,30}")
 
 
 @dataclass(frozen=True)
 class Case:
-    """How a speculating engine is set up."""
+    """The settings of an engine with speculation."""
 
     draft: str = "model"
     policy: str = "fixed:4"
@@ -42,8 +42,8 @@ class Case:
 
 
 def make_pair(target: Path, draft: Path) -> tuple[Path, Path]:
-    """A target that repeats itself now and then, and whose second layer changes little, so that the first
-    knows something; and a draft that is the target with disturbed weights."""
+    """Make a target that sometimes repeats itself and whose second layer changes little, so that the first
+    layer alone drafts well, and a draft model: the target with noise added to its weights."""
     for folder in (target, draft):
         make_checkpoint(folder, max_position_embeddings=1024)
         edit(folder, lambda name, tensor: 0.05 * tensor if _late(name) else tensor)
@@ -78,14 +78,14 @@ def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> N
 
 
 class Watched(Speculation):
-    """Counts what becomes of trees, by what may go wrong then."""
+    """Counts the outcomes of tree verification by kind."""
 
     def __init__(self, policy: str) -> None:
         super().__init__(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64)
         self.events: Counter[str] = Counter()
 
-    def verified(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
-        super().verified(id, tree, tokens, sampled)
+    def record_verification(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
+        super().record_verification(id, tree, tokens, sampled)
         path, parents = tree.follow(tokens), tree.parents
         self.events["all guesses wrong"] += len(path) == 1 < len(tree)
         self.events["all guesses right"] += len(path) == 1 + max(tree.depths()) > 1
@@ -98,7 +98,7 @@ def make_engine(pair: tuple[Path, Path], case: Case, mode: SpeculationMode = "co
     target, draft = pair
     config = ModelConfig(
         path=str(target), dtype=case.dtype, backend=case.backend, threads=1, num_blocks=case.blocks,
-        max_model_len=LONGEST + OUTPUTS, max_num_seqs=32, max_chunk=case.chunk,
+        max_model_len=MAX_PROMPT + MAX_OUTPUT, max_num_seqs=32, max_chunk=case.chunk,
         preempt_every=case.preempt_every, speculation_mode=mode,
         draft=str(draft) if case.draft == "model" else case.draft,
     )  # fmt: skip
@@ -111,16 +111,16 @@ def make_engine(pair: tuple[Path, Path], case: Case, mode: SpeculationMode = "co
 
 
 def make_requests(rng: random.Random, count: int, vocabulary: int) -> list[Submit]:
-    """Greedy and seeded requests with all that depends on the path: penalties, bias, minimum length; of
-    eight each one at least has a grammar, stop strings, stop tokens, two choices, and two share a prefix."""
+    """Make greedy and seeded requests with penalties, biases and minimum lengths. Of every eight, one has a
+    grammar, one stop strings, one stop tokens, one two choices, and two share a prefix."""
     shared = [rng.randrange(4, vocabulary) for _ in range(40)]
     requests = []
     for number in range(count):
         phrase = [rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 12))]
-        prompt = (phrase * LONGEST)[: rng.randint(1, LONGEST)]
-        prompt += [rng.randrange(4, vocabulary) for _ in range(max(0, min(4, LONGEST - len(prompt))))]
+        prompt = (phrase * MAX_PROMPT)[: rng.randint(1, MAX_PROMPT)]
+        prompt += [rng.randrange(4, vocabulary) for _ in range(max(0, min(4, MAX_PROMPT - len(prompt))))]
         if number % 8 in (4, 5):
-            prompt = (shared + prompt)[:LONGEST]
+            prompt = (shared + prompt)[:MAX_PROMPT]
         greedy = number // 2 % 2 == 0
         choices = 2 if number % 8 == 3 else 1
         params = SamplingParams(
@@ -134,7 +134,7 @@ def make_requests(rng: random.Random, count: int, vocabulary: int) -> list[Submi
             repetition_penalty=rng.choice((1.0, 1.0, 1.1)),
             logit_bias={rng.randrange(vocabulary): 2.0} if rng.random() < 0.2 else {},
             seed=rng.getrandbits(63),
-            max_tokens=OUTPUTS,
+            max_tokens=MAX_OUTPUT,
             min_tokens=rng.choice((0, 20)),
             stop=("e", "q") if number % 8 == 2 else (),
             stop_token_ids=tuple(rng.sample(range(vocabulary), 40)) if number % 8 == 6 else (),
@@ -152,14 +152,14 @@ Texts = dict[tuple[str, int], list[Token]]
 
 @dataclass
 class Served:
-    """The tokens of all choices, up to where their readers stopped, and what happened."""
+    """The tokens of all choices up to where their readers stopped, and counts of events."""
 
     texts: Texts = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
 
 
 def serve(engine: Engine, requests: Sequence[Submit], concurrency: int, tokenizer: Tokenizer) -> Served:
-    """Let all requests run, so many at once, and look for their stop strings as a server does."""
+    """Run all requests, `concurrency` at a time, and detect their stop strings as a server does."""
     served, waiting = Served(), list(requests)
     readers: dict[tuple[str, int], ChoiceText] = {}
     active: set[tuple[str, int]] = set()
@@ -170,32 +170,33 @@ def serve(engine: Engine, requests: Sequence[Submit], concurrency: int, tokenize
                 readers[request.request, choice] = ChoiceText(tokenizer, request.params, choice)
                 active.add((request.request, choice))
             engine.handle(request)
-        guessed: dict[tuple[str, int], Guessed] = {}
-        came: Counter[tuple[str, int]] = Counter()
+        verified: dict[tuple[str, int], DraftVerified] = {}
+        counts: Counter[tuple[str, int]] = Counter()
         for event in engine.step():
-            if isinstance(event, Guessed):
-                guessed[event.request, event.choice] = event
+            if isinstance(event, DraftVerified):
+                verified[event.request, event.choice] = event
             if isinstance(event, Token):
                 key = event.request, event.choice
-                came[key] += 1
-                _take(served, readers[key], event, key in guessed, engine)
+                counts[key] += 1
+                _take(served, readers[key], event, key in verified, engine)
                 if readers[key].finished:
                     active.discard(key)
         served.events["cut by what ends a text"] += sum(
-            came[key] <= one.accepted and readers[key].finished for key, one in guessed.items()
+            counts[key] <= verification.accepted and readers[key].finished
+            for key, verification in verified.items()
         )
     assert engine.report().blocks_live == 0
     return served
 
 
-def _take(served: Served, reader: ChoiceText, event: Token, guessed: bool, engine: Engine) -> None:
-    """One token to its reader, if that has not stopped."""
+def _take(served: Served, reader: ChoiceText, event: Token, verified: bool, engine: Engine) -> None:
+    """Give a token to its reader, unless the reader has stopped."""
     if reader.finished:
         served.events["behind a stop string"] += 1
         return
     delta = reader.feed(event)
     served.texts.setdefault((event.request, event.choice), []).append(event)
-    served.events["guessed behind a prompt"] += guessed and event.index == 0
+    served.events["guessed behind a prompt"] += verified and event.index == 0
     if delta is not None and isinstance(delta.stop, str):
         served.events["stop string"] += 1
         engine.handle(Cancel(event.request, event.choice))
@@ -204,7 +205,7 @@ def _take(served: Served, reader: ChoiceText, event: Token, guessed: bool, engin
 
 
 def run(engine: Engine, requests: Sequence[Submit], concurrency: int) -> dict[str, list[Token]]:
-    """The tokens of requests of one choice, without anybody who reads along."""
+    """Return the tokens of requests of one choice, without detecting stop strings."""
     texts: dict[str, list[Token]] = {request.request: [] for request in requests}
     waiting, active = list(requests), set[str]()
     while waiting or engine.has_work:

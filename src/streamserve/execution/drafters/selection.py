@@ -16,23 +16,23 @@ from torch import Tensor
 
 from streamserve.execution.noise import gumbel
 from streamserve.execution.rejection import DRAFTING, draw, uniforms
-from streamserve.execution.sampling import Scores, finite_rows, survivors
+from streamserve.execution.sampling import Scores, filtered_ids, finite_rows
 from streamserve.protocol.sampling import SamplingParams
 
 CANDIDATES = 32
 """Tokens of a row that are considered under noise: others have too little probability to matter."""
 
-NOTHING: Mapping[int, Scores] = {}
+NO_ADJUSTMENTS: Mapping[int, Scores] = {}
 
 FIRST_DRAW, LATER_DRAW = 0.7, 0.3
 """Features of draft tokens that are drawn at random."""
 
-Guess = tuple[int, float]
+ScoredToken = tuple[int, float]
 """A draft token and its feature in (0, 1)."""
 
 
-class Guesser(Protocol):
-    """Selects draft tokens as `best_guesses` does."""
+class DraftSelector(Protocol):
+    """Selects draft tokens as `select_draft_tokens` does."""
 
     def __call__(
         self,
@@ -41,32 +41,32 @@ class Guesser(Protocol):
         choices: Sequence[int],
         outputs: Sequence[int],
         count: int,
-        adjusted: Mapping[int, Scores] = NOTHING,
-    ) -> list[list[Guess]]: ...
+        adjusted: Mapping[int, Scores] = NO_ADJUSTMENTS,
+    ) -> list[list[ScoredToken]]: ...
 
 
-def best_guesses(
+def select_draft_tokens(
     logits: Tensor,
     params: Sequence[SamplingParams],
     choices: Sequence[int],
     outputs: Sequence[int],
     count: int,
-    adjusted: Mapping[int, Scores] = NOTHING,
-) -> list[list[Guess]]:
+    adjusted: Mapping[int, Scores] = NO_ADJUSTMENTS,
+) -> list[list[ScoredToken]]:
     """Return for each row of `logits` [rows, vocabulary] up to `count` draft tokens, the best first. Row i is
     for output number `outputs[i]` of `choices[i]`. `adjusted[i]` replaces row i's logits. A row that contains
     NaN or an infinity has no draft tokens."""
     finite = finite_rows(logits)
     scores = logits.float().clone() if adjusted else logits.float()
-    for row, own in adjusted.items():
-        scores[row] = torch.from_numpy(own)
-    found: list[list[Guess]] = [[] for _ in params]
-    greedy = [row for row, one in enumerate(params) if one.greedy]
+    for row, replacement in adjusted.items():
+        scores[row] = torch.from_numpy(replacement)
+    drafted: list[list[ScoredToken]] = [[] for _ in params]
+    greedy = [row for row, row_params in enumerate(params) if row_params.greedy]
     if greedy:
         part = scores if len(greedy) == len(params) else scores[greedy]
-        for row, guesses in zip(greedy, _likeliest(part, count), strict=True):
-            found[row] = guesses
-    drawn = [row for row, one in enumerate(params) if not one.greedy]
+        for row, tokens in zip(greedy, _likeliest(part, count), strict=True):
+            drafted[row] = tokens
+    drawn = [row for row, row_params in enumerate(params) if not row_params.greedy]
     if drawn:
         noisy = _perturbed(
             scores if len(drawn) == len(params) else scores[drawn],
@@ -75,55 +75,55 @@ def best_guesses(
             [outputs[row] for row in drawn],
             count,
         )
-        for row, guesses in zip(drawn, noisy, strict=True):
-            found[row] = guesses
-    return [guesses if sound else [] for guesses, sound in zip(found, finite, strict=True)]
+        for row, tokens in zip(drawn, noisy, strict=True):
+            drafted[row] = tokens
+    return [tokens if row_is_finite else [] for tokens, row_is_finite in zip(drafted, finite, strict=True)]
 
 
-def drawn_guesses(
+def sample_draft_tokens(
     logits: Tensor,
     params: Sequence[SamplingParams],
     choices: Sequence[int],
     outputs: Sequence[int],
     count: int,
-    adjusted: Mapping[int, Scores] = NOTHING,
-) -> list[tuple[list[Guess], NDArray[np.float32]]]:
+    adjusted: Mapping[int, Scores] = NO_ADJUSTMENTS,
+) -> list[tuple[list[ScoredToken], NDArray[np.float32]]]:
     """Return for each row `count` independent draws from its processed distribution, and that
     distribution. The feature distinguishes the first draw from the others and nothing else, as rejection
     sampling requires."""
     scores = logits.float().double().numpy()
-    found = []
+    drafted = []
     finite = finite_rows(logits)
-    for row, one in enumerate(params):
+    for row, row_params in enumerate(params):
         if not finite[row]:
-            found.append((list[Guess](), np.zeros(scores.shape[1], np.float32)))
+            drafted.append((list[ScoredToken](), np.zeros(scores.shape[1], np.float32)))
             continue
-        shares = _distribution(adjusted.get(row, scores[row]), one)
-        numbers = uniforms(one.seed or 0, choices[row], outputs[row], DRAFTING, count)
-        tokens = [draw(shares, number) for number in numbers]
-        guesses = [(token, FIRST_DRAW if rank == 0 else LATER_DRAW) for rank, token in enumerate(tokens)]
-        found.append((guesses, shares.astype(np.float32)))
-    return found
+        probabilities = _distribution(adjusted.get(row, scores[row]), row_params)
+        numbers = uniforms(row_params.seed or 0, choices[row], outputs[row], DRAFTING, count)
+        tokens = [draw(probabilities, number) for number in numbers]
+        scored = [(token, FIRST_DRAW if rank == 0 else LATER_DRAW) for rank, token in enumerate(tokens)]
+        drafted.append((scored, probabilities.astype(np.float32)))
+    return drafted
 
 
 def _distribution(scores: NDArray[np.float64], params: SamplingParams) -> NDArray[np.float64]:
     """Return the distribution from which a request's tokens are drawn."""
     scaled = scores / params.temperature
-    ids = survivors(scaled, params)
-    shares = np.zeros(len(scaled))
-    shares[ids] = np.exp(scaled[ids] - scaled.max())
+    ids = filtered_ids(scaled, params)
+    probabilities = np.zeros(len(scaled))
+    probabilities[ids] = np.exp(scaled[ids] - scaled.max())
     # Exactly the numbers that the acceptance test divides by: what float32 rounds to zero is not drawn.
-    rounded: NDArray[np.float64] = (shares / shares.sum()).astype(np.float32).astype(np.float64)
+    rounded: NDArray[np.float64] = (probabilities / probabilities.sum()).astype(np.float32).astype(np.float64)
     return rounded
 
 
-def _likeliest(scores: Tensor, count: int) -> list[list[Guess]]:
+def _likeliest(scores: Tensor, count: int) -> list[list[ScoredToken]]:
     if count == 1:
         top, ids = scores.max(-1, keepdim=True)
     else:
         top, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
-    shares = (top - scores.logsumexp(-1, keepdim=True)).exp()
-    return [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), shares.tolist(), strict=True)]
+    probabilities = (top - scores.logsumexp(-1, keepdim=True)).exp()
+    return [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), probabilities.tolist(), strict=True)]
 
 
 def _perturbed(
@@ -132,8 +132,8 @@ def _perturbed(
     choices: Sequence[int],
     outputs: Sequence[int],
     count: int,
-) -> list[list[Guess]]:
-    temperature = torch.tensor([one.temperature for one in params]).unsqueeze(1)
+) -> list[list[ScoredToken]]:
+    temperature = torch.tensor([row_params.temperature for row_params in params]).unsqueeze(1)
     scaled = scores / temperature
     total = scaled.logsumexp(-1, keepdim=True)
     top, ids = scaled.topk(min(CANDIDATES, scores.shape[-1]), dim=-1)
@@ -141,7 +141,7 @@ def _perturbed(
     allowed = _allowed(logs, params)
     rows, size = logs.shape
     noise = gumbel(
-        np.repeat(np.array([one.seed or 0 for one in params], dtype=np.uint64), size),
+        np.repeat(np.array([row_params.seed or 0 for row_params in params], dtype=np.uint64), size),
         np.repeat(np.array(choices, dtype=np.uint64), size),
         np.repeat(np.array(outputs, dtype=np.uint64), size),
         tokens.ravel(),
@@ -153,27 +153,27 @@ def _perturbed(
     return [_with_gaps(a, b, count) for a, b in zip(chosen.tolist(), ranked.tolist(), strict=True)]
 
 
-def _with_gaps(tokens: list[int], scores: list[float], count: int) -> list[Guess]:
+def _with_gaps(tokens: list[int], scores: list[float], count: int) -> list[ScoredToken]:
     """Attach features: the logistic of the gap to the best other score, above one half only for the best."""
-    guesses: list[Guess] = []
+    scored: list[ScoredToken] = []
     for rank, (token, score) in enumerate(zip(tokens[:count], scores, strict=False)):
         if score == -np.inf:
             break
         other = scores[1 if rank == 0 else 0] if len(scores) > 1 else -np.inf
-        guesses.append((token, 1.0 / (1.0 + float(np.exp(min(other - score, 700.0))))))
-    return guesses
+        scored.append((token, 1.0 / (1.0 + float(np.exp(min(other - score, 700.0))))))
+    return scored
 
 
 def _allowed(logs: NDArray[np.float64], params: Sequence[SamplingParams]) -> NDArray[np.bool_]:
     """Return which candidates min_p, top_k and top_p leave; `logs` [rows, candidates] decrease along a
     row."""
     allowed = np.ones(logs.shape, dtype=bool)
-    for row, one in enumerate(params):
-        if one.min_p > 0.0:
-            allowed[row] &= logs[row] >= logs[row, 0] + np.log(one.min_p)
-        if one.top_k > 0:
-            allowed[row, one.top_k :] = False
-        if one.top_p < 1.0:
+    for row, row_params in enumerate(params):
+        if row_params.min_p > 0.0:
+            allowed[row] &= logs[row] >= logs[row, 0] + np.log(row_params.min_p)
+        if row_params.top_k > 0:
+            allowed[row, row_params.top_k :] = False
+        if row_params.top_p < 1.0:
             before = np.concatenate(([0.0], np.cumsum(np.exp(logs[row]))[:-1]))
-            allowed[row] &= before < one.top_p
+            allowed[row] &= before < row_params.top_p
     return allowed

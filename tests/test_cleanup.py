@@ -1,6 +1,6 @@
-"""Whatever ends a command or a script, at whatever moment: no process, folder or shared memory is left.
+"""However a command or a script ends, in any stage: no process, folder or shared memory is left.
 
-A few cells of the matrix of programs, moments and signals by default, all with --full.
+A few cells of the matrix of programs, stages and signals by default, all with --full.
 """
 
 import os
@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import Scale
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
-LEAVE_SECONDS = 60.0
+EXIT_SECONDS = 60.0
 
 SCRIPT = """
     from streamserve import LLM, SamplingParams
@@ -35,12 +35,12 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "generate": (*COMMAND, "generate", "Count to ten thousand.", "--threads", "1", "--max-tokens", "1000"),
     "draft": (*COMMAND, "draft", "--threads", "1", "--listen", "tcp://127.0.0.1:0"),
 }
-"""Programs that go on until they are ended."""
+"""Programs that run until they are stopped."""
 
-MOMENTS = ("imports", "loading", "working")
+STAGES = ("imports", "loading", "working")
 
 CELLS = [(program, "working", number) for program in PROGRAMS for number in SIGNALS] + [
-    (program, moment, number) for program in PROGRAMS for moment in MOMENTS[:2] for number in SIGNALS
+    (program, stage, number) for program in PROGRAMS for stage in STAGES[:2] for number in SIGNALS
 ]
 DEFAULT = {
     ("serve", "working", signal.SIGHUP),
@@ -54,7 +54,7 @@ DEFAULT = {
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A temporary folder for one program, short enough for sockets."""
-    path = Path(f"/tmp/left-{os.getpid()}-{time.monotonic_ns() % 10**9}")
+    path = Path(f"/tmp/cleanup-{os.getpid()}-{time.monotonic_ns() % 10**9}")
     path.mkdir()
     yield path
     subprocess.run(["rm", "-r", str(path)], check=True)
@@ -79,25 +79,25 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
         time.sleep(0.005)
 
 
-def reach(process: subprocess.Popen[str], moment: str) -> list[psutil.Process]:
-    """Wait for a moment of a program's life; returns the workers that it has then."""
-    itself = psutil.Process(process.pid)
-    if moment == "imports":  # a library that the command imports is there, and what is imported last is not
+def wait_for_stage(process: subprocess.Popen[str], stage: str) -> list[psutil.Process]:
+    """Wait for a stage of a program; returns its workers in that stage."""
+    program_process = psutil.Process(process.pid)
+    if stage == "imports":  # an early import of the command is loaded, the last one is not
         wait_for(lambda: "msgspec" in Path(f"/proc/{process.pid}/maps").read_text())
         return []
-    wait_for(itself.children)
-    workers = itself.children(recursive=True)
-    if moment == "loading":
+    wait_for(program_process.children)
+    workers = program_process.children(recursive=True)
+    if stage == "loading":
         wait_for(lambda: "libtorch" in Path(f"/proc/{workers[0].pid}/maps").read_text())
         return workers
     assert process.stdout is not None
-    begun = ""
-    while not any(word in begun for word in ("ready", "  Use it")) and len(begun) < 4000:
+    printed = ""
+    while not any(word in printed for word in ("ready", "  Use it")) and len(printed) < 4000:
         piece = process.stdout.read(1)
         assert piece, process.stderr.read() if process.stderr else ""
-        begun += piece
-        if "generate" in " ".join(itself.cmdline()):
-            break  # what it prints is its answer
+        printed += piece
+        if "generate" in " ".join(program_process.cmdline()):
+            break  # it prints its answer only
     return workers
 
 
@@ -106,20 +106,20 @@ def shared_memory() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("program", "moment", "number"), CELLS, ids=lambda value: getattr(value, "name", str(value))
+    ("program", "stage", "number"), CELLS, ids=lambda value: getattr(value, "name", str(value))
 )
 def test_nothing_is_left(
-    scale: Scale, folder: Path, program: str, moment: str, number: signal.Signals
+    scale: Scale, folder: Path, program: str, stage: str, number: signal.Signals
 ) -> None:
-    if not scale.full and (program, moment, number) not in DEFAULT:
+    if not scale.full and (program, stage, number) not in DEFAULT:
         pytest.skip("with --full")
     before = shared_memory()
     process = start(program, folder)
     try:
-        workers = reach(process, moment)
+        workers = wait_for_stage(process, stage)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=LEAVE_SECONDS)
-        wait_for(lambda: not any(worker.is_running() for worker in workers), LEAVE_SECONDS)
+        _, errors = process.communicate(timeout=EXIT_SECONDS)
+        wait_for(lambda: not any(worker.is_running() for worker in workers), EXIT_SECONDS)
     finally:
         process.kill()
         process.communicate()
@@ -127,14 +127,15 @@ def test_nothing_is_left(
     assert {name for name in shared_memory() - before if "pytest" not in name} == set()
     command = program != "script"  # a script's own traceback is its own
     if number == signal.SIGINT and command:
-        assert process.returncode == (130 if program == "generate" or moment == "imports" else 0)
+        assert process.returncode == (130 if program == "generate" or stage == "imports" else 0)
     assert "Task was destroyed" not in errors
     assert "never awaited" not in errors
     assert not (command and "Traceback" in errors), errors
 
 
-def test_a_fork_of_a_killed_script_keeps_no_worker(scale: Scale, folder: Path) -> None:
-    """A fork has the script's end of the worker's pipe, and its lock: the worker looks for its parent too."""
+def test_a_fork_of_a_killed_script_does_not_keep_a_worker_running(scale: Scale, folder: Path) -> None:
+    """A fork inherits the script's end of the worker's pipe, and its lock, so the worker also checks its
+    parent."""
     if not scale.full:
         pytest.skip("with --full")
     forking = """
@@ -158,7 +159,7 @@ def test_a_fork_of_a_killed_script_keeps_no_worker(scale: Scale, folder: Path) -
     process.kill()
     process.wait()
     try:
-        wait_for(lambda: not any(worker.is_running() for worker in workers), LEAVE_SECONDS)
+        wait_for(lambda: not any(worker.is_running() for worker in workers), EXIT_SECONDS)
         assert fork.is_running()
     finally:
         fork.kill()

@@ -47,12 +47,12 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Context:
-    """The current chunks. `version` counts the edits, `made` all chunks ever added."""
+class ContextVersion:
+    """The current chunks. `version` counts the edits, `added` all chunks ever added."""
 
     chunks: tuple[Chunk, ...] = ()
     version: int = 0
-    made: int = 0
+    added: int = 0
 
     @property
     def text(self) -> str:
@@ -63,17 +63,17 @@ class Context:
         if version != self.version:
             raise StaleVersionError(self.version)
 
-    def edited(self, operations: Sequence[Operation]) -> tuple["Context", list[str]]:
+    def edited(self, operations: Sequence[Operation]) -> tuple["ContextVersion", list[str]]:
         """Return the next version, and the id of the chunk that each operation added, changed or removed.
 
         Raises RequestError naming the first operation that cannot be applied.
         """
         if not 0 < len(operations) <= MAX_OPERATIONS:
             raise RequestError(
-                f"operations must hold 1 to {MAX_OPERATIONS} of them, got {len(operations)}",
+                f"operations must hold 1 to {MAX_OPERATIONS} operations, got {len(operations)}",
                 field="operations",
             )
-        chunks, made, touched = _ChunkList(self.chunks, len(operations)), self.made, []
+        chunks, made, touched = _ChunkList(self.chunks, len(operations)), self.added, []
         for number, operation in enumerate(operations):
             try:
                 made += operation.op in ("append", "insert")
@@ -85,7 +85,7 @@ class Context:
                 f"the context would have {len(chunks)} chunks, and {MAX_CHUNKS} is the limit",
                 field="operations",
             )
-        return Context(tuple(chunks), self.version + 1, made), touched
+        return ContextVersion(tuple(chunks), self.version + 1, made), touched
 
 
 class _ChunkList:
@@ -116,24 +116,24 @@ class _ChunkList:
         places = np.flatnonzero(self._numbers[: len(self)] == int(digits))
         return int(places[0]) if len(places) and self._chunks[places[0]].id == name else None
 
-    def insert(self, place: int, number: int, text: str) -> str:
-        """Insert a new chunk before index `place`; return its id."""
+    def insert(self, position: int, number: int, text: str) -> str:
+        """Insert a new chunk before index `position`; return its id."""
         numbers = self._numbers
-        numbers[place + 1 : len(self) + 1] = numbers[place : len(self)]
-        numbers[place] = number
-        self._chunks.insert(place, Chunk(f"{_ID}{number}", text))
-        return self._chunks[place].id
+        numbers[position + 1 : len(self) + 1] = numbers[position : len(self)]
+        numbers[position] = number
+        self._chunks.insert(position, Chunk(f"{_ID}{number}", text))
+        return self._chunks[position].id
 
-    def replace(self, place: int, text: str) -> str:
+    def replace(self, position: int, text: str) -> str:
         """Replace the text of a chunk; return its id."""
-        self._chunks[place] = replace(self._chunks[place], text=text)
-        return self._chunks[place].id
+        self._chunks[position] = replace(self._chunks[position], text=text)
+        return self._chunks[position].id
 
-    def remove(self, place: int) -> str:
+    def remove(self, position: int) -> str:
         """Remove a chunk; return its id."""
         numbers = self._numbers
-        numbers[place : len(self) - 1] = numbers[place + 1 : len(self)]
-        return self._chunks.pop(place).id
+        numbers[position : len(self) - 1] = numbers[position + 1 : len(self)]
+        return self._chunks.pop(position).id
 
 
 def _is_unicode(text: str) -> bool:
@@ -157,15 +157,15 @@ def _apply(operation: Operation, chunks: _ChunkList, number: int) -> str:
     text = operation.text or ""
     if not _is_unicode(text):
         raise ValueError("has a text that is not Unicode: it holds a lone surrogate")
-    place = _place(operation, chunks)
+    position = _chunk_position(operation, chunks)
     if operation.op in ("append", "insert"):
-        return chunks.insert(place, number, text)
+        return chunks.insert(position, number, text)
     if operation.op == "replace":
-        return chunks.replace(place, text)
-    return chunks.remove(place)
+        return chunks.replace(position, text)
+    return chunks.remove(position)
 
 
-def _place(operation: Operation, chunks: _ChunkList) -> int:
+def _chunk_position(operation: Operation, chunks: _ChunkList) -> int:
     """Return the chunk index of an operation. Raises ValueError if there is none."""
     index, name = operation.index, operation.chunk
     if operation.op == "append":
@@ -175,10 +175,10 @@ def _place(operation: Operation, chunks: _ChunkList) -> int:
     if (index is None) == (name is None):
         raise ValueError(f"({operation.op}) needs either index or chunk")
     if name is not None:
-        place = chunks.find(name)
-        if place is None:
-            raise ValueError(f"names chunk {name[:64]!r}, which there is not")
-        return place
+        position = chunks.find(name)
+        if position is None:
+            raise ValueError(f"names chunk {name[:64]!r}, which does not exist")
+        return position
     assert index is not None
     last = len(chunks) if operation.op == "insert" else len(chunks) - 1
     if not 0 <= index <= last:
@@ -203,11 +203,11 @@ class Template:
                 f"{field} must hold {CONTEXT} once, and {QUERY} at most once",
                 field=field.partition("[")[0],
             )
-        before, _, behind = source.partition(CONTEXT)
+        before, _, after = source.partition(CONTEXT)
         parts: list[str] = []
-        for side in (before, CONTEXT, behind):
-            left, found, right = side.partition(QUERY)
-            parts += [left, found, right] if found else [side]
+        for side in (before, CONTEXT, after):
+            left, separator, right = side.partition(QUERY)
+            parts += [left, separator, right] if separator else [side]
         return cls(tuple(parts))
 
     @property

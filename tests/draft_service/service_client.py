@@ -1,24 +1,24 @@
-"""A service spoken to directly, with the time in hand."""
+"""A client that calls a draft service directly, with a clock that the test sets."""
 
 import itertools
 
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Out, ServiceConfig
-from streamserve.protocol.drafting import DRAFT_VERSION, Ask, Delta, Drafts, Hello, Welcome, encode
+from streamserve.protocol.drafting import DRAFT_VERSION, Delta, DraftRequests, Drafts, Hello, Welcome, encode
 from streamserve.protocol.sampling import SamplingParams
-from tests.draft_service.star import IDENTITY, PretendedDrafter
+from tests.draft_service.star import IDENTITY, FakeDrafter
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-class Talk:
-    """`pass_seconds` is what a draft pass takes."""
+class ServiceClient:
+    """Sends messages of several targets to one service. A draft pass takes `pass_seconds`."""
 
     def __init__(self, pass_seconds: float = 0.01, **config) -> None:
         self.config = ServiceConfig(**{"num_blocks": 100, **config})
         secrets = (number.to_bytes(16, "little") for number in itertools.count(1))
         self.service = Service(IDENTITY, self.config, lambda: next(secrets))
-        self.drafter = PretendedDrafter(self.config.num_blocks, self.config.block_size)
+        self.drafter = FakeDrafter(self.config.num_blocks, self.config.block_size)
         self.pass_seconds = pass_seconds
         self.now = 0.0
         self.welcomes: dict[str, Welcome] = {}
@@ -34,32 +34,32 @@ class Talk:
             self.keys[name] = key
         return out
 
-    def delta(self, name: str, tokens: list[int], sequence: int = 1, keep: int = 0, **fields) -> Delta:
+    def delta(self, name: str, tokens: list[int], sequence: int = 1, retained: int = 0, **fields) -> Delta:
         number = self.numbers.get((name, sequence), 0)
         self.numbers[name, sequence] = number + 1
-        given = {
-            "sequence": sequence, "epoch": 0, "number": number + 1, "base": number if keep else 0,
-            "keep": keep, "tokens": tokens, "output": 0, "choice": 0, "depth": 4, "width": 1, "nodes": 4,
-            "params": None if keep else GREEDY,
+        defaults = {
+            "sequence": sequence, "epoch": 0, "number": number + 1, "base": number if retained else 0,
+            "retained": retained, "tokens": tokens, "output": 0, "choice": 0, "depth": 4, "width": 1,
+            "nodes": 4, "params": None if retained else GREEDY,
         }  # fmt: skip
-        return Delta(**{**given, **fields})
+        return Delta(**{**defaults, **fields})
 
-    def ask(self, name: str, *deltas: Delta, **fields) -> list[Out]:
+    def request(self, name: str, *deltas: Delta, **fields) -> list[Out]:
         if name not in self.welcomes:
             self.hello(name)
         welcome = self.welcomes[name]
-        ask = {"tag": welcome.tag, "channel": welcome.channel, "deltas": list(deltas)}
-        message, peer, key = Ask(**{**ask, **fields}), name.encode(), self.keys[name]
+        defaults = {"tag": welcome.tag, "channel": welcome.channel, "deltas": list(deltas)}
+        message, peer, key = DraftRequests(**{**defaults, **fields}), name.encode(), self.keys[name]
         size = len(encode(message))
         refused = self.service.arrived(peer, size, self.now, key)
         return self.service.heard(peer, message, self.now, key) if refused is None else refused
 
-    def turn(self) -> list[str]:
-        """Draft one batch; the names of those who were answered, in order."""
-        outs = self.turn_outs()
+    def draft_batch(self) -> list[str]:
+        """Draft one batch; return the names of the targets that were answered, in order."""
+        outs = self.draft_outputs()
         return [out.peer.decode() for out in outs if isinstance(out.message, Drafts)]
 
-    def turn_outs(self) -> list[Out]:
+    def draft_outputs(self) -> list[Out]:
         batch = self.service.batch(self.now)
         if batch is None:
             return []

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Submit, ToEngine
-from streamserve.protocol.tickets import Push, Release
+from streamserve.protocol.transfers import Push, Release
 
 
 class Compiler(Protocol):
     """A grammar compiler with a cache (execution.grammar.Grammars)."""
 
-    def knows(self, grammar: Grammar) -> bool: ...
+    def is_cached(self, grammar: Grammar) -> bool: ...
 
     def prepare(self, grammar: Grammar) -> None:
         """Compile `grammar`, from any thread; an error in it is cached too."""
@@ -27,7 +27,7 @@ class GrammarQueue:
 
     def __init__(self, compiler: Compiler | None) -> None:
         self._compiler = compiler
-        self._held: dict[str, list[ToEngine]] = {}
+        self._waiting: dict[str, list[ToEngine]] = {}
         self._compiling: dict[Grammar, tuple[Future[None], list[str]]] = {}
 
     @cached_property
@@ -37,19 +37,19 @@ class GrammarQueue:
     @property
     def waiting(self) -> bool:
         """Whether messages are held back."""
-        return bool(self._held)
+        return bool(self._waiting)
 
     def take(self, message: ToEngine) -> list[ToEngine]:
         """Return the messages for the engine after `message` came: that one, or none."""
         if isinstance(message, Push | Release):  # concerns requests that the engine already has
             return [message]
-        if message.request in self._held:
-            self._held[message.request].append(message)
+        if message.request in self._waiting:
+            self._waiting[message.request].append(message)
             return []
         grammar = message.params.grammar if isinstance(message, Submit) else None
-        if grammar is None or self._compiler is None or self._compiler.knows(grammar):
+        if grammar is None or self._compiler is None or self._compiler.is_cached(grammar):
             return [message]
-        self._held[message.request] = [message]
+        self._waiting[message.request] = [message]
         if grammar not in self._compiling:
             self._compiling[grammar] = self._thread.submit(self._compiler.prepare, grammar), []
         self._compiling[grammar][1].append(message.request)
@@ -62,7 +62,7 @@ class GrammarQueue:
             message
             for grammar in done
             for request in self._compiling.pop(grammar)[1]
-            for message in self._held.pop(request)
+            for message in self._waiting.pop(request)
         ]
 
     def close(self) -> None:

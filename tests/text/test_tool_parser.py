@@ -1,4 +1,4 @@
-"""Calls are found wherever a text is cut, told piece by piece, and what is no call is text."""
+"""Tool calls are parsed wherever the text is split, and streamed; anything else is content."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
-from streamserve.text.tools.reader import CallDelta, CallReader
+from streamserve.text.tools.parser import CallDelta, ToolCallParser
 
 TOOLS = ("get_weather", "f")
 ARGUMENTS = {"city": 'New "York"', "days": [1, {"deep": "}"}], "note": "<tool_call> [TOOL_CALLS] ü \\"}
@@ -16,22 +16,22 @@ CALL = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, ensure_ascii=
 LLAMA = CALL.replace('"arguments"', '"parameters"')
 EMPTY = '{"arguments": {}, "name": "f"}'
 
-Told = tuple[str, list[tuple[str | None, str]]]
+Parsed = tuple[str, list[tuple[str | None, str]]]
 
 
-def read(form: Format, pieces: list[str], parallel: bool = True, named: str | None = None) -> Told:
-    """What was said, and the calls' names and arguments; each call's first delta is its head."""
-    reader, content = CallReader(form, TOOLS, parallel, named), ""
+def read(format: Format, pieces: list[str], parallel: bool = True, named: str | None = None) -> Parsed:
+    """The content, and the calls' names and arguments; each call's first delta is its head."""
+    reader, content = ToolCallParser(format, TOOLS, parallel, named), ""
     deltas: list[CallDelta] = []
-    for said in [*map(reader.feed, pieces), reader.finish()]:
-        content += said.content
-        deltas += said.calls
+    for output in [*map(reader.feed, pieces), reader.finish()]:
+        content += output.content
+        deltas += output.calls
     heads = [delta for delta in deltas if delta.id is not None]
     assert [head.index for head in heads] == list(range(len(heads)))
     assert len({head.id for head in heads}) == len(heads)
     for head in heads:
         assert head == next(delta for delta in deltas if delta.index == head.index)
-    texts = ["".join(one.arguments for one in deltas if one.index == head.index) for head in heads]
+    texts = ["".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads]
     return content, [(head.name, text) for head, text in zip(heads, texts, strict=True)]
 
 
@@ -39,7 +39,7 @@ def call(name: str = "get_weather", arguments: object = ARGUMENTS) -> tuple[str,
     return name, json.dumps(arguments, ensure_ascii=False)
 
 
-CASES: list[tuple[str, str, Told]] = [
+CASES: list[tuple[str, str, Parsed]] = [
     ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", ("", [call()])),
     (
         "hermes",
@@ -75,16 +75,16 @@ CASES: list[tuple[str, str, Told]] = [
     ("mistral", "[1, 2, 3]", None),  # type: ignore[list-item]
     ("mistral", '[TOOL_CALLS]g[ARGS]{"a": 1}', None),  # type: ignore[list-item]
 ]
-"""A format, a text, and what it says; None: itself, and no call."""
+"""A format, a text, and what is parsed from it; None: the text itself, without a call."""
 
 
-@pytest.mark.parametrize(("name", "text", "told"), CASES)
-def test_a_whole_text(name: str, text: str, told: Told | None) -> None:
-    assert read(FORMATS[name], [text]) == (told or (text, []))
+@pytest.mark.parametrize(("name", "text", "parsed"), CASES)
+def test_a_whole_text(name: str, text: str, parsed: Parsed | None) -> None:
+    assert read(FORMATS[name], [text]) == (parsed or (text, []))
 
 
 @given(st.sampled_from(CASES), st.data())
-def test_every_cut_gives_the_same(case: tuple[str, str, Told], data: st.DataObject) -> None:
+def test_every_split_gives_the_same(case: tuple[str, str, Parsed], data: st.DataObject) -> None:
     name, text, _ = case
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -102,26 +102,26 @@ def test_every_cut_gives_the_same(case: tuple[str, str, Told], data: st.DataObje
         )
     ),
 )
-def test_whatever_comes_is_the_same_in_single_signs(form: Format, parts: list[str]) -> None:
+def test_any_text_is_parsed_the_same_character_by_character(format: Format, parts: list[str]) -> None:
     text = "".join(parts)
-    whole = read(form, [text])
-    assert read(form, list(text)) == whole
-    if not whole[1] and form is not REQUIRED:
+    whole = read(format, [text])
+    assert read(format, list(text)) == whole
+    if not whole[1] and format is not REQUIRED:
         assert whole[0] == text
 
 
-@pytest.mark.parametrize(("name", "text", "told"), [case for case in CASES if case[2]])
-def test_arguments_come_as_they_are_written(name: str, text: str, told: Told) -> None:
-    reader = CallReader(FORMATS[name], TOOLS)
+@pytest.mark.parametrize(("name", "text", "parsed"), [case for case in CASES if case[2]])
+def test_arguments_come_as_they_are_written(name: str, text: str, parsed: Parsed) -> None:
+    reader = ToolCallParser(FORMATS[name], TOOLS)
     pieces = [delta for sign in text for delta in reader.feed(sign).calls if delta.id is None]
-    for index, (_, arguments) in enumerate(told[1]):
+    for index, (_, arguments) in enumerate(parsed[1]):
         own = [piece.arguments for piece in pieces if piece.index == index]
         assert "".join(own) == arguments
         if len(arguments) > 10 and '"arguments": "' not in text:
             assert max(map(len, own)) == 1
 
 
-def test_only_one_call_where_no_more_are_wanted() -> None:
+def test_only_one_call_without_parallel_calls() -> None:
     text = f"<tool_call>{EMPTY}</tool_call><tool_call>{CALL}</tool_call>"
     assert read(FORMATS["hermes"], [text], parallel=False) == ("", [call("f", {})])
 
@@ -134,7 +134,7 @@ def test_calls_that_a_grammar_makes() -> None:
 
 def test_ids_look_as_the_family_expects() -> None:
     def ids(name: str, text: str) -> Iterator[str]:
-        return (delta.id for delta in CallReader(FORMATS[name], TOOLS).feed(text).calls if delta.id)
+        return (delta.id for delta in ToolCallParser(FORMATS[name], TOOLS).feed(text).calls if delta.id)
 
     assert [len(one) for one in ids("mistral", f"[TOOL_CALLS][{CALL}]")] == [9]
     assert all(one.startswith("call_") for one in ids("hermes", f"<tool_call>{CALL}"))

@@ -2,7 +2,7 @@
 stored.
 
 At the limit the account that stores the most loses sequences, the least recently used first. That only costs
-time: when the target continues a lost sequence it is told so, and syncs it anew.
+time: when the target continues a lost sequence, it receives Lost and syncs the sequence again.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def size(tokens: int, nodes: int, params: SamplingParams) -> int:
     return SEQUENCE_BYTES + tokens * TOKEN_BYTES + nodes * NODE_BYTES + listed * ENTRY_BYTES
 
 
-class Held:
+class StorageLimiter:
     """Tracks the bytes stored by `sessions` and limits them to `limit`. `drop` removes a sequence of a
     session, and calls `release`."""
 
@@ -45,38 +45,38 @@ class Held:
         self._sessions = sessions
         self._drop = drop
 
-    def make_room(self, session: Session, delta: Delta) -> bool:
+    def free_space(self, session: Session, delta: Delta) -> bool:
         """Free space for `delta` by dropping sequences of accounts that would then store more than this one,
         or of this one; return False if that is not enough. Sequences being drafted for stay."""
         known = session.sequences.get(delta.sequence)
         params = delta.params or (known.params if known else SamplingParams())
-        tokens = (min(delta.keep, len(known.tokens)) if known else 0) + len(delta.tokens)
-        growth = size(tokens, delta.nodes, params) - (known.held if known else 0)
+        tokens = (min(delta.retained, len(known.tokens)) if known else 0) + len(delta.tokens)
+        growth = size(tokens, delta.nodes, params) - (known.stored_bytes if known else 0)
         over = self.total + growth - self.limit
         if growth <= 0 or over <= 0:
             return True
         own = session.account
         droppable = [
-            (owner, one)
+            (owner, sequence)
             for owner in self._sessions.values()
-            if owner.account is own or owner.account.held > own.held + growth
-            for one in owner.sequences.values()
-            if not one.running and one is not known
+            if owner.account is own or owner.account.stored_bytes > own.stored_bytes + growth
+            for sequence in owner.sequences.values()
+            if not sequence.running and sequence is not known
         ]
-        if sum(one.held for _, one in droppable) < over:
+        if sum(sequence.stored_bytes for _, sequence in droppable) < over:
             return False
         goal = over + SPARE * self.limit
         for victim in sorted(droppable, key=_order):
             if goal <= 0:
                 break
-            goal -= victim[1].held
+            goal -= victim[1].stored_bytes
             self.dropped += 1
             self._drop(*victim)
         return True
 
-    def settle(self, session: Session, sequence: DraftedSequence) -> None:
+    def recount(self, session: Session, sequence: DraftedSequence) -> None:
         """Count a sequence in its present size."""
-        nodes = sequence.wanted.nodes if sequence.wanted else 0
+        nodes = sequence.requested.nodes if sequence.requested else 0
         if sequence.answer is not None and sequence.answer.tree is not None:
             nodes = len(sequence.answer.tree.tokens)
         self._set(session, sequence, size(len(sequence.tokens), nodes, sequence.params))
@@ -85,13 +85,13 @@ class Held:
         """Stop counting a sequence."""
         self._set(session, sequence, 0)
 
-    def _set(self, session: Session, sequence: DraftedSequence, held: int) -> None:
-        change = held - sequence.held
-        sequence.held = held
-        session.account.held += change
+    def _set(self, session: Session, sequence: DraftedSequence, stored_bytes: int) -> None:
+        change = stored_bytes - sequence.stored_bytes
+        sequence.stored_bytes = stored_bytes
+        session.account.stored_bytes += change
         self.total += change
 
 
-def _order(one: tuple[Session, DraftedSequence]) -> tuple[int, bool, float]:
-    session, sequence = one
-    return -session.account.held, sequence.wanted is not None, sequence.used
+def _order(item: tuple[Session, DraftedSequence]) -> tuple[int, bool, float]:
+    session, sequence = item
+    return -session.account.stored_bytes, sequence.requested is not None, sequence.used

@@ -1,24 +1,24 @@
-"""Requests wait for their grammars outside of the engine, in order, and the others do not wait."""
+"""Requests wait for their grammars outside of the engine, in order, without blocking others."""
 
 import threading
 
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, Submit, ToEngine
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.workers.grammar_gate import GrammarQueue
+from streamserve.workers.grammar_queue import GrammarQueue
 from tests.api.serving import until
 
 DIGITS, LETTERS = Grammar(kind="regex", text="[0-9]+"), Grammar(kind="regex", text="[a-z]+")
 
 
 class Compiler:
-    """Compiles what it is told to."""
+    """A compiler that finishes grammars when the test says so."""
 
     def __init__(self) -> None:
         self.go = {DIGITS: threading.Event(), LETTERS: threading.Event()}
         self.prepared: list[Grammar] = []
 
-    def knows(self, grammar: Grammar) -> bool:
+    def is_cached(self, grammar: Grammar) -> bool:
         return grammar in self.prepared
 
     def prepare(self, grammar: Grammar) -> None:
@@ -30,33 +30,33 @@ def submit(request: str, grammar: Grammar | None = None) -> Submit:
     return Submit(request, 0, [1], SamplingParams(grammar=grammar), {0: []}, 0.0)
 
 
-def test_who_waits_for_a_grammar_lets_others_pass() -> None:
+def test_requests_that_wait_for_a_grammar_do_not_block_others() -> None:
     compiler = Compiler()
-    gate = GrammarQueue(compiler)
+    listener = GrammarQueue(compiler)
     plain, first, second, other = submit("a"), submit("b", DIGITS), submit("c", DIGITS), submit("d", LETTERS)
-    assert [gate.take(message) for message in (first, plain, second, other)] == [[], [plain], [], []]
+    assert [listener.take(message) for message in (first, plain, second, other)] == [[], [plain], [], []]
     cancel: ToEngine = Cancel("b", 0)
-    assert gate.take(cancel) == []
-    assert gate.take(Cancel("a", 0)) == [Cancel("a", 0)]
-    assert (gate.ready(), gate.waiting) == ([], True)
+    assert listener.take(cancel) == []
+    assert listener.take(Cancel("a", 0)) == [Cancel("a", 0)]
+    assert (listener.ready(), listener.waiting) == ([], True)
     compiler.go[DIGITS].set()
     ready: list[ToEngine] = []
 
-    def came() -> bool:
-        ready.extend(gate.ready())
+    def arrived() -> bool:
+        ready.extend(listener.ready())
         return len(ready) == 3
 
-    until(came)
+    until(arrived)
     assert ready == [first, cancel, second]
-    assert gate.take(submit("e", DIGITS)) == [submit("e", DIGITS)]
+    assert listener.take(submit("e", DIGITS)) == [submit("e", DIGITS)]
     compiler.go[LETTERS].set()
-    until(lambda: bool(ready.extend(gate.ready()) or not gate.waiting))
+    until(lambda: bool(ready.extend(listener.ready()) or not listener.waiting))
     assert ready[3:] == [other]
     assert compiler.prepared == [DIGITS, LETTERS]
-    gate.close()
+    listener.close()
 
 
 def test_without_a_tokenizer_nothing_waits() -> None:
-    gate = GrammarQueue(None)
-    assert gate.take(submit("a", DIGITS)) == [submit("a", DIGITS)]
-    gate.close()
+    listener = GrammarQueue(None)
+    assert listener.take(submit("a", DIGITS)) == [submit("a", DIGITS)]
+    listener.close()

@@ -1,4 +1,4 @@
-"""Answers to a prompt that is still arriving: they stand if it stays, and are withdrawn if it changes."""
+"""Early answers to an open prompt stream: final if the prompt does not change, withdrawn if it does."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def edit(http: httpx.AsyncClient, path: str, version: int, **operation: An
 
 
 class Reader:
-    """Reads an early answer; `text` is what holds of it."""
+    """Reads an early answer; `text` is the valid part of it."""
 
     def __init__(self, http: httpx.AsyncClient, path: str, **body: Any) -> None:
         self.text = ""
@@ -53,9 +53,9 @@ class Reader:
             async for line in reply.aiter_lines():
                 data = line.removeprefix("data: ")
                 if data and data != "[DONE]":
-                    self._take(json.loads(data))
+                    self._handle(json.loads(data))
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _handle(self, event: dict[str, Any]) -> None:
         assert "error" not in event, event
         self.last = event
         if event["object"] == WITHDRAWN:
@@ -74,7 +74,7 @@ async def whole(http: httpx.AsyncClient, prompt: str, **fields: Any) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-async def test_it_stands_if_nothing_changes(server: Served) -> None:
+async def test_it_is_final_if_nothing_changes(server: Served) -> None:
     async with opened(server, query=" why?") as (http, path):
         reader = Reader(http, path, stream_options={"include_usage": True})
         await edit(http, path, 0, op="append", text="Tom has 8 apples.")
@@ -92,8 +92,8 @@ async def test_it_stands_if_nothing_changes(server: Served) -> None:
 @pytest.mark.parametrize("kind", ["text", "chat"])
 async def test_it_is_withdrawn_if_the_context_changes(server: Served, kind: str) -> None:
     void = server.metric("stream_withdrawn_tokens_total")
-    form = {"messages": [{"role": "user", "content": "{context}?"}]} if kind == "chat" else {}
-    async with opened(server, **form) as (http, path):
+    response_format = {"messages": [{"role": "user", "content": "{context}?"}]} if kind == "chat" else {}
+    async with opened(server, **response_format) as (http, path):
         await edit(http, path, 0, op="append", text="Tom has 8 apples.")
         reader = Reader(http, path)
         await asyncio.wait_for(reader.began.wait(), 30)
@@ -146,7 +146,7 @@ async def test_refusals(server: Served) -> None:
 
 
 async def test_hanging_up_ends_the_stream(server: Served) -> None:
-    before, working = server.metric("streams"), server.working()
+    before, active_sequences = server.metric("streams"), server.active_sequences()
     async with opened(server, max_tokens=1000) as (http, path):
         await edit(http, path, 0, op="append", text="One.")
         reader = Reader(http, path)
@@ -157,13 +157,13 @@ async def test_hanging_up_ends_the_stream(server: Served) -> None:
             while (await http.get(path)).status_code != 404:  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(0.05)
     await asyncio.to_thread(until, lambda: server.metric("streams") <= before, 30)
-    await asyncio.to_thread(until, lambda: server.working() <= working, 30)
+    await asyncio.to_thread(until, lambda: server.active_sequences() <= active_sequences, 30)
 
 
 async def test_the_text_is_that_of_the_final_prompt(
     server: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Random scripts beside each other, each read while it changes."""
+    """Concurrent random edit scripts; each early answer is read during the edits."""
     count, rng = scale.pick(12, 300), random.Random(scale.seed + 2)
     withdrawn, limit = 0, asyncio.Semaphore(8)
 
@@ -189,23 +189,23 @@ async def test_the_text_is_that_of_the_final_prompt(
 
 
 def test_over_a_socket(server: Served) -> None:
-    with socket(server) as found:
-        name = call(found, "create", body={"answer_early": True, **GREEDY})["body"]["id"]
+    with socket(server) as websocket:
+        name = call(websocket, "create", body={"answer_early": True, **GREEDY})["body"]["id"]
         operations = [{"op": "append", "text": "hello"}]
-        call(found, "edit", id=name, body={"version": 0, "operations": operations})
-        send(found, "answer", request="a", id=name)
-        message, objects, text = json.loads(found.recv(timeout=30)), [], ""
-        send(found, "edit", id=name, body={"version": 1, "operations": operations})
+        call(websocket, "edit", id=name, body={"version": 0, "operations": operations})
+        send(websocket, "answer", request="a", id=name)
+        message, objects, text = json.loads(websocket.recv(timeout=30)), [], ""
+        send(websocket, "edit", id=name, body={"version": 1, "operations": operations})
         while not objects or objects[-1] != WITHDRAWN:
             if "event" in message:
                 objects.append(message["event"]["object"])
-            message = json.loads(found.recv(timeout=30))
-        send(found, "finish", request="f", id=name)
+            message = json.loads(websocket.recv(timeout=30))
+        send(websocket, "finish", request="f", id=name)
         while message != {"request": "a", "status": 200}:
             if message.get("request") == "f":
                 assert message["body"]["version"] == 2
             if "event" in message:
                 text += "".join(choice["text"] for choice in message["event"]["choices"])
-            message = json.loads(found.recv(timeout=30))
+            message = json.loads(websocket.recv(timeout=30))
     whole = server.post("/v1/completions", prompt="hellohello", **GREEDY).json()
     assert text == whole["choices"][0]["text"]

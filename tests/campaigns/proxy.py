@@ -1,4 +1,4 @@
-"""Between a fleet and its workers: everything is passed on, and forged messages are slipped in."""
+"""A proxy between a fleet and its workers: forwards all messages, and adds forged ones."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,32 +13,32 @@ from streamserve.protocol.config import WorkerConfig
 from streamserve.settings.resolve import Settings
 
 Forge = Callable[[bytes, bytes], list[bytes]]
-"""From a worker's identity and the message that was just passed on, what is sent after it."""
+"""Maps a worker's identity and the message that was just forwarded to the messages that are sent after it."""
 
 
-def nothing(identity: bytes, message: bytes) -> list[bytes]:
+def forge_nothing(identity: bytes, message: bytes) -> list[bytes]:
     """Forge nothing."""
     return []
 
 
-class Wire:
-    """A socket that workers take for the fleet's, and one a worker that the fleet takes for the worker's."""
+class Proxy:
+    """One socket that workers connect to, and one per worker that connects to the fleet."""
 
     def __init__(self, folder: Path) -> None:
-        self.endpoint = f"ipc://{folder}/wire"
-        self.to_worker: Forge = nothing
-        self.to_fleet: Forge = nothing
+        self.endpoint = f"ipc://{folder}/proxy"
+        self.to_worker: Forge = forge_nothing
+        self.to_fleet: Forge = forge_nothing
         self.forged = 0
         self.fleet_endpoint = ""
         self._context = zmq.asyncio.Context()
-        self._front = self._context.socket(zmq.ROUTER)
-        self._front.setsockopt(zmq.LINGER, 0)
-        self._front.bind(self.endpoint)
-        self._backs: dict[bytes, zmq.asyncio.Socket] = {}
+        self._worker_socket = self._context.socket(zmq.ROUTER)
+        self._worker_socket.setsockopt(zmq.LINGER, 0)
+        self._worker_socket.bind(self.endpoint)
+        self._fleet_sockets: dict[bytes, zmq.asyncio.Socket] = {}
         self._tasks = [asyncio.create_task(self._from_workers())]
 
-    async def stranger(self, identity: bytes, parts: list[bytes]) -> None:
-        """Say something to the fleet as somebody else."""
+    async def send_as(self, identity: bytes, parts: list[bytes]) -> None:
+        """Send a message to the fleet under another identity."""
         socket = self._connect(identity)
         await socket.send_multipart(parts)
         await asyncio.sleep(0.01)
@@ -48,7 +48,7 @@ class Wire:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for socket in (self._front, *self._backs.values()):
+        for socket in (self._worker_socket, *self._fleet_sockets.values()):
             socket.close()
         self._context.term()
 
@@ -61,31 +61,31 @@ class Wire:
 
     async def _from_workers(self) -> None:
         while True:
-            identity, message = await self._front.recv_multipart()
-            if identity not in self._backs:
-                self._backs[identity] = self._connect(identity)
+            identity, message = await self._worker_socket.recv_multipart()
+            if identity not in self._fleet_sockets:
+                self._fleet_sockets[identity] = self._connect(identity)
                 self._tasks.append(asyncio.create_task(self._from_fleet(identity)))
             for part in (message, *self._forged(self.to_fleet, identity, message)):
-                await self._backs[identity].send(part)
+                await self._fleet_sockets[identity].send(part)
 
     async def _from_fleet(self, identity: bytes) -> None:
         while True:
-            message = await self._backs[identity].recv()
+            message = await self._fleet_sockets[identity].recv()
             for part in (message, *self._forged(self.to_worker, identity, message)):
-                await self._front.send_multipart([identity, part])
+                await self._worker_socket.send_multipart([identity, part])
 
     def _forged(self, forge: Forge, identity: bytes, message: bytes) -> list[bytes]:
-        made = forge(identity, message)
-        self.forged += len(made)
-        return made
+        messages = forge(identity, message)
+        self.forged += len(messages)
+        return messages
 
 
-class Wiretapped(AsyncLLM):
-    """A model whose workers and fleet talk over a wire."""
+class ProxiedAsyncLLM(AsyncLLM):
+    """A model whose workers and fleet communicate through a proxy."""
 
-    def __init__(self, settings: Settings, wire: Wire) -> None:
+    def __init__(self, settings: Settings, proxy: Proxy) -> None:
         super().__init__(settings)
-        self._wire = wire
+        self._wire = proxy
 
     def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         self._wire.fleet_endpoint = endpoint
