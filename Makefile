@@ -4,6 +4,8 @@
 #   make check                       lint, types and the tests that need no worker process
 #   make test                        lint, types and all tests with small counts
 #   make verify                      the full counts, results in tests/results/; goes on where it was
+#   make docs                        the documentation as a site in build/site
+#   make figures                     write tables and numbers in README and docs from the result files
 #   make campaign FAMILY=settings MINUTES=60    random trials that accumulate; without FAMILY, which there are
 
 PYTHON ?= python3
@@ -25,10 +27,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,draft_service engine fleet protocol scheduling simulate speculation text)
 
-.PHONY: help install serve check test lint verify campaign clean
+.PHONY: help install serve check test lint verify campaign docs figures clean
 
 help:
-	@sed -n '2,7s/^# *//p' Makefile
+	@sed -n '2,9s/^# *//p' Makefile
 
 # One stamp for running, one for developing, so that `make serve` installs no test tools.
 install: $(VENV)/.installed
@@ -77,6 +79,16 @@ verify: lint $(VENV)/.nixl $(CLIENTS:%=$(COMPAT)/%/.installed)
 
 campaign: $(VENV)/.developing
 	$(BIN)/python -m tests.campaigns $(FAMILY) --minutes $(MINUTES) $(ARGS)
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+figures: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.figures
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

