@@ -61,7 +61,6 @@ KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
 """Seconds by which a KV token lengthens a simulated step."""
 OPEN = 4
 """Open requests of a pair while decisions are timed."""
-RENAMED = {"flowguard-printed": "flowguard-as-published"}
 MAX_REQUESTS = 200
 """Maximum requests of a trace, for any number of pairs."""
 
@@ -260,10 +259,7 @@ def cached(settings: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     read = json.loads(path.read_text())
     same = all(read["settings"].get(key) == value for key, value in settings.items())
-    played = list(read["figures"]["played"]) if same else []
-    for record in played:  # results that were written under a router's former name
-        record["routers"] = {RENAMED.get(name, name): result for name, result in record["routers"].items()}
-    return played
+    return list(read["figures"]["played"]) if same else []
 
 
 def show(one: dict[str, Any]) -> None:

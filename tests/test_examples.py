@@ -38,7 +38,7 @@ def test_folder_stream() -> None:
     assert printed.splitlines()[-1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/simulation.md", "docs/structured-output.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/design/simulation.md", "docs/guides/structured-output.md"])
 def test_code_in_the_docs_runs(page: str) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     done = subprocess.run(
@@ -48,7 +48,7 @@ def test_code_in_the_docs_runs(page: str) -> None:
 
 
 def test_every_page_with_code_is_run() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     here = Path(__file__).read_text()
     assert all(str(page.relative_to(ROOT)) in here for page in pages if "```python" in page.read_text())
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests import verify
 from tests.campaigns.ledger import REPOSITORY, product_commit
-from tests.verify import CHECKED, Part, groups
+from tests.verify import Part, groups, helpers, parts
 
 
 def test_every_test_file_is_in_exactly_one_part() -> None:
@@ -88,7 +88,14 @@ def test_parts_run_again_after_changes() -> None:
     assert not verify.passed({"commit": "c-dirty", "exit_status": 0}, "c-dirty")
     assert not verify.passed({"commit": "c", "exit_status": 1}, "c")
     assert not verify.passed(None, "c")
-    assert len(product_commit(CHECKED).partition("-")[0]) == 40
+
+
+def test_a_part_depends_on_the_product_the_helpers_and_its_own_tests() -> None:
+    exact = parts([])["exact"].sources
+    assert {"src", "tests/exact", "tests/conftest.py"} <= set(exact)
+    assert not any("test_" in name for name in helpers())
+    assert "tests/engine" not in exact
+    assert len(product_commit(exact).partition("-")[0]) == 40
 
 
 @pytest.mark.usefixtures("clean")

@@ -22,8 +22,9 @@ from tests.campaigns.families import FAMILIES
 from tests.campaigns.ledger import REPOSITORY, machine, product_commit
 
 RESULTS = REPOSITORY / "tests" / "results" / "verify.json"
-CHECKED = ("src", "tests", ":!tests/results", "pyproject.toml", "Makefile", "benchmarks", "examples")
-"""The paths that a result depends on: a commit that changes none of them runs nothing again."""
+PRODUCT = ("src", "pyproject.toml", "Makefile", "benchmarks", "examples")
+"""What every result depends on, together with the test helpers and the part's own tests. Pages are checked by
+`make test`."""
 LIMIT_MINUTES = 60
 PROCESSES = "3"
 
@@ -55,6 +56,8 @@ class Part:
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
     report: Path | None = None
+    sources: tuple[str, ...] = PRODUCT
+    """The paths that its result depends on: a commit that changes none of them does not run it again."""
 
 
 def parts(arguments: list[str]) -> dict[str, Part]:
@@ -71,8 +74,15 @@ def parts(arguments: list[str]) -> dict[str, Part]:
     result["api-on-pairs"] = _tests(folder / "on-pairs.json", flags, ON_PAIRS, arguments, on_pairs)
     for name, family in FAMILIES.items():
         command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
-        result[f"campaign-{name}"] = Part(command)
+        result[f"campaign-{name}"] = Part(command, sources=(*PRODUCT, "tests/campaigns"))
     return result
+
+
+def helpers() -> tuple[str, ...]:
+    """Return the files in tests/ that are not tests: any test may use them."""
+    found = (REPOSITORY / "tests").rglob("*.py")
+    names = (file for file in found if not file.name.startswith("test_") and file != Path(__file__))
+    return tuple(sorted(str(file.relative_to(REPOSITORY)) for file in names))
 
 
 def groups() -> dict[str, tuple[str, ...]]:
@@ -95,7 +105,7 @@ def _tests(
     environment: tuple[tuple[str, str], ...] = (),
 ) -> Part:
     command = (sys.executable, "-m", "pytest", *flags, "--results", str(report), *paths, *arguments)
-    return Part(command, environment, report)
+    return Part(command, environment, report, (*PRODUCT, *helpers(), *paths))
 
 
 def run(part: Part) -> dict[str, Any]:
@@ -107,7 +117,7 @@ def run(part: Part) -> dict[str, Any]:
     status = subprocess.run(part.command, cwd=REPOSITORY, env=environment, check=False).returncode
     report = json.loads(part.report.read_text()) if part.report and part.report.exists() else {}
     return {
-        "commit": product_commit(CHECKED),
+        "commit": product_commit(part.sources),
         "machine": machine(),
         "exit_status": status,
         "seconds": round(time.monotonic() - began, 1),
@@ -148,10 +158,10 @@ def verify(
 ) -> bool:
     """Run those parts that have not passed at this commit; returns whether all have. Ctrl-C ends it;
     completed parts are recorded."""
-    results, commit, names = read(path), product_commit(CHECKED), set(parts([]))
+    results, names = read(path), set(parts([]))
     results = {name: result for name, result in results.items() if name in names | set(selected)}
     for number, (name, part) in enumerate(selected.items(), 1):
-        if not fresh and passed(results.get(name), commit):
+        if not fresh and passed(results.get(name), product_commit(part.sources)):
             show(f"[{number}/{len(selected)}] {name}: passed at this commit")
             continue
         show(f"[{number}/{len(selected)}] {name}")
@@ -161,20 +171,20 @@ def verify(
             show("interrupted: completed parts are recorded")
             break
         write(results, path)
-    show(table(selected, results, commit))
+    show(table(selected, results))
     return all(results.get(name, {}).get("exit_status") == 0 for name in selected)
 
 
-def table(selected: dict[str, Part], results: dict[str, Any], commit: str) -> str:
+def table(selected: dict[str, Part], results: dict[str, Any]) -> str:
     """Return the results as lines of text."""
     lines = [f"{'part':26}{'result':12}{'minutes':>8}" + "".join(f"{name:>9}" for name in COUNTS)]
-    for name in selected:
+    for name, part in selected.items():
         result = results.get(name)
         if result is None:
             lines.append(f"{name:26}not run")
             continue
         state = "passed" if result["exit_status"] == 0 else "FAILED"
-        state += "" if result["commit"] == commit else " *"
+        state += "" if result["commit"] == product_commit(part.sources) else " *"
         counts = "".join(f"{result.get(count, ''):>9}" for count in COUNTS)
         lines.append(f"{name:26}{state:12}{result['seconds'] / 60:8.1f}{counts}")
     minutes = sum(results[name]["seconds"] for name in selected if name in results) / 60

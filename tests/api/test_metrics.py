@@ -17,7 +17,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
-BOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+BOARD = Path(__file__).parents[2] / "docs" / "operations" / "grafana.json"
 
 REPORT = Report(
     running=3, waiting=4, blocks_total=10, blocks_live=5, steps=6, prompt_tokens=7, generation_tokens=8,

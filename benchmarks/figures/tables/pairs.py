@@ -119,7 +119,7 @@ def routers_live() -> tuple[Row, list[Row]]:
     """Return p95 TTFT and attainment of each router on each trace."""
     traces = figures("pairs_live")["routers"]
     names = (
-        "flowguard", "flowguard-printed", "predictive", "round-robin", "random", "least-loaded",
+        "flowguard", "flowguard-as-published", "predictive", "round-robin", "random", "least-loaded",
         "cache-aware",
     )  # fmt: skip
     rows = [

@@ -175,7 +175,7 @@ def _specustream(file: str, above: str, below: str) -> list[float]:
 
 
 for _file in ("specustream", "specustream_virtual"):
-    for _above, _below in (("specustream", "specustream-printed"), ("goodput", "specustream")):
+    for _above, _below in (("specustream", "specustream-as-published"), ("goodput", "specustream")):
         call(f"{_file}.{_above}.over.{_below}")(
             lambda file=_file, above=_above, below=_below: _specustream(file, above, below)
         )
