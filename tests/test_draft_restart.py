@@ -1,4 +1,4 @@
-"""A draft service whose worker dies, or whose steps raise: it comes back by itself, and targets go on."""
+"""A draft service whose worker dies, or whose steps raise: it recovers, and targets go on."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ POISON = 66
 def tree_for(
     drafter: RemoteDrafter, sequence: int, prompt: list[int], seconds: float = 30.0
 ) -> TokenTree | None:
-    """What the service drafts after a prompt, asked for until it comes."""
+    """Request the service's tree after a prompt until it is received."""
     request = DraftRequest(sequence, 0, 0, prompt, 0, 0, GREEDY, 4, 1, 4, 0, [])
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -47,7 +47,7 @@ def tree_for(
     return None
 
 
-def test_a_worker_that_dies_is_started_anew_at_its_address(tmp_path) -> None:
+def test_a_dead_worker_is_restarted_at_its_address(tmp_path) -> None:
     folder = make_checkpoint(tmp_path / "draft")
     with drafting(str(folder), "--threads", "1", "--num-blocks", "100") as service:
         tokenizer, vocabulary = fingerprints(folder, 320)
@@ -64,7 +64,7 @@ def test_a_worker_that_dies_is_started_anew_at_its_address(tmp_path) -> None:
 
 
 class Poisoned:
-    """A drafter that cannot stand one token."""
+    """A drafter that raises for one token."""
 
     group = None
 
@@ -77,7 +77,7 @@ class Poisoned:
         for request in requests:
             if POISON in request.new_tokens:
                 self.raised += 1
-                raise RuntimeError("a token that it cannot stand")
+                raise RuntimeError("a token that raises")
         self._trees = {request.id: chain([request.new_tokens[-1], 1, 2]) for request in requests}
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
@@ -133,7 +133,7 @@ def target(running: Running, name: str) -> RemoteDrafter:
     return RemoteDrafter(Identity("t", "v", name, 320), parse_endpoints(running.listener.address), None, 1)
 
 
-def test_steps_that_raise_cost_their_session_alone(
+def test_steps_that_raise_only_affect_their_session(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     poisoned, good = target(running, "poisoned"), target(running, "good")
@@ -153,8 +153,10 @@ def test_steps_that_raise_cost_their_session_alone(
         drafter.close()
 
 
-def test_a_message_that_raises_costs_itself_alone(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it is that fails in taking a message: here the secrets of new sessions run out."""
+def test_a_message_that_raises_only_affects_itself(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception while processing a message, here in creating a secret, only affects that message."""
     good = target(running, "good")
     assert tree_for(good, 1, [5, 6]) is not None
     running.no_secrets = True
@@ -162,7 +164,7 @@ def test_a_message_that_raises_costs_itself_alone(running: Running, caplog: pyte
         other = target(running, "other")
         assert tree_for(other, 1, [5, 6], seconds=1.0) is None
         assert tree_for(good, 2, [5, 8]) is not None
-    assert "taking a message failed" in caplog.text
+    assert "processing a message failed" in caplog.text
     assert running.service.statistics.counters.refused["internal"] >= 1
     for drafter in (good, other):
         drafter.close()

@@ -285,7 +285,7 @@ async def test_a_request_refused_by_one_worker_leaves_nothing_on_the_other(check
     [
         ({"pairs": 1, "prefill": 1}, "either pairs"),
         ({"prefill": 2}, "need each other"),
-        ({"router": "magic"}, "none of flowguard"),
+        ({"router": "magic"}, "choose one of flowguard"),
         ({"kv_transport": "nixl"}, "without pairs"),
         ({"prefill_max_chunk": 64}, "no such workers"),
     ],
