@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from streamserve.api.http.connection import Connection, Timeouts
 from streamserve.api.http.connection_limits import ConnectionLimits, Connections, descriptors
@@ -67,7 +67,7 @@ def _reason(host: str, port: int, error: OSError) -> str:
 
 
 async def serve(
-    app: FastAPI,
+    app: Starlette,
     sock: socket.socket,
     *,
     timeouts: Timeouts | None = None,
