@@ -64,6 +64,7 @@ class Connection(HttpToolsProtocol):
     # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, or refuse it with an error."""
         super().connection_made(OpenTransport(transport))  # type: ignore[arg-type]
         error = self._connections.enter(address(self.client))
         if error:
@@ -73,6 +74,7 @@ class Connection(HttpToolsProtocol):
         self._read_timer.start(self._read_timed_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Release what the connection holds."""
         self._read_timer.stop()
         self._write_timer.stop()
         self._received.clear()
@@ -92,26 +94,31 @@ class Connection(HttpToolsProtocol):
         self._continue()
 
     def pause_writing(self) -> None:
+        """Start the write timeout: the transport's buffer is full."""
         super().pause_writing()
         self._write_timer.stop()
         self._write_timer.start(self._write_timed_out)
 
     def resume_writing(self) -> None:
+        """Stop the write timeout: the client reads."""
         self._write_timer.stop()
         super().resume_writing()
 
     # Callbacks of the parser and of the requests
 
     def on_message_begin(self) -> None:
+        """Start the read timeout of the next request."""
         super().on_message_begin()
         self._in_headers, self._header_bytes = True, 0
         self._read_timer.start(self._read_timed_out)
 
     def on_headers_complete(self) -> None:
+        """Start the request."""
         self._in_headers = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        """Stop the read timeout: the request is complete."""
         self._read_timer.stop()
         super().on_message_complete()
 

@@ -81,6 +81,7 @@ class Chat:
         self._readers: dict[int, MessageParser] = {}
 
     async def respond(self, request: Request) -> Response:
+        """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""
         body = self._body
         task = self.task()
         if body.stream:

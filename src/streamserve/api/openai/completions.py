@@ -78,6 +78,10 @@ class Completion:
         self._echoes: list[str] = []
 
     async def respond(self, request: Request) -> Response:
+        """Return the response, whole or as a stream of events.
+
+        Raises RequestError if a prompt cannot be served, or if generation fails.
+        """
         llm, body = self._context.llm, self._body
         await self.check()
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
