@@ -6,7 +6,8 @@ import jsonschema
 import pytest
 
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.ops.openapi import described
+from streamserve.api.ops.openapi import component_schemas
+from streamserve.api.routes import Operation
 from tests.api.serving import Served
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -110,7 +111,7 @@ def test_answers_that_are_no_json(description: Any) -> None:
 
 
 def test_every_field_of_a_request_is_explained() -> None:
-    schemas = described("", ChatRequest)["x-components"]
+    schemas = component_schemas(Operation("", ChatRequest))
     unexplained = [
         name for name, field in schemas["ChatRequest"]["properties"].items() if "description" not in field
     ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import Request
+from starlette.requests import Request
 
 from streamserve.api.generation import AppContext
 from streamserve.api.http.json_scan import JsonScan

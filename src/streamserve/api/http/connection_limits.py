@@ -34,6 +34,11 @@ def descriptors() -> int:
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
+def address(client: tuple[str, int] | None) -> str:
+    """Return the address that a client's connections are counted under; empty if it is unknown."""
+    return client[0] if client else ""
+
+
 class Connections:
     """Counts the open connections by address."""
 

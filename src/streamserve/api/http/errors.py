@@ -4,10 +4,11 @@ import logging
 import math
 
 import msgspec
-from fastapi import FastAPI, Request, Response
 from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
 
 from streamserve.protocol.errors import RequestError
 from streamserve.text.prompt_chunks import StaleVersionError
@@ -72,14 +73,6 @@ def error_response(error: RequestError) -> Response:
     return Response(error_body(error), error.status, error_headers(error), "application/json")
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Install handlers in `app` that return every error in OpenAI's format."""
-    app.add_exception_handler(RequestError, _request_error)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
-    app.add_exception_handler(Exception, _failed)
-
-
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return error_response(error)
@@ -106,3 +99,12 @@ async def _failed(request: Request, error: Exception) -> Response:
     response.headers["X-Request-Id"] = getattr(request.state, "request_id", "")
     response.headers["Connection"] = "close"
     return response
+
+
+ERROR_HANDLERS: dict[type[Exception], ExceptionHandler] = {
+    RequestError: _request_error,
+    HTTPException: _no_route,
+    ClientDisconnect: _disconnected,
+    Exception: _failed,
+}
+"""The application's handlers: every error is returned in OpenAI's format."""

@@ -87,7 +87,7 @@ class Charge:
         self.held = 0
 
     def add(self, size: int) -> None:
-        """Charge `size` bytes more. Raises RequestError as MemoryAccount.take does."""
+        """Charge `size` bytes more. Raises RequestError as MemoryAccount.acquire does."""
         if self._open:
             self._account.acquire(size, self.held)
             self.held += size

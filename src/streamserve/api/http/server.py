@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from streamserve.api.http.connection import Connection, Timeouts
 from streamserve.api.http.connection_limits import ConnectionLimits, Connections, descriptors
@@ -67,7 +67,7 @@ def _reason(host: str, port: int, error: OSError) -> str:
 
 
 async def serve(
-    app: FastAPI,
+    app: Starlette,
     sock: socket.socket,
     *,
     timeouts: Timeouts | None = None,
@@ -82,28 +82,9 @@ async def serve(
     limited by `limits` and the process's file descriptors. Returns normally, so that the caller can clean up.
     The event loop is the caller's.
     """
-    timeouts = timeouts or Timeouts()
     connections = Connections((limits or ConnectionLimits()).within(descriptors()))
-    slices = Slices()
-    socket_protocol = partial(SocketProtocol, app.state.memory, timeouts.read, connections, slices)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=partial(Connection, timeouts, connections, slices),  # type: ignore[arg-type]
-            ws=socket_protocol,  # type: ignore[arg-type]
-            ws_max_size=max_message_bytes,
-            ws_per_message_deflate=False,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(grace_seconds),
-            backlog=_BACKLOG,
-        ),
-        app.state.drain,
-        grace_seconds,
-    )
+    config = _config(app, timeouts or Timeouts(), connections, max_message_bytes)
+    server = _Server(config, app.state.drain, grace_seconds)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     try:
         with throttled(*_CLIENT_LOGGERS):
@@ -114,6 +95,27 @@ async def serve(
         raise
 
 
+def _config(
+    app: Starlette, timeouts: Timeouts, connections: Connections, max_message_bytes: int
+) -> uvicorn.Config:
+    """Return uvicorn's configuration, with our protocols."""
+    slices = Slices()
+    socket_protocol = partial(SocketProtocol, app.state.memory, timeouts.read, connections, slices)
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, timeouts, connections, slices),  # type: ignore[arg-type]
+        ws=socket_protocol,  # type: ignore[arg-type]
+        ws_max_size=max_message_bytes,
+        ws_per_message_deflate=False,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        backlog=_BACKLOG,
+    )
+
+
 class _Server(uvicorn.Server):
     """uvicorn, but signals drain before they stop the server.
 
@@ -121,6 +123,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(self, config: uvicorn.Config, drain: Drain, grace_seconds: float) -> None:
+        config.timeout_graceful_shutdown = math.ceil(grace_seconds)
         super().__init__(config)
         self._drain = drain
         self._grace_seconds = grace_seconds

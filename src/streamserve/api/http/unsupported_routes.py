@@ -1,7 +1,9 @@
 """Routes of OpenAI and vLLM that this server does not have; the error says what to use instead."""
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
+from streamserve.api.routes import Endpoint, Route, bound
 from streamserve.protocol.errors import RequestError
 
 _GENERATES = "this server generates text only"
@@ -31,24 +33,29 @@ _UNSUPPORTED = {
     "/embeddings": f"{_GENERATES}: use a server with an embedding model",
     "/invocations": "use /v1/completions or /v1/chat/completions",
 }
-_METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH"]
+_SUPPORTED = {"/v1/responses"}
+"""Paths that are supported themselves, while those below them are not."""
+
+_OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")
+"""The methods that are refused in addition to GET."""
 
 
-def unsupported_routes() -> APIRouter:
-    """Build the routes.
+async def refuse(reason: str, request: Request) -> Response:
+    """Raise RequestError (404) with the reason why the route is not supported."""
+    raise RequestError(f"{request.url.path} is not supported: {reason}", status=404)
 
-    They are added after the supported routes: a path below a supported one may be listed here.
+
+def unsupported_endpoints() -> list[Endpoint]:
+    """Return the endpoints.
+
+    They come after the supported routes: a path below a supported one may be listed here.
     """
-    router = APIRouter(include_in_schema=False)
-    for path, reason in _UNSUPPORTED.items():
-        _refuse(router, path, reason)
-    return router
+    return [
+        endpoint for path, reason in _UNSUPPORTED.items() for endpoint in bound(_routes_below(path), reason)
+    ]
 
 
-def _refuse(router: APIRouter, path: str, reason: str) -> None:
-    async def refuse(request: Request) -> Response:
-        raise RequestError(f"{request.url.path} is not supported: {reason}", status=404)
-
-    if path != "/v1/responses":
-        router.add_api_route(path, refuse, methods=_METHODS)
-    router.add_api_route(path + "/{rest:path}", refuse, methods=_METHODS)
+def _routes_below(path: str) -> list[Route[str]]:
+    """Return the routes of `path`, unless it is supported, and of all paths below it."""
+    paths = [path + "/{rest:path}"] if path in _SUPPORTED else [path, path + "/{rest:path}"]
+    return [Route("GET", each, refuse, also=_OTHER_METHODS) for each in paths]

@@ -5,9 +5,6 @@ network ─▶ arrived ── a slice at a time ──▶ incomplete frame ─�
 All data in this path is charged. A message that stays incomplete is closed after the read timeout.
 """
 
-import asyncio
-from asyncio import TimerHandle
-from collections import deque
 from typing import Any, cast
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -16,9 +13,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
-from streamserve.api.http.connection_limits import Connections
+from streamserve.api.http.connection_limits import Connections, address
 from streamserve.api.http.memory import MemoryAccount
+from streamserve.api.http.received import Received
 from streamserve.api.http.slices import Slices
+from streamserve.api.http.timer import Timer
 from streamserve.protocol.errors import RequestError
 
 SLICE = 4096
@@ -53,19 +52,16 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._charge = memory.charge()
         self._read_seconds = read_seconds
         self._connections = connections
-        self._slices = slices
-        self._received: deque[bytes] = deque()
-        self._received_bytes = 0
+        self._received = Received(slices)
+        self._timer = Timer(read_seconds)
         self._fragment_bytes = 0
         self._queued_bytes = 0
-        self._parsing = False
-        self._timer: TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything charged to the connection."""
-        self._connections.leave(self.client[0] if self.client else "")
-        self._stop_timer()
-        self._drop_received()
+        self._connections.leave(address(self.client))
+        self._timer.stop()
+        self._received.clear()
         self._charge.close()
         super().connection_lost(exc)
 
@@ -74,8 +70,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self.conn.state is State.CONNECTING:
             super().data_received(data)
             return
-        self._received.append(data)
-        self._received_bytes += len(data)
+        self._received.add(data)
         self.transport.pause_reading()
         if self._update_charge():
             self._continue()
@@ -126,38 +121,30 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent:
             self._continue()
 
+    def _may_parse(self) -> bool:
+        """Return whether the application has no unread message, or has closed."""
+        return not self.transport.is_closing() and (self.close_sent or not self._queued_bytes)
+
     def _continue(self) -> None:
-        """Parse slices while there are some and the application has no unread message."""
-        if self._parsing or self.transport.is_closing():
-            return
-        if self._received and (self.close_sent or not self._queued_bytes):
-            self._parsing = True
-            self._slices.add(self._parse_slice)
-        elif not self._received:
+        """Parse what may be parsed; when nothing is left, read on."""
+        if self._may_parse():
+            self._received.schedule(self._parse_next)
+        if not self._received.size and not self.transport.is_closing():
             self.transport.resume_reading()
 
-    def _parse_slice(self) -> bool:
-        """Parse one slice; return whether to continue at once."""
-        if self._received:
-            data = self._received.popleft()
-            if len(data) > SLICE:
-                self._received.appendleft(data[SLICE:])
-                data = data[:SLICE]
-            self._received_bytes -= len(data)
-            super().data_received(data)
+    def _parse_next(self) -> bool:
+        """Parse one slice; return whether more may be parsed."""
+        if self._received.size:
+            super().data_received(self._received.take(SLICE))
         if self._update_charge():
-            self._set_timer()
-        more = bool(self._received) and (self.close_sent or not self._queued_bytes)
-        if self.transport.is_closing() or not more:
-            self._parsing = False
-            self._continue()
-            return False
-        return True
+            self._update_timer()
+        self._continue()
+        return self._may_parse()
 
     def _update_charge(self) -> bool:
         """Charge what is held now. Returns False, and closes the connection, if there is no memory for it."""
         unfinished = _FRAME_COPIES * len(self.conn.reader.buffer)
-        charged = self._received_bytes + unfinished + self._fragment_bytes + self._queued_bytes
+        charged = self._received.size + unfinished + self._fragment_bytes + self._queued_bytes
         try:
             self._charge.set(charged)
         except RequestError as error:
@@ -168,8 +155,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         """Close the connection with a reason, and discard what the client sent."""
-        self._stop_timer()
-        self._drop_received()
+        self._timer.stop()
+        self._received.clear()
         if self.transport.is_closing():
             return
         self.conn.fail(code, reason[:_REASON_BYTES])
@@ -181,29 +168,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": int(code), "reason": reason})
         self.transport.close()
 
-    def _drop_received(self) -> None:
-        self._received.clear()
-        self._received_bytes = 0
-
-    def _set_timer(self) -> None:
+    def _update_timer(self) -> None:
         """Run the read timeout while a message or a frame is incomplete."""
-        if not (self.conn.reader.buffer or self.frames):
-            self._stop_timer()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._read_seconds, self._read_timed_out)
+        if self.conn.reader.buffer or self.frames:
+            self._timer.start(self._read_timed_out)
+        else:
+            self._timer.stop()
 
     def _read_timed_out(self) -> None:
-        self._timer = None
-        if self._received or self._queued_bytes:  # the delay is the server's
-            self._set_timer()
+        if self._received.size or self._queued_bytes:  # the delay is the server's
+            self._update_timer()
         else:
             seconds = f"{self._read_seconds:g}"
             self._fail(
                 CloseCode.POLICY_VIOLATION,
                 f"the message took longer than {seconds} seconds to arrive (read_timeout)",
             )
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from streamserve.api.generation import (
     AppContext,
@@ -38,19 +39,25 @@ from streamserve.api.openai.schemas import UNSUPPORTED_IN_CHATS, ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.ops.models import served_name
-from streamserve.api.ops.openapi import described
+from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.text.message import MessageParser, Part
 from streamserve.text.tools.parser import CallDelta
 
 
-def chat_routes(context: AppContext) -> APIRouter:
-    """Build the route."""
-    router = APIRouter()
+async def chat_completions(context: AppContext, request: Request) -> Response:
+    """Answer a conversation. Raises RequestError if the request cannot be served."""
+    body = await read_request(request, context, ChatRequest, UNSUPPORTED_IN_CHATS)
+    body = with_header_targets(body, request.headers)
+    return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
 
-    @router.post(
+
+CHAT_ROUTES: tuple[Route[AppContext], ...] = (
+    Route(
+        "POST",
         "/v1/chat/completions",
-        openapi_extra=described(
+        chat_completions,
+        Operation(
             "The next message of a conversation",
             ChatRequest,
             ChatReply,
@@ -59,13 +66,8 @@ def chat_routes(context: AppContext) -> APIRouter:
             parameters=header_parameters(),
             example={"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
         ),
-    )
-    async def chat_completions(request: Request) -> Response:
-        body = await read_request(request, context, ChatRequest, UNSUPPORTED_IN_CHATS)
-        body = with_header_targets(body, request.headers)
-        return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
-
-    return router
+    ),
+)
 
 
 class Chat:
@@ -79,12 +81,13 @@ class Chat:
         self._readers: dict[int, MessageParser] = {}
 
     async def respond(self, request: Request) -> Response:
+        """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""
         body = self._body
         task = self.task()
         if body.stream:
             return EventStream(partial(self.stream, [task]))
         reply = await while_connected(request.receive, self.whole([task]))
-        return Response(reply, media_type="application/json")
+        return Response(reply, media_type=JSON)
 
     def task(self) -> GenerationTask:
         """Build the task for the conversation's prompt."""

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from functools import partial
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from streamserve.api.generation import (
     AppContext,
@@ -35,17 +36,23 @@ from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.structured import requested_grammar, wants_grammar
 from streamserve.api.ops.models import served_name
-from streamserve.api.ops.openapi import described
+from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 
 
-def completion_routes(context: AppContext) -> APIRouter:
-    """Build the route."""
-    router = APIRouter()
+async def completions(context: AppContext, request: Request) -> Response:
+    """Continue or score the prompts of a request. Raises RequestError if it cannot be served."""
+    body = await read_request(request, context, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+    body = with_header_targets(body, request.headers)
+    return await Completion(context, body).respond(request)
 
-    @router.post(
+
+COMPLETION_ROUTES: tuple[Route[AppContext], ...] = (
+    Route(
+        "POST",
         "/v1/completions",
-        openapi_extra=described(
+        completions,
+        Operation(
             "Text to continue, or to score",
             CompletionRequest,
             CompletionReply,
@@ -54,13 +61,8 @@ def completion_routes(context: AppContext) -> APIRouter:
             parameters=header_parameters(),
             example={"prompt": "Once upon a time", "max_tokens": 16},
         ),
-    )
-    async def completions(request: Request) -> Response:
-        body = await read_request(request, context, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
-        body = with_header_targets(body, request.headers)
-        return await Completion(context, body).respond(request)
-
-    return router
+    ),
+)
 
 
 class Completion:
@@ -76,6 +78,10 @@ class Completion:
         self._echoes: list[str] = []
 
     async def respond(self, request: Request) -> Response:
+        """Return the response, whole or as a stream of events.
+
+        Raises RequestError if a prompt cannot be served, or if generation fails.
+        """
         llm, body = self._context.llm, self._body
         await self.check()
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
@@ -87,7 +93,7 @@ class Completion:
         if body.stream:
             return EventStream(partial(self.stream, tasks))
         reply = await while_connected(request.receive, self.whole(tasks))
-        return Response(reply, media_type="application/json")
+        return Response(reply, media_type=JSON)
 
     async def check(self) -> None:
         """Convert the requested output format to a grammar.

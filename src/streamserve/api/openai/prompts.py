@@ -124,7 +124,10 @@ async def completion_prompts(
     limit: int,
     truncate_to: int | None = None,
 ) -> list[Prompt]:
-    """Return the prompts of a completion request: one, or as many as its list has."""
+    """Return the prompts of a completion request: one, or as many as its list has.
+
+    Raises RequestError if the list mixes types, has too many prompts, or a prompt does not fit.
+    """
     if isinstance(prompt, str):
         return await encoder.encode([prompt], add_special_tokens, "prompt", truncate_to)
     kinds = {type(item) for item in prompt}

@@ -3,9 +3,8 @@
 import time
 from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from streamserve.api.generation import AppContext, GenerationTask, charged_reply, generate, new_id
 from streamserve.api.generator import Item
@@ -33,19 +32,32 @@ from streamserve.api.openai.response_schemas import (
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.ops.models import served_name
-from streamserve.api.ops.openapi import described
+from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.message import MessageParser
 from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
-def response_routes(context: AppContext) -> APIRouter:
-    """Build the route."""
-    router = APIRouter()
+async def responses(context: AppContext, request: Request) -> Response:
+    """Answer a text or a conversation. Raises RequestError if the request cannot be served."""
+    body = await read_request(request, context, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
+    body = with_header_targets(body, request.headers)
+    served_name(context.llm, body.model)
+    try:
+        charge = charge_of(request)
+        chat = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(body))
+        conversation = await prepared(context, chat, charge)
+    except RequestError as error:
+        raise renamed(error) from error
+    return await _Response(context, body, conversation).respond(request)
 
-    @router.post(
+
+RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
+    Route(
+        "POST",
         "/v1/responses",
-        openapi_extra=described(
+        responses,
+        Operation(
             "The model's response to text or a conversation, in items",
             ResponseRequest,
             ResponseReply,
@@ -54,20 +66,8 @@ def response_routes(context: AppContext) -> APIRouter:
             parameters=header_parameters(),
             example={"input": "Say hello.", "max_output_tokens": 16},
         ),
-    )
-    async def responses(request: Request) -> Response:
-        body = await read_request(request, context, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
-        body = with_header_targets(body, request.headers)
-        served_name(context.llm, body.model)
-        try:
-            charge = charge_of(request)
-            chat = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(body))
-            conversation = await prepared(context, chat, charge)
-        except RequestError as error:
-            raise renamed(error) from error
-        return await _Response(context, body, conversation).respond(request)
-
-    return router
+    ),
+)
 
 
 class _Response:
@@ -85,7 +85,7 @@ class _Response:
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(Output(_discard)))
-        return Response(msgspec.json.encode(reply), media_type="application/json")
+        return json_response(reply)
 
     async def _stream(self, emit: Emit) -> None:
         """Stream the response. An error after the first event is sent as an event."""

@@ -4,8 +4,9 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
@@ -15,7 +16,7 @@ from streamserve.api.openai.conversation import LARGE_REQUEST, chat_prompt, chat
 from streamserve.api.openai.prompts import Encoder, Prompt
 from streamserve.api.openai.schemas import ChatRequest, Model, about
 from streamserve.api.ops.models import served_name
-from streamserve.api.ops.openapi import described
+from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
 _THREAD_ABOVE = 4096
@@ -74,41 +75,44 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
-def tokenize_routes(context: AppContext) -> APIRouter:
-    """Build the routes."""
-    router = APIRouter()
+async def tokenize(context: AppContext, request: Request) -> Response:
+    """Return the token ids of a prompt. Raises RequestError naming the field at fault."""
+    body = await read_request(request, context, TokenizeRequest, _UNSUPPORTED)
+    served_name(context.llm, body.model)
+    prompt = await _prompt(context, body, charge_of(request))
+    large = len(prompt.ids) > _THREAD_ABOVE
+    reply = await context.side_thread.run_if(large, lambda: _tokens_reply(context, body, prompt))
+    return Response(reply, media_type=JSON)
 
-    @router.post(
+
+async def detokenize(context: AppContext, request: Request) -> Response:
+    """Return the text of token ids. Raises RequestError naming the field at fault."""
+    body = await read_request(request, context, DetokenizeRequest, {})
+    served_name(context.llm, body.model)
+    reply = DetokenizeReply(prompt=await _text(context, body.tokens))
+    return json_response(reply)
+
+
+TOKENIZE_ROUTES: tuple[Route[AppContext], ...] = (
+    Route(
+        "POST",
         "/tokenize",
-        openapi_extra=described(
+        tokenize,
+        Operation(
             "Token ids of a text or a conversation",
             TokenizeRequest,
             TokenizeReply,
             unsupported=_UNSUPPORTED,
             example={"prompt": "Once upon a time", "return_token_strs": True},
         ),
-    )
-    async def tokenize(request: Request) -> Response:
-        body = await read_request(request, context, TokenizeRequest, _UNSUPPORTED)
-        served_name(context.llm, body.model)
-        prompt = await _prompt(context, body, charge_of(request))
-        large = len(prompt.ids) > _THREAD_ABOVE
-        reply = await context.side_thread.run_if(large, lambda: _tokens_reply(context, body, prompt))
-        return Response(reply, media_type="application/json")
-
-    @router.post(
+    ),
+    Route(
+        "POST",
         "/detokenize",
-        openapi_extra=described(
-            "The text of token ids", DetokenizeRequest, DetokenizeReply, example={"tokens": [5, 6, 7]}
-        ),
-    )
-    async def detokenize(request: Request) -> Response:
-        body = await read_request(request, context, DetokenizeRequest, {})
-        served_name(context.llm, body.model)
-        reply = DetokenizeReply(prompt=await _text(context, body.tokens))
-        return Response(msgspec.json.encode(reply), media_type="application/json")
-
-    return router
+        detokenize,
+        Operation("The text of token ids", DetokenizeRequest, DetokenizeReply, example={"tokens": [5, 6, 7]}),
+    ),
+)
 
 
 async def _prompt(context: AppContext, body: TokenizeRequest, charge: Charge) -> Prompt:

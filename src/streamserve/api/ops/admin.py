@@ -1,11 +1,11 @@
 """Admin routes: drain a server, or one of its workers, and resume it, without stopping it."""
 
 import msgspec
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from streamserve.api.generator import Generator
-from streamserve.api.http.drain import Drain
-from streamserve.api.ops.openapi import described
+from streamserve.api.generation import AppContext
+from streamserve.api.routes import Operation, Route, json_response
 
 
 class DrainReply(msgspec.Struct, frozen=True):
@@ -23,50 +23,78 @@ class WorkerDrainReply(msgspec.Struct, frozen=True):
     open_requests: int
 
 
-def admin_routes(drain: Drain, llm: Generator) -> APIRouter:
-    """Build the routes. `auth.Authentication` checks the admin keys."""
-    router = APIRouter()
+async def begin(context: AppContext, request: Request) -> Response:
+    """Drain the server: refuse new requests."""
+    context.drain.begin()
+    return _state(context)
 
-    def state() -> Response:
-        body = msgspec.json.encode(DrainReply(drain.draining, drain.open))
-        return Response(body, media_type="application/json")
 
-    async def drain_worker(worker: str, draining: bool) -> Response:
-        open_requests = await llm.drain(worker, draining)
-        body = msgspec.json.encode(WorkerDrainReply(worker, draining, open_requests))
-        return Response(body, media_type="application/json")
+async def end(context: AppContext, request: Request) -> Response:
+    """Accept requests again."""
+    context.drain.end()
+    return _state(context)
 
-    @router.post(
+
+async def begin_worker(context: AppContext, request: Request) -> Response:
+    """Drain a worker. Raises RequestError (404) if there is no such worker."""
+    return await _drain_worker(context, request, draining=True)
+
+
+async def end_worker(context: AppContext, request: Request) -> Response:
+    """Resume a worker. Raises RequestError (404) if there is no such worker."""
+    return await _drain_worker(context, request, draining=False)
+
+
+def _state(context: AppContext) -> Response:
+    return json_response(DrainReply(context.drain.draining, context.drain.open))
+
+
+async def _drain_worker(context: AppContext, request: Request, draining: bool) -> Response:
+    worker = request.path_params["worker"]
+    open_requests = await context.llm.drain(worker, draining)
+    return json_response(WorkerDrainReply(worker, draining, open_requests))
+
+
+ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
+    Route(
+        "POST",
         "/admin/drain",
-        openapi_extra=described("Refuse new requests; open requests run to completion", reply=DrainReply),
-    )
-    async def begin() -> Response:
-        """Refuse new requests; open ones run to completion. /health turns 503, so that load balancers stop
-        sending."""
-        drain.begin()
-        return state()
-
-    @router.post("/admin/resume", openapi_extra=described("Accept requests again", reply=DrainReply))
-    async def end() -> Response:
-        """Accept requests again."""
-        drain.end()
-        return state()
-
-    @router.post(
+        begin,
+        Operation(
+            "Refuse new requests; open requests run to completion",
+            reply=DrainReply,
+            description="Refuse new requests; open ones run to completion. /health turns 503, so that load "
+            "balancers stop\nsending.",
+        ),
+    ),
+    Route(
+        "POST",
+        "/admin/resume",
+        end,
+        Operation("Accept requests again", reply=DrainReply, description="Accept requests again."),
+    ),
+    Route(
+        "POST",
         "/admin/workers/{worker}/drain",
-        openapi_extra=described("Send no new requests to a worker", reply=WorkerDrainReply, errors=(404,)),
-    )
-    async def begin_worker(worker: str) -> Response:
-        """Send no new requests to a worker, or to its prefill/decode pair; open ones run to completion. May
-        be repeated, to see how many are left."""
-        return await drain_worker(worker, draining=True)
-
-    @router.post(
+        begin_worker,
+        Operation(
+            "Send no new requests to a worker",
+            reply=WorkerDrainReply,
+            errors=(404,),
+            description="Send no new requests to a worker, or to its prefill/decode pair; open ones run to "
+            "completion. May\nbe repeated, to see how many are left.",
+        ),
+    ),
+    Route(
+        "POST",
         "/admin/workers/{worker}/resume",
-        openapi_extra=described("Send requests to a worker again", reply=WorkerDrainReply, errors=(404,)),
-    )
-    async def end_worker(worker: str) -> Response:
-        """Send requests to a worker again."""
-        return await drain_worker(worker, draining=False)
-
-    return router
+        end_worker,
+        Operation(
+            "Send requests to a worker again",
+            reply=WorkerDrainReply,
+            errors=(404,),
+            description="Send requests to a worker again.",
+        ),
+    ),
+)
+"""`auth.Authentication` checks the admin keys."""

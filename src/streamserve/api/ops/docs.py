@@ -1,13 +1,16 @@
-"""GET /docs: the API description as an HTML page, without assets from other servers."""
+"""GET /openapi.json, and GET /docs: the same as an HTML page, without assets from other servers."""
 
 import json
 from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Response
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
-from streamserve.api.ops.openapi import described
+from streamserve.api.ops.openapi import Schema
+from streamserve.api.routes import JSON, Operation, Route
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -24,18 +27,24 @@ td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
   td, th, h2 { border-color: #333 } }
 """
 
-Schema = dict[str, Any]
+Document = Callable[[], Schema]
+"""Returns the OpenAPI document: the context of these routes."""
 
 
-def docs_routes(description: Callable[[], Schema]) -> APIRouter:
-    """Build the route. `description` returns the contents of /openapi.json."""
-    router = APIRouter()
+async def docs(document: Document, request: Request) -> Response:
+    """Return the document as a page."""
+    return Response(page(document()), media_type="text/html")
 
-    @router.get("/docs", openapi_extra=described("This description, as a page", media="text/html"))
-    async def docs() -> Response:
-        return Response(page(description()), media_type="text/html")
 
-    return router
+async def openapi(document: Document, request: Request) -> Response:
+    """Return the document."""
+    return Response(msgspec.json.encode(document()), media_type=JSON)
+
+
+DOCS_ROUTES: tuple[Route[Document], ...] = (
+    Route("GET", "/docs", docs, Operation("This description, as a page", media="text/html")),
+    Route("GET", "/openapi.json", openapi, also=("HEAD",)),
+)
 
 
 def page(description: Schema) -> str:

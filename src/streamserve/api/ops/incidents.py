@@ -28,6 +28,7 @@ class IncidentMetrics(Collector):
         self._incidents = incidents
 
     def collect(self) -> Iterable[Metric]:
+        """Yield the fleet's counts."""
         report = self._incidents()
         for name, (field, text) in _COUNTERS.items():
             counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))

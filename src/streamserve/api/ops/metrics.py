@@ -1,7 +1,7 @@
 """Prometheus metrics of one server: requests as clients see them, and the worker's reports.
 
 All names begin with `streamserve:`. Metrics that vLLM has too are also exported under `vllm:`
-(NAMES_OF_VLLM), so that its dashboards and autoscalers work unchanged.
+(VLLM_NAMES), so that its dashboards and autoscalers work unchanged.
 """
 
 import asyncio

@@ -1,10 +1,12 @@
 """GET /v1/models: the names under which this server serves its model."""
 
 import msgspec
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
+from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
-from streamserve.api.ops.openapi import described
+from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
 
@@ -43,31 +45,34 @@ def served_name(llm: Generator, requested: str | None) -> str:
     return requested
 
 
-def model_routes(llm: Generator) -> APIRouter:
-    """Build the routes."""
-    router = APIRouter()
+async def models(context: AppContext, request: Request) -> Response:
+    """Return all names of the model."""
+    llm = context.llm
+    return json_response(ModelList(data=[_card(llm, name) for name in llm.served_names]))
 
-    def card(name: str) -> ModelCard:
-        model = llm.model
-        return ModelCard(
-            id=name,
-            created=llm.created,
-            root=llm.root,
-            max_model_len=model.max_model_len,
-            row_invariant=model.row_invariant,
-        )
 
-    @router.get("/v1/models", openapi_extra=described("The names of the model", reply=ModelList))
-    async def models() -> Response:
-        cards = ModelList(data=[card(name) for name in llm.served_names])
-        return Response(msgspec.json.encode(cards), media_type="application/json")
+async def model(context: AppContext, request: Request) -> Response:
+    """Return one name of the model. Raises RequestError (404) if it is unknown."""
+    llm = context.llm
+    return json_response(_card(llm, served_name(llm, request.path_params["name"])))
 
-    @router.get(
-        "/v1/models/{name:path}",
-        openapi_extra=described("One model name", reply=ModelCard, errors=(404, 503)),
+
+def _card(llm: Generator, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=llm.created,
+        root=llm.root,
+        max_model_len=llm.model.max_model_len,
+        row_invariant=llm.model.row_invariant,
     )
-    async def model(name: str) -> Response:
-        body = card(served_name(llm, name))
-        return Response(msgspec.json.encode(body), media_type="application/json")
 
-    return router
+
+MODEL_ROUTES: tuple[Route[AppContext], ...] = (
+    Route("GET", "/v1/models", models, Operation("The names of the model", reply=ModelList)),
+    Route(
+        "GET",
+        "/v1/models/{name:path}",
+        model,
+        Operation("One model name", reply=ModelCard, errors=(404, 503)),
+    ),
+)

@@ -1,16 +1,18 @@
-"""The OpenAPI description (/openapi.json), generated from the structs that validate requests."""
+"""The OpenAPI document (/openapi.json), made from the route tables and the structs that validate requests."""
 
-from collections.abc import Mapping
-from copy import deepcopy
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 
+from streamserve import __version__
 from streamserve.api.http.errors import ErrorBody
+from streamserve.api.routes import JSON, Operation, Route
+
+Schema = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
-_JSON = "application/json"
 _ERRORS = {
     400: "A field is unknown, not supported, or has an invalid value: the error names it",
     401: "A valid key is required",
@@ -26,107 +28,112 @@ _ERRORS = {
 }
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = tuple(_ERRORS)
-_COMPONENTS = "x-components"
-"""Key of a route's struct schemas, until the description is assembled."""
+_PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
+_KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
 
 
-def described(
-    summary: str,
-    request: type[msgspec.Struct] | None = None,
-    reply: type[msgspec.Struct] | None = None,
-    *,
-    event: type[msgspec.Struct] | None = None,
-    unsupported: Mapping[str, tuple[Any, ...]] | None = None,
-    example: Mapping[str, Any] | None = None,
-    media: str = _JSON,
-    open_to_all: bool = False,
-    errors: tuple[int, ...] = (),
-    other_replies: Mapping[int, type[msgspec.Struct]] | None = None,
-    parameters: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Describe a route for OpenAPI: its summary, request and responses.
-
-    `event` is the type of its stream events. `unsupported` are fields that are known and refused, with the
-    values that have no effect; `parameters` describes headers. Without `reply`, the reply is text of the type
-    `media`. `other_replies` are further responses, by status.
-    """
-    other_replies = other_replies or {}
-    kinds = [kind for kind in (request, reply, event, *other_replies.values(), ErrorBody) if kind is not None]
-    _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
-    statuses = {*errors, *(_OF_READING if request is None else _OF_ANSWERING)}
-    responses: dict[str, Any] = {
-        str(status): {"description": _ERRORS[status], "content": _content(_JSON, _reference(ErrorBody))}
-        for status in sorted(statuses)
+def openapi_document(routes: Iterable[Route[Any]]) -> Schema:
+    """Return the OpenAPI document of those `routes` that have an operation."""
+    paths: dict[str, Schema] = {}
+    schemas: dict[str, Schema] = {}
+    for route in routes:
+        if route.operation is not None:
+            operations = paths.setdefault(_PATH_PARAMETER.sub(r"{\1}", route.path), {})
+            operations[route.method.lower()] = _operation(route, route.operation)
+            schemas |= component_schemas(route.operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "streamserve", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": _KEY}},
+        "security": [{"key": []}, {}],
     }
-    responses["200"] = {"description": "The reply", "content": _content(media, _reference(reply))}
-    if not media:
-        del responses["200"]["content"]
+
+
+def component_schemas(operation: Operation) -> dict[str, Schema]:
+    """Return the schemas of the structs that `operation` refers to, by name."""
+    request = operation.request
+    kinds = [request, operation.reply, operation.event, *operation.other_replies.values(), ErrorBody]
+    _, schemas = msgspec.json.schema_components(
+        [kind for kind in kinds if kind is not None], ref_template=_REFERENCE
+    )
+    schemas = {name: _without_null_defaults(schema) for name, schema in schemas.items()}
+    if request is not None:
+        schemas[request.__name__] = _of_request(schemas[request.__name__], operation.unsupported)
+    return schemas
+
+
+def _operation(route: Route[Any], operation: Operation) -> Schema:
+    """Return the document's object for one method of a path."""
+    path = _PATH_PARAMETER.sub(r"{\1}", route.path)
+    name = re.sub(r"\W", "_", f"{route.handler.__name__}{path}")
+    described: Schema = {"summary": operation.summary}
+    if operation.description:
+        described["description"] = operation.description
+    described["operationId"] = f"{name}_{route.method.lower()}"
+    parameters = [*map(_path_parameter, _PATH_PARAMETER.finditer(route.path)), *operation.parameters]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.request is not None:
+        content = _content(JSON, _reference(operation.request))
+        content[JSON]["examples"] = {"request": {"value": operation.example}}
+        described["requestBody"] = {"required": True, "content": content}
+    described["responses"] = _responses(operation)
+    if operation.open_to_all:
+        described["security"] = []
+    return described
+
+
+def _path_parameter(match: re.Match[str]) -> Schema:
+    schema = {"type": "string", "title": match[1].title()}
+    return {"name": match[1], "in": "path", "required": True, "schema": schema}
+
+
+def _responses(operation: Operation) -> Schema:
+    """Return the responses of an operation by status."""
+    reply: Schema = {"description": "The reply"}
+    if operation.media:
+        reply["content"] = _content(operation.media, _reference(operation.reply))
+    event = operation.event
     if event is not None:
         text = f"server-sent events, where `stream` is true: the data of each is a {event.__name__} as JSON"
-        responses["200"]["content"]["text/event-stream"] = {
+        reply["content"]["text/event-stream"] = {
             "schema": {"type": "string", "description": text, "x-event": _reference(event)}
         }
-    for status, kind in other_replies.items():
-        responses[str(status)] = {
-            "description": "Not available now",
-            "content": _content(_JSON, _reference(kind)),
-        }
-    operation: dict[str, Any] = {"summary": summary, "responses": responses, _COMPONENTS: components}
-    if parameters:
-        operation["parameters"] = parameters
-    if open_to_all:
-        operation["security"] = []
-        del responses["401"]
-    if request is not None:
-        components[request.__name__] = _of_request(components[request.__name__], unsupported or {})
-        content = _content(_JSON, _reference(request))
-        content[_JSON]["examples"] = {"request": {"value": example}}
-        operation["requestBody"] = {"required": True, "content": content}
-    return operation
+    statuses = {*operation.errors, *(_OF_READING if operation.request is None else _OF_ANSWERING)}
+    if operation.open_to_all:
+        statuses.discard(401)
+    errors = {
+        str(status): {"description": _ERRORS[status], "content": _content(JSON, _reference(ErrorBody))}
+        for status in sorted(statuses)
+    }
+    others = {
+        str(status): {"description": "Not available now", "content": _content(JSON, _reference(kind))}
+        for status, kind in operation.other_replies.items()
+    }
+    return {"200": reply, **errors, **others}
 
 
-def install_description(app: FastAPI) -> None:
-    """Make `app` generate its OpenAPI description from `described`."""
-    generated = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _assembled(generated())
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _assembled(description: dict[str, Any]) -> dict[str, Any]:
-    """Return FastAPI's description of the routes with our component schemas.
-
-    Removes its validation errors (422) and the empty schemas of routes that do not return JSON.
-    """
-    description = deepcopy(description)
-    schemas: dict[str, Any] = {}
-    for operations in description["paths"].values():
-        for operation in operations.values():
-            schemas |= operation.pop(_COMPONENTS, {})
-            operation["responses"].pop("422", None)
-            for response in operation["responses"].values():
-                content = response.pop("content", {})
-                if contents := {media: body for media, body in content.items() if body["schema"]}:
-                    response["content"] = contents
-    key = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
-    description["components"] = {"schemas": schemas, "securitySchemes": {"key": key}}
-    description["security"] = [{"key": []}, {}]
-    return description
-
-
-def _content(media: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _content(media: str, schema: Schema) -> Schema:
     return {media: {"schema": schema}}
 
 
-def _reference(kind: type[msgspec.Struct] | None) -> dict[str, Any]:
+def _reference(kind: type[msgspec.Struct] | None) -> Schema:
     return {"type": "string"} if kind is None else {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
-def _of_request(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+def _without_null_defaults(schema: Schema) -> Schema:
+    """Return `schema` without the defaults that are null: they mean that the field is left out."""
+    if "properties" not in schema:
+        return schema
+    properties = {
+        name: {key: value for key, value in field.items() if (key, value) != ("default", None)}
+        for name, field in schema["properties"].items()
+    }
+    return {**schema, "properties": properties}
+
+
+def _of_request(schema: Schema, unsupported: Mapping[str, tuple[Any, ...]]) -> Schema:
     """Return `schema` as requests are parsed.
 
     A null means that the field is left out; unsupported fields accept only some values.
@@ -140,8 +147,7 @@ def _of_request(schema: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...
     return {**schema, "properties": properties}
 
 
-def _nullable(field: dict[str, Any]) -> dict[str, Any]:
-    field = {name: value for name, value in field.items() if (name, value) != ("default", None)}
+def _nullable(field: Schema) -> Schema:
     if "anyOf" in field:
         kinds = [kind for kind in field["anyOf"] if kind != {"type": "null"}]
         return {**field, "anyOf": [*kinds, {"type": "null"}]}

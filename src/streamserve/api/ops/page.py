@@ -5,27 +5,13 @@ import hashlib
 import re
 from importlib import resources
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
+
+from streamserve.api.generation import AppContext
+from streamserve.api.routes import Route
 
 _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
-
-
-def page_routes() -> APIRouter:
-    """Build the route. It is not in the API description, as it is for people."""
-    router = APIRouter()
-    page = resources.files("streamserve.api.ops").joinpath("page.html").read_bytes()
-    headers = {
-        "Content-Security-Policy": content_security_policy(page),
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-store",
-    }
-
-    @router.get("/", include_in_schema=False)
-    async def show() -> Response:
-        return Response(page, headers=headers, media_type="text/html; charset=utf-8")
-
-    return router
 
 
 def content_security_policy(page: bytes) -> str:
@@ -47,3 +33,21 @@ def content_security_policy(page: bytes) -> str:
             "frame-ancestors 'none'",
         ]
     )
+
+
+_PAGE = resources.files("streamserve.api.ops").joinpath("page.html").read_bytes()
+_HEADERS = {
+    "Content-Security-Policy": content_security_policy(_PAGE),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+async def show(context: AppContext, request: Request) -> Response:
+    """Return the page."""
+    return Response(_PAGE, headers=_HEADERS, media_type="text/html; charset=utf-8")
+
+
+PAGE_ROUTES: tuple[Route[AppContext], ...] = (Route("GET", "/", show),)
+"""Not in the OpenAPI document, as the page is for people."""

@@ -1,22 +1,28 @@
 """GET /v1/router: the reasons for routing decisions."""
 
-import msgspec
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from streamserve.api.generator import Generator
-from streamserve.api.ops.openapi import described
+from streamserve.api.generation import AppContext
+from streamserve.api.routes import Operation, Route, json_response
 from streamserve.fleet.view import RouterView
 
 
-def router_routes(llm: Generator) -> APIRouter:
-    """Build the route."""
-    router = APIRouter()
+async def routing(context: AppContext, request: Request) -> Response:
+    """Return the workers' current state, and recent routing decisions."""
+    return json_response(context.llm.routing())
 
-    @router.get(
-        "/v1/router", openapi_extra=described("Workers, and recent routing decisions", reply=RouterView)
-    )
-    async def routing() -> Response:
-        """The workers' current state, and the candidates, scores and reasons of recent routing decisions."""
-        return Response(msgspec.json.encode(llm.routing()), media_type="application/json")
 
-    return router
+ROUTING_ROUTES: tuple[Route[AppContext], ...] = (
+    Route(
+        "GET",
+        "/v1/router",
+        routing,
+        Operation(
+            "Workers, and recent routing decisions",
+            reply=RouterView,
+            description="The workers' current state, and the candidates, scores and reasons of recent "
+            "routing decisions.",
+        ),
+    ),
+)

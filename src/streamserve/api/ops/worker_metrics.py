@@ -33,6 +33,7 @@ class WorkerMetrics(Collector):
         self._report = report
 
     def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of the latest report, if there has been one."""
         report = self._report()
         if report is None:
             return
@@ -66,9 +67,7 @@ class WorkerMetrics(Collector):
         if report.streams is not None:
             yield from self._streams(report.streams)
         if report.evictions is not None:
-            for name in EvictionReport.__struct_fields__:
-                text = f"KV eviction: {name.replace('_', ' ')}, in sequences, blocks or seconds."
-                yield self._counter(f"eviction_{name}", text, getattr(report.evictions, name))
+            yield from self._evictions(report.evictions)
         if report.remote is not None:
             yield from self._remote(report.remote)
         if report.transfer is not None:
@@ -139,6 +138,11 @@ class WorkerMetrics(Collector):
             "Time spent selecting the draft tokens to verify.",
             report.select_seconds,
         )
+
+    def _evictions(self, report: EvictionReport) -> Iterable[Metric]:
+        for name in EvictionReport.__struct_fields__:
+            text = f"KV eviction: {name.replace('_', ' ')}, in sequences, blocks or seconds."
+            yield self._counter(f"eviction_{name}", text, getattr(report, name))
 
     def _remote(self, report: RemoteReport) -> Iterable[Metric]:
         yield self._gauge("draft_services", "Draft services with an open session.", report.services)

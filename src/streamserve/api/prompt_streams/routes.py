@@ -1,19 +1,17 @@
 """/v1/streams: prompt streams over HTTP."""
 
-from functools import partial
-from typing import Annotated
+from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Header, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.openai.replies import ChatReply
-from streamserve.api.ops.openapi import described
-from streamserve.api.prompt_streams.idempotency import IdempotencyCache, caller
+from streamserve.api.prompt_streams.context import StreamContext
+from streamserve.api.prompt_streams.idempotency import caller
 from streamserve.api.prompt_streams.schemas import (
     UNSUPPORTED_IN_STREAMS,
     AnswerRequest,
@@ -25,72 +23,135 @@ from streamserve.api.prompt_streams.schemas import (
     StreamRequest,
     StreamState,
 )
-from streamserve.api.prompt_streams.socket import socket_routes
 from streamserve.api.prompt_streams.streams import Streams
+from streamserve.api.routes import JSON, Operation, Route, json_response
 
-Key = Annotated[
-    str | None,
-    Header(alias="Idempotency-Key", description="repeats the reply of the first request with this key"),
-]
+_KEY = "Idempotency-Key"
+_KEY_PARAMETER: dict[str, Any] = {
+    "name": _KEY,
+    "in": "header",
+    "required": False,
+    "schema": {
+        "anyOf": [{"type": "string"}, {"type": "null"}],
+        "description": "repeats the reply of the first request with this key",
+        "title": _KEY,
+    },
+    "description": "repeats the reply of the first request with this key",
+}
 
 
-def stream_routes(context: AppContext) -> APIRouter:
-    """Build the routes."""
-    router, streams, idempotency_cache = APIRouter(), Streams(context), IdempotencyCache()
-    router.include_router(socket_routes(context, streams, idempotency_cache))
+async def create(context: StreamContext, request: Request) -> Response:
+    """Create a stream. Raises RequestError if too many are open, or naming the field at fault."""
+    body = await read_request(request, context.app, StreamRequest, UNSUPPORTED_IN_STREAMS)
+    operation, size = f"create {caller(request.headers)}", charge_of(request).held
+    return json_response(
+        await context.idempotency_cache.run_once(
+            operation, request.headers.get(_KEY), body, lambda: context.streams.create(body, size)
+        )
+    )
 
-    @router.post(
+
+async def edit(context: StreamContext, request: Request) -> Response:
+    """Edit a stream. Raises RequestError: 404 if there is none, 409 if it has another version."""
+    name = request.path_params["name"]
+    body = await read_request(request, context.app, EditRequest, {})
+    return json_response(
+        await context.idempotency_cache.run_once(
+            f"edit {name}", request.headers.get(_KEY), body, lambda: _edit(context.streams, name, body)
+        )
+    )
+
+
+async def _edit(streams: Streams, name: str, body: EditRequest) -> EditReply:
+    return await streams.get(name).edit(body)
+
+
+async def finish(context: StreamContext, request: Request) -> Response:
+    """Finish a stream and answer it. Raises RequestError: 404 if there is none, 409 for another version."""
+    name, streams = request.path_params["name"], context.streams
+    body = await read_request(request, context.app, FinishRequest, {})
+    if streams.wants_events(name, body):
+        return EventStream(await streams.finish_streaming(name, body))
+    work = context.idempotency_cache.run_once(
+        f"finish {name}", request.headers.get(_KEY), body, lambda: streams.finish(name, body)
+    )
+    return Response(await while_connected(request.receive, work), media_type=JSON)
+
+
+async def answer(context: StreamContext, request: Request) -> Response:
+    """Stream the early answer. Raises RequestError (409) if the stream has none, or a client reads it."""
+    body = await read_request(request, context.app, AnswerRequest, {})
+    return EventStream(await context.streams.answer_early(request.path_params["name"], body))
+
+
+async def state(context: StreamContext, request: Request) -> Response:
+    """Return the state of a stream. Raises RequestError (404) if there is none."""
+    return json_response(context.streams.get(request.path_params["name"]).state())
+
+
+async def delete(context: StreamContext, request: Request) -> Response:
+    """Delete a stream. Raises RequestError (404) if there is none."""
+    name = request.path_params["name"]
+    await context.streams.delete(name)
+    return json_response(DeletedReply(id=name))
+
+
+STREAM_ROUTES: tuple[Route[StreamContext], ...] = (
+    Route(
+        "POST",
         "/v1/streams",
-        openapi_extra=described(
+        create,
+        Operation(
             "Create a prompt stream, whose text arrives in chunks",
             StreamRequest,
             StreamReply,
             unsupported=UNSUPPORTED_IN_STREAMS,
+            parameters=[_KEY_PARAMETER],
             example={"query": "What is it about?", "template": "{context}\n\n{query}", "max_tokens": 16},
         ),
-    )
-    async def create(request: Request, key: Key = None) -> Response:
-        body = await read_request(request, context, StreamRequest, UNSUPPORTED_IN_STREAMS)
-        operation, size = f"create {caller(request.headers)}", charge_of(request).held
-        return _json(
-            await idempotency_cache.run_once(operation, key, body, lambda: streams.create(body, size))
-        )
-
-    @router.patch(
+    ),
+    Route(
+        "PATCH",
         "/v1/streams/{name}",
-        openapi_extra=described(
+        edit,
+        Operation(
             "Edit the chunks of a prompt stream",
             EditRequest,
             EditReply,
+            parameters=[_KEY_PARAMETER],
             example={"version": 0, "operations": [{"op": "append", "text": "A document."}]},
         ),
-    )
-    async def edit(request: Request, name: str, key: Key = None) -> Response:
-        body = await read_request(request, context, EditRequest, {})
-        work = partial(_edit, streams, name, body)
-        return _json(await idempotency_cache.run_once(f"edit {name}", key, body, work))
-
-    @router.post(
+    ),
+    Route(
+        "GET",
+        "/v1/streams/{name}",
+        state,
+        Operation("State of a prompt stream", reply=StreamState, errors=(404, 503)),
+    ),
+    Route(
+        "DELETE",
+        "/v1/streams/{name}",
+        delete,
+        Operation("Delete a prompt stream", reply=DeletedReply, errors=(404, 503)),
+    ),
+    Route(
+        "POST",
         "/v1/streams/{name}/finish",
-        openapi_extra=described(
+        finish,
+        Operation(
             "Finish the prompt and answer it, as a completion or a chat completion",
             FinishRequest,
             ChatReply,
             event=ChatReply,
+            parameters=[_KEY_PARAMETER],
             example={"stream": True},
         ),
-    )
-    async def finish(request: Request, name: str, key: Key = None) -> Response:
-        body = await read_request(request, context, FinishRequest, {})
-        if streams.wants_events(name, body):
-            return EventStream(await streams.finish_streaming(name, body))
-        work = idempotency_cache.run_once(f"finish {name}", key, body, lambda: streams.finish(name, body))
-        answer = await while_connected(request.receive, work)
-        return Response(answer, media_type="application/json")
-
-    @router.post(
+    ),
+    Route(
+        "POST",
         "/v1/streams/{name}/answer",
-        openapi_extra=described(
+        answer,
+        Operation(
             "Answer the current prompt (answer_early), as a completion or a chat completion; an event "
             "whose object is prompt_stream.withdrawn voids those before it",
             AnswerRequest,
@@ -98,32 +159,5 @@ def stream_routes(context: AppContext) -> APIRouter:
             media="text/event-stream",
             example={},
         ),
-    )
-    async def answer(request: Request, name: str) -> Response:
-        body = await read_request(request, context, AnswerRequest, {})
-        return EventStream(await streams.answer_early(name, body))
-
-    @router.get(
-        "/v1/streams/{name}",
-        openapi_extra=described("State of a prompt stream", reply=StreamState, errors=(404, 503)),
-    )
-    async def state(name: str) -> Response:
-        return _json(streams.get(name).state())
-
-    @router.delete(
-        "/v1/streams/{name}",
-        openapi_extra=described("Delete a prompt stream", reply=DeletedReply, errors=(404, 503)),
-    )
-    async def delete(name: str) -> Response:
-        await streams.delete(name)
-        return _json(DeletedReply(id=name))
-
-    return router
-
-
-async def _edit(streams: Streams, name: str, body: EditRequest) -> EditReply:
-    return await streams.get(name).edit(body)
-
-
-def _json(reply: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(reply), media_type="application/json")
+    ),
+)

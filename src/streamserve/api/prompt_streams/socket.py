@@ -15,15 +15,14 @@ from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from fastapi import APIRouter, WebSocket
-from starlette.websockets import WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from streamserve.api.generation import AppContext
 from streamserve.api.http.body import checked, read_message
 from streamserve.api.http.errors import as_request_error, error_body
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.prompt_streams.idempotency import IdempotencyCache, caller
+from streamserve.api.prompt_streams.context import StreamContext
+from streamserve.api.prompt_streams.idempotency import caller
 from streamserve.api.prompt_streams.schemas import (
     UNSUPPORTED_IN_STREAMS,
     AnswerRequest,
@@ -32,7 +31,6 @@ from streamserve.api.prompt_streams.schemas import (
     FinishRequest,
     StreamRequest,
 )
-from streamserve.api.prompt_streams.streams import Streams
 from streamserve.protocol.errors import RequestError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -54,28 +52,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     body: dict[str, Any] = {}
 
 
-def socket_routes(context: AppContext, streams: Streams, idempotency_cache: IdempotencyCache) -> APIRouter:
-    """Build the WebSocket route."""
-    router = APIRouter()
-
-    @router.websocket("/v1/streams/ws")
-    async def socket(websocket: WebSocket) -> None:
-        await websocket.accept()
-        await _Conversation(websocket, context, streams, idempotency_cache).run()
-
-    return router
+async def socket(context: StreamContext, websocket: WebSocket) -> None:
+    """Serve one client's WebSocket until it disconnects."""
+    await websocket.accept()
+    await _Conversation(websocket, context).run()
 
 
 class _Conversation:
     """One client's WebSocket connection."""
 
-    def __init__(
-        self, websocket: WebSocket, context: AppContext, streams: Streams, idempotency_cache: IdempotencyCache
-    ) -> None:
+    def __init__(self, websocket: WebSocket, context: StreamContext) -> None:
         self._websocket = websocket
-        self._context = context
-        self._streams = streams
-        self._idempotency_cache = idempotency_cache
+        self._context = context.app
+        self._streams = context.streams
+        self._idempotency_cache = context.idempotency_cache
         self._created: set[str] = set()
         self._answers: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()

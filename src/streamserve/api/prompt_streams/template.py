@@ -28,9 +28,11 @@ _MARK = "\ue000"
 class Answer(Protocol):
     """A reply in one of OpenAI's formats, produced by a task."""
 
-    async def whole(self, tasks: list[GenerationTask]) -> bytes: ...
+    async def whole(self, tasks: list[GenerationTask]) -> bytes:
+        """Run the tasks to their end; return the reply as JSON. Raises RequestError if one fails."""
 
-    async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None: ...
+    async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
+        """Run the tasks, and send an event for each delta. Raises RequestError if one fails."""
 
 
 class TextPromptTemplate:

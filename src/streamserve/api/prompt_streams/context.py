@@ -1,0 +1,21 @@
+"""What the routes and the WebSocket of prompt streams share."""
+
+from dataclasses import dataclass
+
+from streamserve.api.generation import AppContext
+from streamserve.api.prompt_streams.idempotency import IdempotencyCache
+from streamserve.api.prompt_streams.streams import Streams
+
+
+@dataclass(frozen=True)
+class StreamContext:
+    """The application context, its open prompt streams, and the replies stored for retries."""
+
+    app: AppContext
+    streams: Streams
+    idempotency_cache: IdempotencyCache
+
+
+def stream_context(app: AppContext) -> StreamContext:
+    """Return the context of a server that has no prompt streams yet."""
+    return StreamContext(app, Streams(app), IdempotencyCache())

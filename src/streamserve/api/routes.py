@@ -1,0 +1,78 @@
+"""Routes as data: the router and the OpenAPI document (ops/openapi.py) are made from the same tables."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from starlette import routing
+from starlette.requests import Request
+from starlette.responses import Response
+
+JSON = "application/json"
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the OpenAPI document says about a route: its summary, request and responses.
+
+    `event` is the type of its stream events. `unsupported` are fields that are known and refused, with the
+    values that have no effect; `parameters` describes headers. Without `reply`, the reply is text of the type
+    `media`; without `media` too, it is empty. `errors` are further error statuses, `other_replies` further
+    responses by status. A route that is `open_to_all` needs no key.
+    """
+
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    reply: type[msgspec.Struct] | None = None
+    _: KW_ONLY
+    description: str = ""
+    event: type[msgspec.Struct] | None = None
+    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    example: Mapping[str, Any] | None = None
+    media: str = JSON
+    open_to_all: bool = False
+    errors: tuple[int, ...] = ()
+    other_replies: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
+    parameters: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Route(Generic[C]):
+    """One method of a path. Its handler takes a context of the type `C`, and the request.
+
+    `path` may have parameters, as Starlette writes them. Without `operation`, the route is not in the OpenAPI
+    document. `also` are further methods with the same handler, not in the document either.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[C, Request], Awaitable[Response]]
+    operation: Operation | None = None
+    also: tuple[str, ...] = ()
+
+
+class Endpoint(NamedTuple):
+    """A route, and its handler with the context bound."""
+
+    route: Route[Any]
+    handler: Callable[[Request], Awaitable[Response]]
+
+    def router_entry(self) -> routing.Route:
+        """Return Starlette's route for the methods of this one alone: Starlette adds HEAD to GET."""
+        entry = routing.Route(self.route.path, self.handler)
+        entry.methods = {self.route.method, *self.route.also}
+        return entry
+
+
+def bound(routes: Iterable[Route[C]], context: C) -> list[Endpoint]:
+    """Return the endpoints of `routes` for `context`."""
+    return [Endpoint(route, partial(route.handler, context)) for route in routes]
+
+
+def json_response(reply: msgspec.Struct) -> Response:
+    """Return a response whose body is `reply` as JSON."""
+    return Response(msgspec.json.encode(reply), media_type=JSON)
