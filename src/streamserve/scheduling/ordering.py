@@ -17,9 +17,10 @@ first, so it must not change back and forth. `service_order` decides about the q
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
-from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
+from streamserve.scheduling.request import RequestView
+from streamserve.speculation.slo import LatencyRequirement
 
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -33,78 +34,44 @@ WAIT_PER_WORK = 10.0
 with little left do not wait for those with much, and the latter still age."""
 
 
-class Candidate(NamedTuple):
-    """What is known of a sequence that could be part of a step. Times are seconds on the engine's clock.
-
-    * `remaining`: prompt tokens without KV, which take about `prefill_seconds` to compute if the prompt is or
-      was a stream.
-    * `computed`: tokens with KV.
-    * `complete`: whether all of the prompt has arrived, its latest part at `last_chunk_at`. It was complete
-      at `completed_at` (None: on arrival).
-    * `edit_stability`: of a prompt stream, the number of its latest edits in a row that retained the token to
-      compute next.
-    * `deadline`: when its first token is due, until that has been generated; from then on `requirement` is
-      its target for the following tokens.
-    * `running`: it holds blocks.
-    * `idle`: it has nothing to compute until more of its prompt arrives.
-    """
-
-    arrival: float
-    priority: int = 0
-    remaining: int = 0
-    prefill_seconds: float = 0.0
-    computed: int = 0
-    running: bool = False
-    decoding: bool = False
-    complete: bool = True
-    last_chunk_at: float = 0.0
-    completed_at: float | None = None
-    edit_stability: int = 0
-    deadline: float | None = None
-    requirement: LatencyRequirement = NO_REQUIREMENT
-    idle: bool = False
-
-
-def rank(order: Order, candidates: Sequence[Candidate], now: float) -> list[int]:
-    """Return the candidates' indices, highest rank first; equals stay in the given order. Where complete
+def rank(order: Order, views: Sequence[RequestView], now: float) -> list[int]:
+    """Return the requests' indices, highest rank first; equals stay in the given order. Where complete
     prompts come first, idle ones come last: memory is for sequences with something to compute."""
     key, complete_first = _KEYS.get(order, _by_arrival), order in COMPLETE_FIRST
 
     keys = [
         (
-            candidate.priority,
-            complete_first and not candidate.complete,
-            complete_first and candidate.idle,
-            key(candidate, now),
+            view.priority,
+            complete_first and not view.complete,
+            complete_first and view.idle,
+            key(view, now),
         )
-        for candidate in candidates
+        for view in views
     ]
-    return sorted(range(len(candidates)), key=keys.__getitem__)
+    return sorted(range(len(views)), key=keys.__getitem__)
 
 
-def service_order(
-    order: Order, candidates: Sequence[Candidate], ranked: Sequence[int], now: float
-) -> list[int]:
-    """Return the service order of those `ranked`, which may be some of the candidates, for a step's query
+def service_order(order: Order, views: Sequence[RequestView], ranked: Sequence[int], now: float) -> list[int]:
+    """Return the service order of those `ranked`, which may be some of the requests, for a step's query
     tokens. With the exclusive order prompts come first, otherwise decoding sequences; in capped batches
     neither do."""
     if order == "stta":
-        left = [time_to_attain(candidate, now) for candidate in candidates]
-        ranked = sorted(ranked, key=lambda i: (candidates[i].priority, not candidates[i].complete, left[i]))
+        left = [time_to_attain(view, now) for view in views]
+        ranked = sorted(ranked, key=lambda i: (views[i].priority, not views[i].complete, left[i]))
     elif order not in CAPPED:
         exclusive = order == EXCLUSIVE
-        ranked = sorted(ranked, key=lambda i: candidates[i].decoding == exclusive)
-    return _edit_stable_first(candidates, ranked) if order in COMPLETE_FIRST else list(ranked)
+        ranked = sorted(ranked, key=lambda i: views[i].decoding == exclusive)
+    return _edit_stable_first(views, ranked) if order in COMPLETE_FIRST else list(ranked)
 
 
-def _edit_stable_first(candidates: Sequence[Candidate], ranked: Sequence[int]) -> list[int]:
+def _edit_stable_first(views: Sequence[RequestView], ranked: Sequence[int]) -> list[int]:
     """Reorder the prompt streams of one priority among their positions: the most edit-stable is computed
     first."""
     reordered = list(ranked)
-    positions = [position for position, i in enumerate(ranked) if not candidates[i].complete]
+    positions = [position for position, i in enumerate(ranked) if not views[i].complete]
     most_stable = sorted(
         (ranked[position] for position in positions),
-        key=lambda i: (candidates[i].priority, -candidates[i].edit_stability),
+        key=lambda i: (views[i].priority, -views[i].edit_stability),
     )
     for position, i in zip(positions, most_stable, strict=True):
         reordered[position] = i
@@ -137,51 +104,48 @@ def batch_cap(requirements: Sequence[LatencyRequirement], step: Callable[[int], 
     return low
 
 
-def _by_arrival(candidate: Candidate, now: float) -> float:
-    return candidate.arrival
+def _by_arrival(view: RequestView, now: float) -> float:
+    return view.arrival
 
 
-def _by_completion(candidate: Candidate, now: float) -> float:
+def _by_completion(view: RequestView, now: float) -> float:
     """Order complete prompts by completion time, since the client waits from then; others by arrival."""
-    completed_at = candidate.completed_at
-    return candidate.arrival if completed_at is None or not candidate.complete else completed_at
+    return view.complete_since
 
 
-def _by_chunk(candidate: Candidate, now: float) -> float:
+def _by_chunk(view: RequestView, now: float) -> float:
     """Order by the latest chunk, newest first. Complete prompts past the maximum wait come before all, oldest
     first."""
-    if candidate.complete and now - candidate.last_chunk_at >= MAX_WAIT:
-        return candidate.last_chunk_at - 2 * abs(now) - 1.0
-    return -candidate.last_chunk_at
+    if view.complete and now - view.last_chunk_at >= MAX_WAIT:
+        return view.last_chunk_at - 2 * abs(now) - 1.0
+    return -view.last_chunk_at
 
 
-def _by_computed(candidate: Candidate, now: float) -> float:
-    return -candidate.computed
+def _by_computed(view: RequestView, now: float) -> float:
+    return -view.computed
 
 
-def _due(candidate: Candidate, now: float) -> float:
-    """Return when the candidate is due; with a target for its further tokens, when its prompt was
+def _due(view: RequestView, now: float) -> float:
+    """Return when the request is due; with a target for its further tokens, when its prompt was
     complete."""
-    completed_at = _by_completion(candidate, now)
-    if candidate.requirement.tpot is not None:
+    completed_at = view.complete_since
+    if view.requirement.tpot is not None:
         return completed_at
-    deadline = candidate.deadline
+    deadline = view.deadline
     if deadline is not None and deadline > now:
         return deadline
-    return completed_at + MAX_WAIT + WAIT_PER_WORK * candidate.prefill_seconds
+    return completed_at + MAX_WAIT + WAIT_PER_WORK * view.prefill_seconds
 
 
-def time_to_attain(candidate: Candidate, now: float) -> float:
-    """Return the seconds until a target is missed. A prompt without one is due PATIENCE seconds after it was
+def time_to_attain(view: RequestView, now: float) -> float:
+    """Return the seconds until a target is missed. A prompt without one is due MAX_WAIT seconds after it was
     complete."""
-    if candidate.decoding or candidate.requirement.tpot is not None:
-        return candidate.requirement.slack(1.0)
-    return (
-        _by_completion(candidate, now) + MAX_WAIT if candidate.deadline is None else candidate.deadline
-    ) - now
+    if view.decoding or view.requirement.tpot is not None:
+        return view.requirement.slack(1.0)
+    return (view.complete_since + MAX_WAIT if view.deadline is None else view.deadline) - now
 
 
-_KEYS: dict[Order, Callable[[Candidate, float], float]] = {
+_KEYS: dict[Order, Callable[[RequestView, float], float]] = {
     "slo": _due,
     "fcfs": _by_completion,
     "stta": _by_completion,

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple
 
+from streamserve.scheduling.ordering import MAX_WAIT
+from streamserve.scheduling.request import RequestView
 from streamserve.speculation.outlook import Means
 from streamserve.speculation.shapes import expected_tokens
 
@@ -18,24 +19,28 @@ MAX_QUERY_TOKENS = 4096
 """Most query tokens of a step that are considered."""
 HEADROOM = 0.9
 """Share of the draft tokens' expected accepted tokens that is counted on: acceptance comes in streaks."""
+GRACE = MAX_WAIT / 10
+"""Seconds that a prompt waits at least for other requests' targets, before it is admitted at their cost."""
 
 
-class Request(NamedTuple):
-    """A decoding request, or a prompt. `tpot` is its target for the time per output token in seconds (None:
-    no target; inf: it can no longer meet one), `priority` is lower for more urgent requests. `remaining`
-    tokens of a prompt are to be computed in `due_in` seconds, if it has a deadline. `aged_in`: it is aged in,
-    whatever the effect."""
+def needs_admission(view: RequestView) -> bool:
+    """Whether a prompt has not begun yet and will decode on this worker once it is computed."""
+    return view.decodes_here and view.complete and not (view.running or view.outputs)
 
-    tpot: float | None
-    remaining: int = 0
-    due_in: float | None = None
-    priority: int = 0
-    aged_in: bool = False
 
-    @property
-    def prompt_rate(self) -> float:
-        """Prompt tokens that are due in each second."""
-        return self.remaining / max(self.due_in, 1e-3) if self.due_in is not None else 0.0
+def has_begun(view: RequestView) -> bool:
+    """Whether a prompt that was admitted earlier continues, and will decode on this worker."""
+    return view.decodes_here and view.complete and (view.running or view.outputs > 0)
+
+
+def aging_in(prompts: Sequence[RequestView], now: float) -> int | None:
+    """Return the index of the first of `prompts` that is to be aged in: it has reached the maximum wait for
+    other requests' targets, and has no deadline that it can still meet."""
+    for i, prompt in enumerate(prompts):
+        timely = prompt.deadline is not None and now <= prompt.deadline
+        if not timely and now - prompt.arrival > GRACE:
+            return i
+    return None
 
 
 def discounted_tokens(acceptance: float, depth: int) -> float:
@@ -73,7 +78,9 @@ def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float
             return True
 
 
-def admit(prompts: Sequence[Request], present: Sequence[Request], means: Means) -> list[bool]:
+def admit(
+    prompts: Sequence[RequestView], present: Sequence[RequestView], now: float, means: Means
+) -> list[bool]:
     """Return which `prompts` are admitted to a batch with the requests `present`, which decode or have begun.
     Where not all can be, those with the least to compute go first, so that the most targets are met; those
     that can no longer meet theirs come last. To an empty batch, one is always admitted. A prompt does not
@@ -84,7 +91,7 @@ def admit(prompts: Sequence[Request], present: Sequence[Request], means: Means) 
     targets_by_priority = Counter(
         (request.priority, request.tpot if feasible[request.tpot] else inf) for request in present
     )
-    begun = [request for request in present if request.remaining]
+    begun = [(request.priority, _due_rate(request, now)) for request in present if not request.decoding]
     admitted = [False] * len(prompts)
     for i in sorted(range(len(prompts)), key=lambda i: _admission_order(prompts[i])):
         prompt = prompts[i]
@@ -93,15 +100,20 @@ def admit(prompts: Sequence[Request], present: Sequence[Request], means: Means) 
         for (priority, other), count in targets_by_priority.items():
             if priority <= prompt.priority:
                 counts[other] += count
-        due = prompt.prompt_rate + sum(
-            other.prompt_rate for other in begun if other.priority <= prompt.priority
-        )
+        rate = _due_rate(prompt, now)
+        due = rate + sum(other for priority, other in begun if priority <= prompt.priority)
         if prompt.aged_in or counts.total() == 1 or sustainable(counts, means, due):
             targets_by_priority[prompt.priority, target] += 1
-            begun.append(prompt)
+            begun.append((prompt.priority, rate))
             admitted[i] = True
     return admitted
 
 
-def _admission_order(prompt: Request) -> tuple[bool, int, bool, int]:
+def _due_rate(prompt: RequestView, now: float) -> float:
+    """Return the prompt tokens that are due in each second; 0 without a deadline, or with a missed one."""
+    deadline = prompt.deadline
+    return 0.0 if deadline is None or deadline <= now else prompt.remaining / max(deadline - now, 1e-3)
+
+
+def _admission_order(prompt: RequestView) -> tuple[bool, int, bool, int]:
     return (not prompt.aged_in, prompt.priority, prompt.tpot == inf, prompt.remaining)
