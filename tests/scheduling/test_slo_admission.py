@@ -32,13 +32,12 @@ def decoding(tpot: float | None, priority: int = 0) -> RequestView:
     return RequestView(0.0, priority, 1, tpot=tpot, decoding=True)
 
 
-def means(step, draft: float = 0.01, acceptance: float = 0.8, depth: int = 4, others: int = 0) -> Means:
+def means(step, draft: float = 0.01, acceptance: float = 0.8, depth: int = 4) -> Means:
     return Means(
         step if callable(step) else lambda query_tokens: step[query_tokens],
         lambda n: draft * n,
         acceptance,
         depth,
-        others,
     )
 
 
@@ -46,7 +45,7 @@ def means(step, draft: float = 0.01, acceptance: float = 0.8, depth: int = 4, ot
 def test_targets_are_sustainable_when_some_depths_meet_them_all(
     tpots, curve, draft, acceptance, depth, others
 ) -> None:
-    averages = means(curve, draft, acceptance, depth, others)
+    averages = means(curve, draft, acceptance, depth)
     strict = sorted({t for t in tpots if t not in (None, inf)})
 
     def all_met(depths: dict[float, int]) -> bool:
@@ -62,7 +61,7 @@ def test_targets_are_sustainable_when_some_depths_meet_them_all(
     possible = any(
         all_met(dict(zip(strict, sorted(admitted, reverse=True), strict=True))) for admitted in choices
     )
-    assert sustainable(Counter(tpots), averages) == possible
+    assert sustainable(Counter(tpots), averages, others) == possible
 
 
 @given(targets, targets, curves)

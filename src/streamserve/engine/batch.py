@@ -18,7 +18,8 @@ from streamserve.scheduling.prefill import Chunk, DecodeBatch, chunks
 from streamserve.scheduling.request import RequestView
 from streamserve.scheduling.slo_admission import admit, aging_in, has_begun, needs_admission
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.outlook import Means
+from streamserve.speculation.outlook import RELIABLE_LEVELS, Means
+from streamserve.speculation.policies import MAX_DEPTH
 from streamserve.speculation.slo import NO_REQUIREMENT
 
 INITIAL_OUTPUT = 64.0
@@ -104,7 +105,10 @@ def batch_candidates(
     if idle := not any(todo):
         todo = [sequence.todo(idle) for sequence in sequences]
     token_seconds = cost(config.max_chunk, 0) / config.max_chunk
-    views = [request_view(*each, now, token_seconds) for each in zip(sequences, todo, strict=True)]
+    views = [
+        request_view(sequence, left, now, token_seconds) if left else _idle_view(sequence, now)
+        for sequence, left in zip(sequences, todo, strict=True)
+    ]
     ranking = rank(order, views, now)
     serving = service_order(order, views, [i for i in ranking if todo[i]], now)
     if order in CAPPED:
@@ -135,18 +139,6 @@ def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float
     can differ from their defaults."""
     computed, is_open, arrival = sequence.computed[TARGET], sequence.open, sequence.arrival
     finished_at = sequence.finished_at
-    completed_at = arrival if finished_at is None else finished_at
-    if not todo:
-        return RequestView(
-            arrival=arrival,
-            priority=sequence.priority,
-            computed=computed,
-            complete=not is_open,
-            last_chunk_at=sequence.last_chunk_at,
-            completed_at=completed_at,
-            tpot=sequence.tpot(now),
-            idle=is_open,
-        )
     length, running = len(sequence.tokens), bool(sequence.blocks)
     outputs = length - sequence.prompt_length
     streamed = is_open or finished_at is not None
@@ -165,13 +157,28 @@ def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float
         decoding=running and length == computed + 1 and (not is_open or sequence.early),
         complete=not is_open,
         last_chunk_at=sequence.last_chunk_at,
-        completed_at=completed_at,
+        completed_at=arrival if finished_at is None else finished_at,
         streamed=streamed,
         edit_stability=sequence.edit_stability if is_open else 0,
         deadline=None if outputs or is_open else sequence.deadline,
         tpot=requirement.tpot if outputs else sequence.tpot(now),
         requirement=requirement,
         aged_in=sequence.aged_in,
+    )
+
+
+def _idle_view(sequence: Sequence, now: float) -> RequestView:
+    """Return the view of a sequence with nothing to compute now. Idle prompt streams are the first to lose
+    their memory."""
+    return RequestView(
+        arrival=sequence.arrival,
+        priority=sequence.priority,
+        computed=sequence.computed[TARGET],
+        complete=not sequence.open,
+        last_chunk_at=sequence.last_chunk_at,
+        completed_at=sequence.completed_at,
+        tpot=sequence.tpot(now),
+        idle=sequence.open,
     )
 
 
@@ -209,7 +216,7 @@ def _slo_chunks(
         averages.step,
     )
     admitted = _admitted_prompts(
-        prompts, views, now, lambda: speculation.means(kv_tokens, round(averages.prompts))
+        prompts, views, now, lambda: speculation.means(kv_tokens, RELIABLE_LEVELS), round(averages.prompts)
     )
     complete = [entry for entry in admitted if entry[1].complete]
     streams = _first_prompts(
@@ -229,10 +236,15 @@ def _first_prompts(prompts: list[Prefilling], tokens: int) -> list[Prefilling]:
 
 
 def _admitted_prompts(
-    prompts: list[Prefilling], views: list[RequestView], now: float, means: Callable[[], Means]
+    prompts: list[Prefilling],
+    views: list[RequestView],
+    now: float,
+    means: Callable[[], Means],
+    others: int,
 ) -> list[Prefilling]:
     """Return those of the `prompts` that continue or begin: all but those that would make other requests miss
-    their targets. One of the latter at a time is aged in when it has reached the maximum wait."""
+    their targets. One of the latter at a time is aged in when it has reached the maximum wait. A
+    step has `others` prompt tokens on average."""
     waiting = [entry for entry in prompts if needs_admission(entry[1])]
     if not waiting or all(view.tpot is None for view in views):
         return prompts
@@ -241,7 +253,7 @@ def _admitted_prompts(
     if not any(view.aged_in for view in views) and (aged := aging_in(arriving, now)) is not None:
         waiting[aged][0].aged_in = True
         arriving[aged] = replace(arriving[aged], aged_in=True)
-    decisions = admit(arriving, present, now, means())
+    decisions = admit(arriving, present, now, means(), others)
     rejected = {
         sequence.id for (sequence, _), admitted in zip(waiting, decisions, strict=True) if not admitted
     }
@@ -291,14 +303,10 @@ def workload(
             if sequence.deadline is not None and sequence.deadline <= deadline
         ]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
-    draft_seconds, acceptance, max_depth = speculation.single_request_estimates()
     return Load(
         decoding=sum(sequence.running and bool(sequence.outputs) for sequence in sequences),
         queued_tokens=sum(sequence.todo(idle=False) for sequence in prompts),
-        step_seconds=lambda query_tokens: speculation.step_cost(query_tokens, kv_tokens),
         max_prompt_tokens=min(config.max_chunk, config.max_num_batched_tokens),
         mean_output=averages.output,
-        draft_seconds=draft_seconds,
-        acceptance=acceptance,
-        max_depth=max_depth,
+        means=speculation.means(kv_tokens, MAX_DEPTH),
     )

@@ -34,8 +34,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.transfers import CacheAddress, Join, Push, Release
-from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import DEFAULT_SWAP_COST, Costs
+from streamserve.scheduling.cost import DEFAULT_SWAP_COST, CostModel, SwapCost
 from streamserve.scheduling.prefix import namespace
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import SpeculationPolicy
@@ -79,7 +78,7 @@ class Engine:
         self.drafter = drafter
         speculation = speculation or Speculation(SpeculationPolicy("goodput"), default_cost)
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
-        costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
+        costs = CostModel(speculation.step_cost, swap_cost)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)
         self._observer = ClientObserver(observer) if observer else NoObserver()
         self._journal = journal or NullJournal()

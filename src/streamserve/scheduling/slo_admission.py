@@ -7,7 +7,6 @@ none would. A request that already holds memory always continues.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 from streamserve.scheduling.ordering import MAX_WAIT
@@ -49,13 +48,15 @@ def discounted_tokens(acceptance: float, depth: int) -> float:
     return 1.0 + HEADROOM * (expected_tokens(acceptance, depth) - 1.0)
 
 
-def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float = 0.0) -> bool:
+def sustainable(
+    counts: Mapping[float | None, int], means: Means, prompt_tokens: float = 0.0, prompts: float = 0.0
+) -> bool:
     """Whether requests with these targets meet them if they decode together: is there a step of S seconds in
     which each has the shortest chain that yields S / tpot tokens? `counts` holds the number of requests by
-    target. `prompts` tokens a second are due of the prompts that have begun, or as many as there were lately,
-    whichever is more."""
+    target. A step has `prompt_tokens` of prompts, as lately, or what makes `prompts` tokens a second, which
+    are due of the prompts that have begun, whichever is more."""
     depths = dict.fromkeys(counts, 0)
-    others = float(means.others)
+    others = float(prompt_tokens)
     while True:
         drafting = sum(count for target, count in counts.items() if depths[target])
         query_tokens = sum(count * (1 + depths[target]) for target, count in counts.items())
@@ -79,15 +80,19 @@ def sustainable(counts: Mapping[float | None, int], means: Means, prompts: float
 
 
 def admit(
-    prompts: Sequence[RequestView], present: Sequence[RequestView], now: float, means: Means
+    prompts: Sequence[RequestView],
+    present: Sequence[RequestView],
+    now: float,
+    means: Means,
+    prompt_tokens: int = 0,
 ) -> list[bool]:
     """Return which `prompts` are admitted to a batch with the requests `present`, which decode or have begun.
     Where not all can be, those with the least to compute go first, so that the most targets are met; those
     that can no longer meet theirs come last. To an empty batch, one is always admitted. A prompt does not
-    wait for requests of less urgent priority, nor for a target that is infeasible even alone."""
-    alone = replace(means, others=0)
+    wait for requests of less urgent priority, nor for a target that is infeasible even alone. A step had
+    `prompt_tokens` of prompts lately."""
     targets = {request.tpot for request in (*present, *prompts)}
-    feasible = {target: sustainable({target: 1}, alone) for target in targets}
+    feasible = {target: sustainable({target: 1}, means) for target in targets}
     targets_by_priority = Counter(
         (request.priority, request.tpot if feasible[request.tpot] else inf) for request in present
     )
@@ -102,7 +107,7 @@ def admit(
                 counts[other] += count
         rate = _due_rate(prompt, now)
         due = rate + sum(other for priority, other in begun if priority <= prompt.priority)
-        if prompt.aged_in or counts.total() == 1 or sustainable(counts, means, due):
+        if prompt.aged_in or counts.total() == 1 or sustainable(counts, means, prompt_tokens, due):
             targets_by_priority[prompt.priority, target] += 1
             begun.append((prompt.priority, rate))
             admitted[i] = True
