@@ -13,7 +13,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit
 from streamserve.scheduling.feasibility import Load
-from streamserve.scheduling.ordering import CAPPED, COMPLETE_FIRST, EXCLUSIVE, batch_cap, rank, service_order
+from streamserve.scheduling.ordering import BatchCap, Order, rank, service_order
 from streamserve.scheduling.prefill import Chunk, DecodeBatch, chunks
 from streamserve.scheduling.request import RequestView
 from streamserve.scheduling.slo_admission import admit, aging_in, has_begun, needs_admission
@@ -95,12 +95,13 @@ class BatchCandidates:
 def batch_candidates(
     sequences: List[Sequence],
     config: EngineConfig,
+    order: Order,
     now: float,
     speculation: Speculation,
     averages: RunningAverages,
 ) -> BatchCandidates:
     """Return the batch candidates of a step that begins at `now`."""
-    cost, order, budget = speculation.step_cost, config.order, config.max_num_batched_tokens
+    cost, budget = speculation.step_cost, config.max_num_batched_tokens
     todo = [sequence.todo(idle=False) for sequence in sequences]
     if idle := not any(todo):
         todo = [sequence.todo(idle) for sequence in sequences]
@@ -111,24 +112,24 @@ def batch_candidates(
     ]
     ranking = rank(order, views, now)
     serving = service_order(order, views, [i for i in ranking if todo[i]], now)
-    if order in CAPPED:
-        budget = _capped_budget([views[i] for i in serving], cost, budget)
+    if order.cap:
+        budget = _capped_budget(order.cap, [views[i] for i in serving], cost, budget)
     prefilling = [(sequences[i], views[i]) for i in serving if not views[i].decoding]
     startable = [entry for entry in prefilling if not (entry[0].reserved or entry[0].waiting)]
     limits: dict[int, Chunk] = {}
-    if order == "slo" and prefilling:
+    if order.by_targets and prefilling:
         if startable:
             limits = _slo_chunks(startable, views, config, now, speculation, averages)
         limits |= _tentative_chunks(prefilling)
-    if order in COMPLETE_FIRST:
+    if order.complete_first:
         limits |= _edit_stable_chunks(startable, limits, config.max_chunk)
     return BatchCandidates(
         ranked=[sequences[i] for i in ranking],
         service_order=[sequences[i] for i in serving],
         budget=budget,
         chunks=limits,
-        exclusive=order == EXCLUSIVE,
-        defer_streams=order in COMPLETE_FIRST,
+        exclusive=order.exclusive,
+        defer_streams=order.complete_first,
         idle=idle,
     )
 
@@ -182,11 +183,13 @@ def _idle_view(sequence: Sequence, now: float) -> RequestView:
     )
 
 
-def _capped_budget(serving: list[RequestView], cost: Callable[[int, int], float], budget: int) -> int:
-    """Return the query tokens of a step that meets the strictest target of its decoding sequences."""
+def _capped_budget(
+    cap: BatchCap, serving: list[RequestView], cost: Callable[[int, int], float], budget: int
+) -> int:
+    """Return the most query tokens of a step, of which the decoding sequences get theirs in service order."""
     decoding = [view for view in serving if view.decoding]
     kv_tokens = list(accumulate((view.computed for view in decoding), initial=0))
-    return batch_cap(
+    return cap(
         [view.requirement for view in decoding],
         lambda query_tokens: cost(query_tokens, kv_tokens[min(query_tokens, len(decoding))]),
         budget,
@@ -201,8 +204,8 @@ def _slo_chunks(
     speculation: Speculation,
     averages: RunningAverages,
 ) -> dict[int, Chunk]:
-    """Return the chunks of `prompts` in the slo order, by sequence id. `views` are those of all sequences of
-    the engine."""
+    """Return the chunks of `prompts` that latency targets allow, by sequence id. `views` are those of all
+    sequences of the engine."""
     requirements = [view.requirement for view in views if view.decoding]
     kv_tokens = sum(view.computed for view in views if view.remaining)
     draft_tokens = round(len(requirements) * averages.draft_tokens)
@@ -288,6 +291,7 @@ def _edit_stable_chunks(
 def workload(
     sequences: List[Sequence],
     config: EngineConfig,
+    order: Order,
     message: Submit,
     speculation: Speculation,
     averages: RunningAverages,
@@ -296,7 +300,7 @@ def workload(
     ttft = message.params.slo.ttft_ms
     deadline = None if ttft is None else message.arrival + ttft / 1000
     prompts = [sequence for sequence in sequences if not sequence.outputs]
-    if config.order == "slo" and deadline is not None:
+    if order.by_targets and deadline is not None:
         prompts = [
             sequence
             for sequence in prompts
