@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.report import RESULTS, table, write
 from benchmarks.slo_costs import a100
+from streamserve.baselines.routers import PUBLISHED_WEIGHTS, ROUTERS
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
@@ -33,13 +34,11 @@ from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
+from streamserve.scheduling.flowguard import FlowGuard
+from streamserve.scheduling.predictive import Predictive
 from streamserve.scheduling.routing import (
-    PUBLISHED_WEIGHTS,
-    ROUTERS,
     Arrival,
     Decision,
-    FlowGuard,
-    Predictive,
     RouteCandidate,
     Router,
 )

@@ -26,14 +26,14 @@ import numpy as np
 
 from benchmarks.report import RESULTS, git, table, write
 from benchmarks.slo_costs import PATH, Hardware, a100, h200, here
+from streamserve.baselines.orders import ORDERS
+from streamserve.baselines.routers import ByClass
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open
 from streamserve.fleet.worker_state import Topology
-from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
-from streamserve.scheduling.ordering import ORDERS, Order
-from streamserve.scheduling.routing import ByClass
 from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
 

@@ -37,10 +37,9 @@ from benchmarks import arriving_traces
 from benchmarks.arriving_replay import Machine, ReplayResult, capacity, live, merged, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.report import RESULTS, commit, table, write
-from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.config import EngineConfig, Order
 from streamserve.scheduling.cost import Line, SwapCost
 from streamserve.scheduling.eviction import Eviction
-from streamserve.scheduling.ordering import Order
 
 LOADS = (0.8, 0.5, 0.95)
 """Shares of the measured capacity; the main one first."""

@@ -13,7 +13,8 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
     "speculation": {"protocol"},
     "scheduling": {"speculation"},
-    "engine": {"scheduling", "speculation", "protocol"},
+    "baselines": {"scheduling", "speculation"},
+    "engine": {"baselines.orders", "scheduling", "speculation", "protocol"},
     "execution": {"engine.plan", "speculation.tree", "scheduling.cost", "protocol"},
     "text": {"protocol"},
     "fleet": {"scheduling", "protocol"},
@@ -31,8 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulate": {"fleet", "engine", "scheduling", "speculation", "protocol"},
     "api": {"fleet", "text", "protocol"},
-    "settings": {"fleet", "scheduling", "speculation", "protocol"},
-    "llm": {"settings", "fleet", "text", "scheduling", "protocol"},
+    "settings": {"baselines.routers", "fleet", "speculation", "protocol"},
+    "llm": {"baselines.routers", "settings", "fleet", "text", "protocol"},
     "cli": {"api", "bench", "draft_service", "execution", "fleet", "llm", "settings", "protocol"},
     "bench": set(),
     "embedded": set(),
@@ -81,6 +82,7 @@ def test_packages_import_only_what_their_rule_allows(package: str) -> None:
     "package",
     [
         "protocol",
+        "baselines",
         "scheduling",
         "speculation",
         "engine",
@@ -107,7 +109,7 @@ def test_a_client_process_never_loads_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("package", ["scheduling", "speculation"])
+@pytest.mark.parametrize("package", ["baselines", "scheduling", "speculation"])
 def test_decisions_are_pure(package: str) -> None:
     for file in files(package):
         for module in imports(file):

@@ -31,7 +31,14 @@ PROCESSES = "3"
 GROUPS: dict[str, tuple[str, ...]] = {
     "exact": ("tests/exact",),
     "execution": ("tests/execution",),
-    "engine": ("tests/engine", "tests/scheduling", "tests/speculation", "tests/text", "tests/protocol"),
+    "engine": (
+        "tests/engine",
+        "tests/scheduling",
+        "tests/baselines",
+        "tests/speculation",
+        "tests/text",
+        "tests/protocol",
+    ),
     "simulate": ("tests/simulate", "tests/fleet"),
     "draft_service": ("tests/draft_service", "tests/test_draft_service.py"),
     "api": ("tests/api",),

@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.messages import Event, Submit, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
-from streamserve.scheduling.ordering import ORDERS
 from streamserve.simulate.executor import CostExecutor
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.policies import parse_policy
@@ -63,7 +63,7 @@ def make_submit(name: str, prompt: int, tokens: int, arrival: float = 0.0, **slo
 
 
 def test_the_setting_lists_all_orders() -> None:
-    assert get_args(Order) == ORDERS
+    assert get_args(Order) == tuple(ORDERS)
 
 
 def test_a_target_for_the_first_token_is_met_among_those_without() -> None:

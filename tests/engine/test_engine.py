@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
-from streamserve.scheduling.ordering import ORDERS
 from streamserve.simulate.executor import expected_outputs
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.policies import SpeculationPolicy
@@ -64,7 +64,7 @@ def assert_exact(requests, collected: Collected, max_model_len: int) -> None:
     budget=st.sampled_from((4, 16, 128)),
     preempt_every=st.sampled_from((0, 0, 3)),
     caching=st.booleans(),
-    order=st.sampled_from(ORDERS),
+    order=st.sampled_from(tuple(ORDERS)),
     share=st.sampled_from((None, 0.0, 0.5)),
 )
 def test_any_schedule_gives_each_request_its_own_text(

@@ -4,36 +4,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.scheduling.cost import Line, SwapCost, fit_line
-from streamserve.scheduling.eviction import Costs, decide, learn_survival
+from streamserve.scheduling.cost import CostModel, Line, SwapCost, fit_line
+from streamserve.scheduling.eviction import decide, learn_survival
 
-COSTS = Costs(
+CHUNK = 64
+COSTS = CostModel(
     lambda query_tokens, kv: 0.002 + 0.0001 * query_tokens + 1e-7 * kv,
     SwapCost(Line(1e-3, 1e-3), Line(1e-3, 1e-3)),
-    chunk=64,
 )
 
 
 def test_recomputing_is_in_chunks_after_the_computed_tokens() -> None:
-    assert COSTS.recompute(0) == 0
-    assert COSTS.recompute(100) == pytest.approx(COSTS.step(64, 0) + COSTS.step(36, 64))
+    assert COSTS.prefill(0, CHUNK) == 0
+    assert COSTS.prefill(100, CHUNK) == pytest.approx(COSTS.step(64, 0) + COSTS.step(36, 64))
 
 
 def test_cost_takes_the_cheaper_of_the_two() -> None:
-    slow_copies = Costs(COSTS.step, SwapCost(Line(0.1, 0.1), Line(0.1, 0.1)), 64)
-    assert decide("cost", COSTS, 640, 16, 1.0, free_host_blocks=100).swap == (
-        COSTS.swap.out(40) + COSTS.swap.back(40) < COSTS.recompute(640)
+    slow_copies = CostModel(COSTS.step, SwapCost(Line(0.1, 0.1), Line(0.1, 0.1)))
+    assert decide("cost", COSTS, CHUNK, 640, 16, 1.0, free_host_blocks=100).swap == (
+        COSTS.swap.out(40) + COSTS.swap.back(40) < COSTS.prefill(640, CHUNK)
     )
-    assert not decide("cost", slow_copies, 640, 16, 1.0, free_host_blocks=100).swap
-    assert decide("swap", slow_copies, 640, 16, 1.0, free_host_blocks=100).swap
-    assert not decide("recompute", COSTS, 640, 16, 1.0, free_host_blocks=100).swap
+    assert not decide("cost", slow_copies, CHUNK, 640, 16, 1.0, free_host_blocks=100).swap
+    assert decide("swap", slow_copies, CHUNK, 640, 16, 1.0, free_host_blocks=100).swap
+    assert not decide("recompute", COSTS, CHUNK, 640, 16, 1.0, free_host_blocks=100).swap
 
 
 def test_kv_that_an_edit_will_invalidate_is_copied_out_for_nothing() -> None:
     """Appended prompts tend to swapping, replaced ones to recomputing."""
-    cheap = Costs(COSTS.step, SwapCost(Line(0.0, 5e-4), Line(0.0, 5e-4)), 64)
-    assert decide("cost", cheap, 640, 16, 1.0, free_host_blocks=100).swap
-    assert not decide("cost", cheap, 640, 16, 0.1, free_host_blocks=100).swap
+    cheap = CostModel(COSTS.step, SwapCost(Line(0.0, 5e-4), Line(0.0, 5e-4)))
+    assert decide("cost", cheap, CHUNK, 640, 16, 1.0, free_host_blocks=100).swap
+    assert not decide("cost", cheap, CHUNK, 640, 16, 0.1, free_host_blocks=100).swap
 
 
 @given(
@@ -43,7 +43,7 @@ def test_kv_that_an_edit_will_invalidate_is_copied_out_for_nothing() -> None:
 def test_without_free_host_blocks_or_kv_nothing_is_swapped(
     tokens, survival, free_host_blocks, policy
 ) -> None:
-    verdict = decide(policy, COSTS, tokens, 16, survival, free_host_blocks)
+    verdict = decide(policy, COSTS, CHUNK, tokens, 16, survival, free_host_blocks)
     blocks = -(-tokens // 16)
     if not blocks or blocks > free_host_blocks or policy == "recompute":
         assert not verdict.swap

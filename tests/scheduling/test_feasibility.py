@@ -7,13 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.scheduling.feasibility import Load, best_tpot, best_ttft, infeasible
+from streamserve.speculation.outlook import Means
 
 
 def step_seconds(query_tokens: int) -> float:
     return 0.01 * max(1.0, query_tokens / 16)
 
 
-IDLE = Load(decoding=0, queued_tokens=0, step_seconds=step_seconds, max_prompt_tokens=160, mean_output=100.0)
+def means(draft_seconds: float = 0.0, acceptance: float = 0.7, depth: int = 0) -> Means:
+    return Means(step_seconds, lambda requests: draft_seconds * requests, acceptance, depth)
+
+
+IDLE = Load(decoding=0, queued_tokens=0, max_prompt_tokens=160, mean_output=100.0, means=means())
 
 
 def test_a_prompt_waits_for_the_queued_tokens_before_it() -> None:
@@ -24,8 +29,8 @@ def test_a_prompt_waits_for_the_queued_tokens_before_it() -> None:
 
 def test_draft_tokens_make_tokens_faster_than_a_step() -> None:
     assert best_tpot(IDLE) == pytest.approx(0.01)
-    assert best_tpot(replace(IDLE, draft_seconds=0.001, acceptance=0.9, max_depth=8)) < 0.005
-    assert best_tpot(replace(IDLE, draft_seconds=0.05, acceptance=0.1, max_depth=8)) == pytest.approx(0.01)
+    assert best_tpot(replace(IDLE, means=means(0.001, 0.9, depth=8))) < 0.005
+    assert best_tpot(replace(IDLE, means=means(0.05, 0.1, depth=8))) == pytest.approx(0.01)
 
 
 def test_feasible_targets_are_not_refused() -> None:

@@ -3,24 +3,41 @@
 from collections import Counter
 from itertools import combinations_with_replacement
 from math import inf
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.scheduling.slo_admission import Request, admit, discounted_tokens, sustainable
+from streamserve.scheduling.request import RequestView
+from streamserve.scheduling.slo_admission import (
+    GRACE,
+    admit,
+    aging_in,
+    discounted_tokens,
+    has_begun,
+    needs_admission,
+    sustainable,
+)
 from streamserve.speculation.outlook import Means
 from tests.speculation.strategies import curves
 
 targets = st.lists(st.sampled_from([None, inf, 0.5, 1.0, 2.0, 4.0]), max_size=8)
 
 
-def means(step, draft: float = 0.01, acceptance: float = 0.8, depth: int = 4, others: int = 0) -> Means:
+def prompt(tpot: float | None, remaining: int, priority: int = 0, **fields: Any) -> RequestView:
+    return RequestView(0.0, priority, remaining, tpot=tpot, **fields)
+
+
+def decoding(tpot: float | None, priority: int = 0) -> RequestView:
+    return RequestView(0.0, priority, 1, tpot=tpot, decoding=True)
+
+
+def means(step, draft: float = 0.01, acceptance: float = 0.8, depth: int = 4) -> Means:
     return Means(
         step if callable(step) else lambda query_tokens: step[query_tokens],
         lambda n: draft * n,
         acceptance,
         depth,
-        others,
     )
 
 
@@ -28,7 +45,7 @@ def means(step, draft: float = 0.01, acceptance: float = 0.8, depth: int = 4, ot
 def test_targets_are_sustainable_when_some_depths_meet_them_all(
     tpots, curve, draft, acceptance, depth, others
 ) -> None:
-    averages = means(curve, draft, acceptance, depth, others)
+    averages = means(curve, draft, acceptance, depth)
     strict = sorted({t for t in tpots if t not in (None, inf)})
 
     def all_met(depths: dict[float, int]) -> bool:
@@ -44,7 +61,7 @@ def test_targets_are_sustainable_when_some_depths_meet_them_all(
     possible = any(
         all_met(dict(zip(strict, sorted(admitted, reverse=True), strict=True))) for admitted in choices
     )
-    assert sustainable(Counter(tpots), averages) == possible
+    assert sustainable(Counter(tpots), averages, others) == possible
 
 
 @given(targets, targets, curves)
@@ -60,30 +77,59 @@ def test_due_prompt_tokens_take_their_part_of_the_step() -> None:
 
 
 @given(st.lists(st.sampled_from([None, inf, 0.5, 1.0, 4.0]), min_size=1, max_size=8), targets, curves)
-def test_one_request_is_always_admitted_and_aged_in_ones_are(tpots, decoding, curve) -> None:
-    prompts = [Request(tpot, 10 + i) for i, tpot in enumerate(tpots)]
-    assert any(admit(prompts, [], means(curve)))
-    aged_in = [prompt._replace(aged_in=i == 0) for i, prompt in enumerate(prompts)]
-    assert admit(aged_in, [Request(tpot) for tpot in decoding], means(curve))[0]
-    assert all(admit([Request(None, 9)] * 3, [Request(None), Request(inf)], means(curve)))
+def test_one_request_is_always_admitted_and_aged_in_ones_are(tpots, decoding_tpots, curve) -> None:
+    prompts = [prompt(tpot, 10 + i) for i, tpot in enumerate(tpots)]
+    assert any(admit(prompts, [], 0.0, means(curve)))
+    aged_in = [prompt(tpot, 10 + i, aged_in=i == 0) for i, tpot in enumerate(tpots)]
+    assert admit(aged_in, [decoding(tpot) for tpot in decoding_tpots], 0.0, means(curve))[0]
+    assert all(admit([prompt(None, 9)] * 3, [decoding(None), decoding(inf)], 0.0, means(curve)))
 
 
 def test_where_not_all_fit_those_with_the_least_work_are_admitted() -> None:
     """Five query tokens fit into the target, three of them are taken."""
     averages = means(lambda query_tokens: 0.2 * query_tokens, depth=0)
-    prompts = [Request(1.0, 50), Request(1.0, 10), Request(inf, 1), Request(1.0, 20), Request(1.0, 30)]
-    assert admit(prompts, [Request(1.0)] * 3, averages) == [False, True, False, True, False]
+    prompts = [prompt(1.0, 50), prompt(1.0, 10), prompt(inf, 1), prompt(1.0, 20), prompt(1.0, 30)]
+    assert admit(prompts, [decoding(1.0)] * 3, 0.0, averages) == [False, True, False, True, False]
 
 
 def test_an_infeasible_target_delays_no_prompt() -> None:
     averages = means(lambda query_tokens: 0.2 * query_tokens, depth=0)
-    assert admit([Request(1.0, 10)], [Request(0.01)], averages) == [True]
-    assert admit([Request(0.01, 10)], [Request(1.0)], averages) == [True]
+    assert admit([prompt(1.0, 10)], [decoding(0.01)], 0.0, averages) == [True]
+    assert admit([prompt(0.01, 10)], [decoding(1.0)], 0.0, averages) == [True]
 
 
 def test_priority_comes_before_targets() -> None:
     averages = means(lambda query_tokens: 0.2 * query_tokens, depth=0)
-    urgent, plain = Request(1.0, 10, priority=-1), Request(1.0, 1)
-    assert admit([plain, urgent], [Request(1.0)] * 4, averages) == [False, True]
-    assert admit([plain, urgent], [Request(1.0)] * 5, averages) == [False, True]
-    assert admit([urgent], [Request(1.0, priority=-1)] * 5, averages) == [False]
+    urgent, plain = prompt(1.0, 10, priority=-1), prompt(1.0, 1)
+    assert admit([plain, urgent], [decoding(1.0)] * 4, 0.0, averages) == [False, True]
+    assert admit([plain, urgent], [decoding(1.0)] * 5, 0.0, averages) == [False, True]
+    assert admit([urgent], [decoding(1.0, priority=-1)] * 5, 0.0, averages) == [False]
+
+
+def test_prompts_with_a_deadline_take_their_rate_of_the_step_until_it_is_missed() -> None:
+    """Steps of a second for ten query tokens: eight decoding sequences leave two tokens a second."""
+    averages = means(lambda query_tokens: 0.1 * query_tokens, depth=0)
+    present = [decoding(1.0)] * 7
+    urgent, lax = prompt(1.0, 40, deadline=110.0), prompt(1.0, 40, deadline=140.0)
+    assert admit([urgent], present, 100.0, averages) == [False]
+    assert admit([lax], present, 100.0, averages) == [True]
+    assert admit([urgent], present, 110.0, averages) == [True]
+
+
+def test_a_prompt_is_aged_in_after_the_grace_unless_its_deadline_can_still_be_met() -> None:
+    early, timely, old = RequestView(9.5), RequestView(1.0, deadline=10.0), RequestView(10.0 - 2 * GRACE)
+    assert aging_in([early, timely, old], 10.0) == 2
+    assert aging_in([early, timely], 10.0) is None
+    assert aging_in([timely], 10.1) == 0
+
+
+def test_prompts_that_decode_here_are_admitted_once() -> None:
+    fresh, running = RequestView(0.0), RequestView(0.0, running=True)
+    assert needs_admission(fresh)
+    assert not has_begun(fresh)
+    assert has_begun(running)
+    assert not needs_admission(running)
+    assert has_begun(RequestView(0.0, outputs=1)), "preempted"
+    for view in (RequestView(0.0, complete=False), RequestView(0.0, decodes_here=False, running=True)):
+        assert not needs_admission(view)
+        assert not has_begun(view)

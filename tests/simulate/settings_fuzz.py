@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 import msgspec
 
+from streamserve.baselines.orders import ORDERS
+from streamserve.baselines.routers import parse_router
 from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
@@ -18,8 +20,6 @@ from streamserve.fleet.worker_state import pairs, pools, unified
 from streamserve.protocol.config import EngineConfig, Eviction
 from streamserve.protocol.messages import Finished, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
-from streamserve.scheduling.ordering import ORDERS
-from streamserve.scheduling.routing import parse_router
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.simulation import ClientEvent, Simulation
@@ -47,7 +47,7 @@ ENGINE_FIELDS: dict[str, Draw] = {
     "enable_prefix_caching": lambda rng: rng.random() < 0.8,
     "preempt_every": lambda rng: rng.choice((0, 0, 0, 3, 7)),
     "draft_nodes": lambda rng: rng.choice((1, 4, 32)),
-    "order": lambda rng: rng.choice(ORDERS),
+    "order": lambda rng: rng.choice(tuple(ORDERS)),
     "prefill_share": lambda rng: rng.choice((None, None, 0.0, 0.3, 1.0)),
     "eviction": lambda rng: rng.choice(get_args(Eviction)),
     "swap_blocks": lambda rng: rng.choice((0, 8, 200)),

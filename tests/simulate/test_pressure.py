@@ -7,12 +7,12 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.worker_state import Topology, pairs, pools
-from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.ordering import ORDERS, Order
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import model_info
 from tests.simulate.test_simulation import assert_all_answered
@@ -63,7 +63,7 @@ def run_simulation(
     eviction=st.sampled_from(("swap", "recompute")),
     blocks=st.integers(MIN_BLOCKS, 2 * MIN_BLOCKS),
     kills=st.sampled_from((0, 0, 1, 3)),
-    order=st.sampled_from(ORDERS),
+    order=st.sampled_from(tuple(ORDERS)),
     priorities=st.sampled_from(((0,), (0, 1))),
 )
 def test_workers_short_of_memory_do_not_deadlock(

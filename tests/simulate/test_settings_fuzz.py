@@ -10,9 +10,8 @@ import pytest
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.worker_state import pairs, pools
-from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.ordering import Order
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.simulation import Simulation
 from tests.conftest import Scale

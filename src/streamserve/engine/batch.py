@@ -1,38 +1,37 @@
 """Batch candidates of a step: the service order, and the query tokens that each may have."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+
+from msgspec.structs import replace
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit
 from streamserve.scheduling.feasibility import Load
-from streamserve.scheduling.ordering import (
-    CAPPED,
-    COMPLETE_FIRST,
-    EXCLUSIVE,
-    MAX_WAIT,
-    Candidate,
-    batch_cap,
-    rank,
-    service_order,
-)
-from streamserve.scheduling.prefill import Chunk, DecodeBatch, Prompt, chunks
-from streamserve.scheduling.slo_admission import Request, admit
+from streamserve.scheduling.ordering import BatchCap, Order, rank, service_order
+from streamserve.scheduling.prefill import Chunk, DecodeBatch, chunks
+from streamserve.scheduling.request import RequestView
+from streamserve.scheduling.slo_admission import admit, aging_in, has_begun, needs_admission
 from streamserve.speculation.controller import Speculation
+from streamserve.speculation.outlook import RELIABLE_LEVELS, Means
+from streamserve.speculation.policies import MAX_DEPTH
+from streamserve.speculation.slo import NO_REQUIREMENT
 
 INITIAL_OUTPUT = 64.0
 """Assumed output length in tokens until an output has ended."""
-GRACE = MAX_WAIT / 10
-"""Seconds that a prompt waits at least for other requests' targets, before it is admitted at their cost."""
 STREAM_BUDGETS = 4
 """The prompt streams considered in a step hold about this many token budgets: there may be hundreds of
 streams."""
 RECENT_WEIGHT = 0.05
 """Weight of the latest observation in a running average."""
+
+Prefilling = tuple[Sequence, RequestView]
+"""A sequence with more to compute than its next token, and its view."""
 
 
 @dataclass
@@ -96,132 +95,203 @@ class BatchCandidates:
 def batch_candidates(
     sequences: List[Sequence],
     config: EngineConfig,
+    order: Order,
     now: float,
     speculation: Speculation,
     averages: RunningAverages,
 ) -> BatchCandidates:
     """Return the batch candidates of a step that begins at `now`."""
-    cost, order, budget = speculation.step_cost, config.order, config.max_num_batched_tokens
-    defer_streams, token_seconds = order in COMPLETE_FIRST, cost(config.max_chunk, 0) / config.max_chunk
+    cost, budget = speculation.step_cost, config.max_num_batched_tokens
     todo = [sequence.todo(idle=False) for sequence in sequences]
     if idle := not any(todo):
         todo = [sequence.todo(idle) for sequence in sequences]
-    candidates = [
-        _candidate(sequence, token_seconds) if left else _idle_candidate(sequence)
+    token_seconds = cost(config.max_chunk, 0) / config.max_chunk
+    views = [
+        request_view(sequence, left, now, token_seconds) if left else _idle_view(sequence, now)
         for sequence, left in zip(sequences, todo, strict=True)
     ]
-    ranking = rank(order, candidates, now)
-    ranked = [sequences[i] for i in ranking]
-    requirements = [candidate.requirement for candidate in candidates if candidate.decoding]
-    serving = service_order(order, candidates, [i for i in ranking if todo[i]], now)
-    ordered = [sequences[i] for i in serving]
-    prompts = [sequences[i] for i in serving if not candidates[i].decoding]
-    prompts = [sequence for sequence in prompts if not (sequence.reserved or sequence.waiting)]
-    kv_tokens = sum(sequence.computed[TARGET] for sequence in ordered)
-    if order in CAPPED:
-        held = list(
-            accumulate((sequence.computed[TARGET] for sequence in ordered if sequence.decoding), initial=0)
-        )
-        budget = batch_cap(
-            requirements,
-            lambda query_tokens: cost(query_tokens, held[min(query_tokens, len(held) - 1)]),
-            budget,
-        )
+    ranking = rank(order, views, now)
+    serving = service_order(order, views, [i for i in ranking if todo[i]], now)
+    if order.cap:
+        budget = _capped_budget(order.cap, [views[i] for i in serving], cost, budget)
+    prefilling = [(sequences[i], views[i]) for i in serving if not views[i].decoding]
+    startable = [entry for entry in prefilling if not (entry[0].reserved or entry[0].waiting)]
     limits: dict[int, Chunk] = {}
-    if order == "slo" and prompts:
-        limits = {sequence.id: Chunk(0, 0) for sequence in prompts}
-        prompts = _admitted_prompts(sequences, prompts, now, speculation, kv_tokens, averages)
-        draft_tokens = round(len(requirements) * averages.draft_tokens)
-        drafting = averages.drafting if draft_tokens else 0.0
-        decode_batch = DecodeBatch(
-            requirements, cache(lambda query_tokens: drafting + cost(query_tokens + draft_tokens, kv_tokens)),
-            budget, config.max_chunk, averages.step,
-        )  # fmt: skip
-        for open in (False, True):  # prompt streams after complete prompts
-            group = [sequence for sequence in prompts if sequence.open == open]
-            group = _first_prompts(group, STREAM_BUDGETS * budget, idle) if open else group
-            if not group:
-                continue
-            inputs = [_prompt(sequence, now, idle) for sequence in group]
-            planned = chunks(inputs, decode_batch, averages.output, config.prefill_share)
-            limits |= {sequence.id: chunk for sequence, chunk in zip(group, planned, strict=True)}
-    # Tokens planned for a sequence that cannot start would be lost to the sequences it waits for. So it gets
-    # one token, in case it can start after all. The same holds for a sequence with a transfer
-    # reservation: the running ones may be waiting for the blocks reserved for it.
-    if order == "slo":
-        waiting = [
-            sequence
-            for sequence in ordered
-            if sequence.waiting or (sequence.granted and not sequence.running)
-        ]
-        limits |= {sequence.id: Chunk(1, 1) for sequence in waiting if not sequence.reserved}
-    if defer_streams:
-        limits |= {
-            sequence.id: _edit_stable_chunk(sequence, limits.get(sequence.id), config)
-            for sequence in prompts
-            if sequence.open
-        }
-    return BatchCandidates(ranked, ordered, budget, limits, order == EXCLUSIVE, defer_streams, idle)
+    if order.by_targets and prefilling:
+        if startable:
+            limits = _slo_chunks(startable, views, config, now, speculation, averages)
+        limits |= _tentative_chunks(prefilling)
+    if order.complete_first:
+        limits |= _edit_stable_chunks(startable, limits, config.max_chunk)
+    return BatchCandidates(
+        ranked=[sequences[i] for i in ranking],
+        service_order=[sequences[i] for i in serving],
+        budget=budget,
+        chunks=limits,
+        exclusive=order.exclusive,
+        defer_streams=order.complete_first,
+        idle=idle,
+    )
 
 
-def _first_prompts(prompts: list[Sequence], tokens: int, idle: bool) -> list[Sequence]:
+def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float) -> RequestView:
+    """Return what policies may know of a sequence that has `todo` tokens to compute, of which each takes
+    about `token_seconds`. There may be hundreds of sequences in a step: properties are read only where they
+    can differ from their defaults."""
+    computed, is_open, arrival = sequence.computed[TARGET], sequence.open, sequence.arrival
+    finished_at = sequence.finished_at
+    length, running = len(sequence.tokens), bool(sequence.blocks)
+    outputs = length - sequence.prompt_length
+    streamed = is_open or finished_at is not None
+    requirement = sequence.requirement if outputs else NO_REQUIREMENT
+    return RequestView(
+        arrival=arrival,
+        priority=sequence.priority,
+        remaining=todo,
+        computed=computed,
+        length=length,
+        outputs=outputs,
+        decodes_here=not sequence.handoff,
+        cached=sequence.cached,
+        prefill_seconds=(length - computed) * token_seconds if streamed else 0.0,
+        running=running,
+        decoding=running and length == computed + 1 and (not is_open or sequence.early),
+        complete=not is_open,
+        last_chunk_at=sequence.last_chunk_at,
+        completed_at=arrival if finished_at is None else finished_at,
+        streamed=streamed,
+        edit_stability=sequence.edit_stability if is_open else 0,
+        deadline=None if outputs or is_open else sequence.deadline,
+        tpot=requirement.tpot if outputs else sequence.tpot(now),
+        requirement=requirement,
+        aged_in=sequence.aged_in,
+    )
+
+
+def _idle_view(sequence: Sequence, now: float) -> RequestView:
+    """Return the view of a sequence with nothing to compute now. Idle prompt streams are the first to lose
+    their memory."""
+    return RequestView(
+        arrival=sequence.arrival,
+        priority=sequence.priority,
+        computed=sequence.computed[TARGET],
+        complete=not sequence.open,
+        last_chunk_at=sequence.last_chunk_at,
+        completed_at=sequence.completed_at,
+        tpot=sequence.tpot(now),
+        idle=sequence.open,
+    )
+
+
+def _capped_budget(
+    cap: BatchCap, serving: list[RequestView], cost: Callable[[int, int], float], budget: int
+) -> int:
+    """Return the most query tokens of a step, of which the decoding sequences get theirs in service order."""
+    decoding = [view for view in serving if view.decoding]
+    kv_tokens = list(accumulate((view.computed for view in decoding), initial=0))
+    return cap(
+        [view.requirement for view in decoding],
+        lambda query_tokens: cost(query_tokens, kv_tokens[min(query_tokens, len(decoding))]),
+        budget,
+    )
+
+
+def _slo_chunks(
+    prompts: list[Prefilling],
+    views: list[RequestView],
+    config: EngineConfig,
+    now: float,
+    speculation: Speculation,
+    averages: RunningAverages,
+) -> dict[int, Chunk]:
+    """Return the chunks of `prompts` that latency targets allow, by sequence id. `views` are those of all
+    sequences of the engine."""
+    requirements = [view.requirement for view in views if view.decoding]
+    kv_tokens = sum(view.computed for view in views if view.remaining)
+    draft_tokens = round(len(requirements) * averages.draft_tokens)
+    drafting = averages.drafting if draft_tokens else 0.0
+    decode_batch = DecodeBatch(
+        requirements,
+        cache(lambda query_tokens: drafting + speculation.step_cost(query_tokens + draft_tokens, kv_tokens)),
+        config.max_num_batched_tokens,
+        config.max_chunk,
+        now,
+        averages.step,
+    )
+    admitted = _admitted_prompts(
+        prompts, views, now, lambda: speculation.means(kv_tokens, RELIABLE_LEVELS), round(averages.prompts)
+    )
+    complete = [entry for entry in admitted if entry[1].complete]
+    streams = _first_prompts(
+        [entry for entry in admitted if not entry[1].complete], STREAM_BUDGETS * config.max_num_batched_tokens
+    )
+    limits = {sequence.id: Chunk(0, 0) for sequence, _ in prompts}
+    for group in filter(None, (complete, streams)):
+        planned = chunks([view for _, view in group], decode_batch, averages.output, config.prefill_share)
+        limits |= {sequence.id: chunk for (sequence, _), chunk in zip(group, planned, strict=True)}
+    return limits
+
+
+def _first_prompts(prompts: list[Prefilling], tokens: int) -> list[Prefilling]:
     """Return the first prompts that together have `tokens` tokens to compute."""
-    sums = accumulate(sequence.todo(idle) for sequence in prompts)
+    sums = accumulate(view.remaining for _, view in prompts)
     return prompts[: 1 + sum(1 for so_far in sums if so_far < tokens)]
 
 
 def _admitted_prompts(
-    sequences: List[Sequence],
-    prompts: List[Sequence],
+    prompts: list[Prefilling],
+    views: list[RequestView],
     now: float,
-    speculation: Speculation,
-    kv_tokens: int,
-    averages: RunningAverages,
-) -> list[Sequence]:
+    means: Callable[[], Means],
+    others: int,
+) -> list[Prefilling]:
     """Return those of the `prompts` that continue or begin: all but those that would make other requests miss
-    their targets. One of the latter at a time is aged in when it has reached the maximum wait."""
-    waiting = [sequence for sequence in prompts if _needs_admission(sequence)]
-    if not waiting or all(sequence.params.slo.tpot_ms is None for sequence in sequences):
-        return list(prompts)
-    begun = [
-        sequence
-        for sequence in prompts
-        if not (_needs_admission(sequence) or sequence.open or sequence.handoff)
-    ]
-    present = [
-        _request(sequence, now)
-        for sequence in (*begun, *(sequence for sequence in sequences if sequence.decoding))
-    ]
-    any_aged_in = any(sequence.aged_in for sequence in sequences)
-    requests = []
-    for sequence in waiting:
-        timely = sequence.deadline is not None and not sequence.late(now)
-        aged_in = sequence.aged_in or not (any_aged_in or timely or now - sequence.arrival <= GRACE)
-        any_aged_in = any_aged_in or aged_in
-        requests.append(_request(sequence, now, aged_in))
-        sequence.aged_in = aged_in
-    means = speculation.means(kv_tokens, round(averages.prompts))
-    decisions = admit(requests, present, means)
-    rejected = {sequence.id for sequence, admitted in zip(waiting, decisions, strict=True) if not admitted}
-    return [sequence for sequence in prompts if sequence.id not in rejected]
+    their targets. One of the latter at a time is aged in when it has reached the maximum wait. A
+    step has `others` prompt tokens on average."""
+    waiting = [entry for entry in prompts if needs_admission(entry[1])]
+    if not waiting or all(view.tpot is None for view in views):
+        return prompts
+    present = [view for _, view in prompts if has_begun(view)] + [view for view in views if view.decoding]
+    arriving = [view for _, view in waiting]
+    if not any(view.aged_in for view in views) and (aged := aging_in(arriving, now)) is not None:
+        waiting[aged][0].aged_in = True
+        arriving[aged] = replace(arriving[aged], aged_in=True)
+    decisions = admit(arriving, present, now, means(), others)
+    rejected = {
+        sequence.id for (sequence, _), admitted in zip(waiting, decisions, strict=True) if not admitted
+    }
+    return [entry for entry in prompts if entry[0].id not in rejected]
 
 
-def _request(sequence: Sequence, now: float, aged_in: bool = False) -> Request:
-    if sequence.decoding:
-        return Request(sequence.tpot(now), priority=sequence.priority)
-    deadline = sequence.deadline
-    due_in = None if deadline is None or deadline <= now else deadline - now
-    return Request(sequence.tpot(now), sequence.todo(idle=False), due_in, sequence.priority, aged_in)
+def _tentative_chunks(prefilling: list[Prefilling]) -> dict[int, Chunk]:
+    """Return a token each for the sequences that may not be able to start: planned tokens would be lost to
+    the sequences they wait for. That holds for those that could not start lately, and for those with a
+    transfer reservation: the running ones may be waiting for the blocks reserved for it."""
+    return {
+        sequence.id: Chunk(1, 1)
+        for sequence, view in prefilling
+        if not sequence.reserved and (sequence.waiting or (sequence.granted and not view.running))
+    }
 
 
-def _needs_admission(sequence: Sequence) -> bool:
-    """Whether a prompt has not begun yet and will decode on this worker once it is computed."""
-    return not (sequence.running or sequence.outputs or sequence.open or sequence.handoff)
+def _edit_stable_chunks(
+    prompts: list[Prefilling], limits: dict[int, Chunk], max_chunk: int
+) -> dict[int, Chunk]:
+    """Return chunks for the prompt streams among `prompts`, by sequence id: within `limits`, and only of
+    tokens that are as edit-stable as the first one."""
+    stable = {}
+    for sequence, view in prompts:
+        if not view.complete:
+            chunk = limits.get(sequence.id) or Chunk(max_chunk, 1)
+            tokens = min(chunk.tokens, sequence.edit_stable_tokens)
+            stable[sequence.id] = Chunk(tokens, min(tokens, chunk.due))
+    return stable
 
 
 def workload(
     sequences: List[Sequence],
     config: EngineConfig,
+    order: Order,
     message: Submit,
     speculation: Speculation,
     averages: RunningAverages,
@@ -230,83 +300,17 @@ def workload(
     ttft = message.params.slo.ttft_ms
     deadline = None if ttft is None else message.arrival + ttft / 1000
     prompts = [sequence for sequence in sequences if not sequence.outputs]
-    if config.order == "slo" and deadline is not None:
+    if order.by_targets and deadline is not None:
         prompts = [
             sequence
             for sequence in prompts
             if sequence.deadline is not None and sequence.deadline <= deadline
         ]
     kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
-    draft_seconds, acceptance, max_depth = speculation.single_request_estimates()
     return Load(
         decoding=sum(sequence.running and bool(sequence.outputs) for sequence in sequences),
         queued_tokens=sum(sequence.todo(idle=False) for sequence in prompts),
-        step_seconds=lambda query_tokens: speculation.step_cost(query_tokens, kv_tokens),
         max_prompt_tokens=min(config.max_chunk, config.max_num_batched_tokens),
         mean_output=averages.output,
-        draft_seconds=draft_seconds,
-        acceptance=acceptance,
-        max_depth=max_depth,
+        means=speculation.means(kv_tokens, MAX_DEPTH),
     )
-
-
-def _idle_candidate(sequence: Sequence) -> Candidate:
-    """Return the candidate for a sequence with nothing to compute now: only what its rank depends on. Idle
-    prompt streams are the first to lose their memory."""
-    return Candidate(
-        arrival=sequence.arrival,
-        priority=sequence.priority,
-        computed=sequence.computed[TARGET],
-        complete=not sequence.open,
-        last_chunk_at=sequence.last_chunk_at,
-        completed_at=sequence.completed_at,
-        idle=sequence.open,
-    )
-
-
-def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
-    if sequence.open and not sequence.early:  # there may be hundreds: this path is cheap
-        return Candidate(
-            arrival=sequence.arrival,
-            priority=sequence.priority,
-            remaining=sequence.pending,
-            prefill_seconds=sequence.pending * token_seconds,
-            computed=sequence.computed[TARGET],
-            running=bool(sequence.blocks),
-            complete=False,
-            last_chunk_at=sequence.last_chunk_at,
-            completed_at=sequence.arrival,
-            edit_stability=sequence.edit_stability,
-        )
-    return Candidate(
-        arrival=sequence.arrival,
-        priority=sequence.priority,
-        remaining=sequence.pending,
-        prefill_seconds=sequence.pending * token_seconds if sequence.streamed else 0.0,
-        computed=sequence.computed[TARGET],
-        running=sequence.running,
-        decoding=sequence.decoding,
-        complete=not sequence.open,
-        last_chunk_at=sequence.last_chunk_at,
-        completed_at=sequence.completed_at,
-        edit_stability=sequence.edit_stability if sequence.open else 0,
-        deadline=sequence.deadline,
-        requirement=sequence.requirement,
-    )
-
-
-def _edit_stable_chunk(sequence: Sequence, chunk: Chunk | None, config: EngineConfig) -> Chunk:
-    """Limit a prompt stream's chunk to tokens that are as edit-stable as its first one."""
-    chunk = chunk or Chunk(config.max_chunk, 1)
-    tokens = min(chunk.tokens, sequence.edit_stable_tokens)
-    return Chunk(tokens, min(tokens, chunk.due))
-
-
-def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
-    deadline = sequence.deadline
-    due_in = None if deadline is None else deadline - now
-    waited = 0.0 if sequence.open else max(0.0, now - sequence.completed_at)
-    planned = 0 if sequence.running else sequence.cached
-    remaining = max(1, sequence.todo(idle) - planned)
-    length = max(remaining, len(sequence.tokens) - sequence.cached)
-    return Prompt(remaining, length, waited, due_in, sequence.running, sequence.streamed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
@@ -34,8 +35,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.transfers import CacheAddress, Join, Push, Release
-from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import DEFAULT_SWAP_COST, Costs
+from streamserve.scheduling.cost import DEFAULT_SWAP_COST, CostModel, SwapCost
 from streamserve.scheduling.prefix import namespace
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import SpeculationPolicy
@@ -79,7 +79,7 @@ class Engine:
         self.drafter = drafter
         speculation = speculation or Speculation(SpeculationPolicy("goodput"), default_cost)
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
-        costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
+        costs = CostModel(speculation.step_cost, swap_cost)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)
         self._observer = ClientObserver(observer) if observer else NoObserver()
         self._journal = journal or NullJournal()
@@ -100,6 +100,7 @@ class Engine:
             pool.track_changes()
         self.transfers = KVTransferManager(self.scheduler, outgoing, incoming, self._observer)
         eos = frozenset(model.eos_token_ids)
+        self._order = ORDERS[config.order]
         self._committer = StepCommitter(
             self.scheduler, self.transfers, self.averages, self._observer, eos, config.max_model_len
         )
@@ -168,7 +169,7 @@ class Engine:
         for sequence in able:
             sequence.tick(started)
         proposals = self.scheduler.plan(
-            batch_candidates(able, self.config, started, self.speculation, self.averages)
+            batch_candidates(able, self.config, self._order, started, self.speculation, self.averages)
         )
         trees = self._drafting.trees(proposals)
         self._drafting.catch_up_prompts(proposals)
@@ -276,7 +277,7 @@ class Engine:
             return final_events(message, error)
         if self.config.slo_admission and may_be_infeasible(message) and self.speculation.step_cost.observed:
             sequences = list(self.scheduler.sequences.values())
-            load = workload(sequences, self.config, message, self.speculation, self.averages)
+            load = workload(sequences, self.config, self._order, message, self.speculation, self.averages)
             return infeasible_events(message, load) or None
         return None
 

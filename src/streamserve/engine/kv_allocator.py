@@ -15,7 +15,8 @@ from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.swap import SwapSpace
 from streamserve.protocol.config import EngineConfig
-from streamserve.scheduling.eviction import Costs, decide
+from streamserve.scheduling.cost import CostModel
+from streamserve.scheduling.eviction import decide
 
 
 @dataclass
@@ -38,7 +39,7 @@ class KVAllocator:
     def __init__(
         self,
         config: EngineConfig,
-        costs: Costs,
+        costs: CostModel,
         tables: BlockTables,
         swap: SwapSpace,
         sequences: Mapping[int, Sequence],
@@ -153,8 +154,9 @@ class KVAllocator:
         self.preemptions += 1
         tokens = sequence.computed[TARGET]
         decision = decide(
-            "recompute" if sequence.held else self._config.eviction, self._costs, max(sequence.computed),
-            self._config.block_size, sequence.survival if sequence.open else 1.0, self._swap.free,
+            "recompute" if sequence.held else self._config.eviction, self._costs,
+            self._config.max_chunk, max(sequence.computed), self._config.block_size,
+            sequence.survival if sequence.open else 1.0, self._swap.free,
         )  # fmt: skip
         if decision.swap:
             self.evictions.swap_predicted += decision.swap_seconds

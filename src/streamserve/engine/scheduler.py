@@ -21,7 +21,7 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.swap import SwapSpace, truncate
 from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.budget import divide
-from streamserve.scheduling.eviction import Costs
+from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefill import Chunk
 from streamserve.speculation.tree import TokenTree, root
 
@@ -68,7 +68,7 @@ class _Step:
 class Scheduler:
     """Owns the live sequences of one engine and, through `tables`, their blocks."""
 
-    def __init__(self, config: EngineConfig, groups: int, drafting: bool, costs: Costs) -> None:
+    def __init__(self, config: EngineConfig, groups: int, drafting: bool, costs: CostModel) -> None:
         self.config = config
         self.drafting = drafting
         self.tables = BlockTables(

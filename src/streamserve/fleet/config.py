@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from streamserve.fleet.worker_state import Topology
-from streamserve.scheduling.routing import FlowGuard, Router
+from streamserve.scheduling.flowguard import FlowGuard
+from streamserve.scheduling.routing import Router
 
 
 @dataclass(frozen=True)

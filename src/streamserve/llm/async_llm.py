@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from streamserve.baselines.routers import parse_router
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.runtime import FleetRuntime
@@ -31,7 +32,6 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
-from streamserve.scheduling.routing import parse_router
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.resolve import Settings, SettingsError, topology
 from streamserve.text.chat import chat_template

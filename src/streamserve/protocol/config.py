@@ -31,8 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step's budget of query tokens over all requests; `max_chunk` limits one prompt's share of it.
     `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
     `draft_nodes` limits the draft tokens for one request in a step, if there is a drafter. `order` and
-    `prefill_share` set the order and the share of prompts in a step (scheduling/ordering.py, prefill.py);
-    with `slo_admission`, requests whose latency targets are infeasible are refused
+    `prefill_share` set the order and the share of prompts in a step (baselines/orders.py,
+    scheduling/prefill.py); with `slo_admission`, requests whose latency targets are infeasible are refused
     (scheduling/feasibility.py). `eviction` selects what happens to the KV of preempted sequences, with
     `swap_blocks` blocks in the host pool. With `check` every step is checked (engine/invariants.py).
     """

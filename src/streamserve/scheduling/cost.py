@@ -113,6 +113,28 @@ class SwapCost:
         return SwapCost(*lines)
 
 
+DEFAULT_SWAP_COST = SwapCost(Line(1e-4, 2e-4), Line(1e-4, 2e-4))
+"""Default without a measurement: blocks of one megabyte at about 5 GB/s."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of what an engine does: `step(query_tokens, kv_tokens)`, and the `swap` of blocks.
+
+    The step may be a measured curve (`StepCost.in_tokens`), one that learns from the steps themselves
+    (`RefinedCost`), or a default.
+    """
+
+    step: Callable[[int, int], float]
+    swap: SwapCost = DEFAULT_SWAP_COST
+
+    def prefill(self, tokens: int, chunk: int) -> float:
+        """Return the seconds to compute the KV of a prompt's first `tokens` tokens, alone in the batch, in
+        steps of `chunk` query tokens."""
+        starts = range(0, tokens, chunk)
+        return sum(self.step(min(chunk, tokens - start), start) for start in starts)
+
+
 def fit_line(counts: Sequence[int], seconds: Sequence[float]) -> Line:
     """Return the line through measured `seconds` by least squares of relative errors. Neither coefficient is
     negative."""

@@ -4,35 +4,15 @@ A prompt stream may change while its KV is evicted. What an edit will invalidate
 and is neither copied back nor recomputed. So appended prompts tend to swapping, replaced ones to recomputing.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from streamserve.scheduling.cost import Line, SwapCost
+from streamserve.scheduling.cost import CostModel
 
 Eviction = Literal["recompute", "swap", "cost"]
 
 MEMORY = 0.5
 """Weight of the previous estimate when an edit shows which share of a prompt survived it."""
-
-
-DEFAULT_SWAP_COST = SwapCost(Line(1e-4, 2e-4), Line(1e-4, 2e-4))
-"""Default without a measurement: blocks of one megabyte at about 5 GB/s."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Costs of eviction on this machine: `step(query_tokens, kv_tokens)` and `swap(blocks)` in seconds.
-    `chunk`: query tokens of a prompt in a step."""
-
-    step: Callable[[int, int], float]
-    swap: SwapCost = DEFAULT_SWAP_COST
-    chunk: int = 512
-
-    def recompute(self, tokens: int) -> float:
-        """Return the seconds to compute the KV of a prompt's first `tokens` tokens, alone in the batch."""
-        starts = range(0, tokens, self.chunk)
-        return sum(self.step(min(self.chunk, tokens - start), start) for start in starts)
 
 
 @dataclass(frozen=True)
@@ -45,14 +25,20 @@ class Verdict:
 
 
 def decide(
-    policy: Eviction, costs: Costs, tokens: int, block_size: int, survival: float, free_host_blocks: int
+    policy: Eviction,
+    costs: CostModel,
+    chunk: int,
+    tokens: int,
+    block_size: int,
+    survival: float,
+    free_host_blocks: int,
 ) -> Verdict:
     """Decide how to evict the KV of `tokens` tokens, of which the share `survival` is expected to be needed
     when the sequence continues. If not all blocks fit into the host pool's `free_host_blocks`, the KV is
-    recomputed."""
+    recomputed, with `chunk` query tokens in a step."""
     blocks = -(-tokens // block_size)
     swap = costs.swap.out(blocks) + costs.swap.back(survival * blocks)
-    recompute = costs.recompute(round(survival * tokens))
+    recompute = costs.prefill(round(survival * tokens), chunk)
     preferred = policy == "swap" or (policy == "cost" and swap < recompute)
     return Verdict(preferred and 0 < blocks <= free_host_blocks, swap, recompute)
 

@@ -4,10 +4,11 @@ The forecast is the best case, so that only infeasible requests are refused: no 
 with later deadlines wait, and draft tokens of the request alone are accepted as often as before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from streamserve.speculation.outlook import Means
 from streamserve.speculation.shapes import expected_tokens
 
 RETRY = (1.0, 60.0)
@@ -17,40 +18,32 @@ RETRY = (1.0, 60.0)
 @dataclass(frozen=True)
 class Load:
     """A worker's load: `decoding` sequences, and `queued_tokens` prompt tokens that are computed before the
-    request's.
-
-    * `step_seconds`: the time of a step by query tokens. A step computes at most `max_prompt_tokens` prompt
-      tokens.
-    * `draft_seconds`, `acceptance`, `max_depth`: a chain of d draft tokens takes `draft_seconds` a token, and
-      its d-th token is accepted with probability `acceptance`^d; it has at most `max_depth` tokens, 0 without
-      speculation.
-    * `mean_output`: tokens of an output.
-    """
+    request's, at most `max_prompt_tokens` a step. An output has `mean_output` tokens; `means` says what steps
+    cost and draft tokens yield."""
 
     decoding: int
     queued_tokens: int
-    step_seconds: Callable[[int], float]
     max_prompt_tokens: int
     mean_output: float
-    draft_seconds: float = 0.0
-    acceptance: float = 0.0
-    max_depth: int = 0
+    means: Means
 
 
 def best_ttft(prompt: int, load: Load) -> float:
     """Return the seconds until a prompt of `prompt` tokens has its first output token."""
     full_steps, remainder = divmod(load.queued_tokens + prompt, load.max_prompt_tokens)
-    return full_steps * load.step_seconds(load.decoding + load.max_prompt_tokens) + (
-        load.step_seconds(load.decoding + remainder) if remainder else 0.0
+    step = load.means.step
+    return full_steps * step(load.decoding + load.max_prompt_tokens) + (
+        step(load.decoding + remainder) if remainder else 0.0
     )
 
 
 def best_tpot(load: Load) -> float:
     """Return the seconds a token, with the number of draft tokens that is best for this request."""
+    means, draft_seconds = load.means, load.means.draft(1)
     return min(
-        (depth * load.draft_seconds + load.step_seconds(load.decoding + 1 + depth))
-        / expected_tokens(load.acceptance, depth)
-        for depth in range(load.max_depth + 1)
+        (depth * draft_seconds + means.step(load.decoding + 1 + depth))
+        / expected_tokens(means.acceptance, depth)
+        for depth in range(means.depth + 1)
     )
 
 
@@ -67,9 +60,7 @@ def infeasible(
     ]
     if not missed:
         return None
-    busy = best_ttft(0, load) + (
-        load.mean_output * load.step_seconds(load.decoding) if load.decoding else 0.0
-    )
+    busy = best_ttft(0, load) + (load.mean_output * load.means.step(load.decoding) if load.decoding else 0.0)
     empty = replace(load, decoding=0, queued_tokens=0)
     ever = (ttft_ms or inf) >= 1000 * best_ttft(prompt, empty) and (tpot_ms or inf) >= 1000 * best_tpot(empty)
     return missed, min(max(busy, RETRY[0]), RETRY[1]) if ever else RETRY[1]

@@ -15,6 +15,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from streamserve.scheduling.ordering import MAX_WAIT
+from streamserve.scheduling.request import RequestView
 from streamserve.speculation.slo import LatencyRequirement
 
 MARGIN = 3
@@ -24,19 +25,6 @@ ROUNDS = 4
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 """Numbers of prompt tokens that are compared, and the ends of prompts too: cost curves are staircases."""
-
-
-class Prompt(NamedTuple):
-    """A prompt. `remaining` of `length` tokens have no KV yet; its cached prefix does not count in either. It
-    was complete `waited` seconds ago, and its first token is due in `due_in` seconds, if it has a deadline.
-    `running`: it holds blocks. `streamed`: it is, or was, a prompt stream."""
-
-    remaining: int
-    length: int
-    waited: float = 0.0
-    due_in: float | None = None
-    running: bool = False
-    streamed: bool = False
 
 
 class Chunk(NamedTuple):
@@ -50,18 +38,19 @@ class Chunk(NamedTuple):
 class DecodeBatch(NamedTuple):
     """The decoding sequences of the step that prompts are to join, with these latency `requirements` and one
     query token each. `step_seconds` is the time of a step by query tokens, `budget` the most query tokens of
-    the step, `max_chunk` the most of one prompt. A step yields `tokens_per_step` tokens for a decoding
-    sequence on average."""
+    the step, `max_chunk` the most of one prompt. The step begins at `now` on the engine's clock, and yields
+    `tokens_per_step` tokens for a decoding sequence on average."""
 
     requirements: Sequence[LatencyRequirement]
     step_seconds: Callable[[int], float]
     budget: int
     max_chunk: int
+    now: float = 0.0
     tokens_per_step: float = 1.0
 
 
 def chunks(
-    prompts: Sequence[Prompt], batch: DecodeBatch, mean_output: float, share: float | None = None
+    prompts: Sequence[RequestView], batch: DecodeBatch, mean_output: float, share: float | None = None
 ) -> list[Chunk]:
     """Return a chunk for each of the `prompts`, which come in order of urgency.
 
@@ -72,9 +61,9 @@ def chunks(
     decoding = len(batch.requirements)
     due = due_tokens(prompts, batch)
     remainders = [
-        min(prompt.remaining, batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)
+        min(uncached(prompt), batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)
     ]
-    values = [_value(prompt, mean_output) for prompt in prompts]
+    values = [_value(prompt, mean_output, batch.now) for prompt in prompts]
     if any(prompt.streamed for prompt in prompts):
         values = [1.0] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda i: -values[i] if share is None else i)
@@ -99,19 +88,20 @@ def chunks(
     return [Chunk(tokens, least) for tokens, least in zip(chunk_tokens, due, strict=True)]
 
 
-def due_tokens(prompts: Sequence[Prompt], batch: DecodeBatch) -> list[int]:
+def due_tokens(prompts: Sequence[RequestView], batch: DecodeBatch) -> list[int]:
     """Return how many tokens each of the `prompts` must get now to have its first token in time: with T the
     time of the step with all that is due, remaining * T / time left. Where the budget is too small, the last
     get none. An infeasible deadline is not pursued: such a prompt is treated as one without a deadline."""
     decoding, step_seconds = len(batch.requirements), batch.step_seconds
     whole = step_seconds(decoding + batch.max_chunk) / batch.max_chunk
     idle = not any(prompt.running for prompt in prompts)
-    times = []
+    remaining, times = [uncached(prompt) for prompt in prompts], []
     for number, prompt in enumerate(prompts):
-        if prompt.due_in is not None and prompt.remaining * whole <= prompt.due_in:
-            times.append(max(prompt.due_in - MARGIN * step_seconds(decoding), 1e-6))
+        due_in = inf if prompt.deadline is None else prompt.deadline - batch.now
+        if remaining[number] * whole <= due_in < inf:
+            times.append(max(due_in - MARGIN * step_seconds(decoding), 1e-6))
         elif prompt.running or (idle and not number):
-            times.append(max(MAX_WAIT - prompt.waited, MAX_WAIT / 10))
+            times.append(max(MAX_WAIT - _waited(prompt, batch.now), MAX_WAIT / 10))
         else:
             times.append(inf)
     due = [0] * len(prompts)
@@ -119,8 +109,8 @@ def due_tokens(prompts: Sequence[Prompt], batch: DecodeBatch) -> list[int]:
         now = step_seconds(max(decoding + sum(due), 1))  # an empty step would take no time, and yield nothing
         left = max(batch.budget - decoding, 0)
         again = []
-        for prompt, time in zip(prompts, times, strict=True):
-            required = ceil(min(prompt.remaining * now / time, prompt.remaining))
+        for tokens, time in zip(remaining, times, strict=True):
+            required = ceil(min(tokens * now / time, tokens))
             again.append(min(required, batch.max_chunk, left))
             left -= again[-1]
         if again == due:
@@ -129,9 +119,22 @@ def due_tokens(prompts: Sequence[Prompt], batch: DecodeBatch) -> list[int]:
     return due
 
 
-def _value(prompt: Prompt, mean_output: float) -> float:
-    """Return the expected output for each token of the prompt, which grows with its waiting time."""
-    return mean_output / prompt.length * (1 + prompt.waited / MAX_WAIT)
+def uncached(prompt: RequestView) -> int:
+    """Return how many tokens of a prompt are left to compute, at least 1. A cached prefix need not be, but
+    only counts as computed once the prompt holds its blocks."""
+    return max(1, prompt.remaining - (0 if prompt.running else prompt.cached))
+
+
+def _value(prompt: RequestView, mean_output: float, now: float) -> float:
+    """Return the expected output for each token of the prompt that was not cached, which grows with its
+    waiting time."""
+    tokens = max(uncached(prompt), prompt.length - prompt.cached)
+    return mean_output / tokens * (1 + _waited(prompt, now) / MAX_WAIT)
+
+
+def _waited(prompt: RequestView, now: float) -> float:
+    """Return the seconds since a prompt was complete; 0 while it is a stream."""
+    return max(0.0, now - prompt.complete_since) if prompt.complete else 0.0
 
 
 def _longest_step(batch: DecodeBatch) -> float:

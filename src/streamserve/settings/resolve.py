@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import inspect
 
+from streamserve.baselines.routers import parse_router
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, pools, unified
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, ServerConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
-from streamserve.scheduling.routing import parse_router
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.speculation.policies import parse_policy
 

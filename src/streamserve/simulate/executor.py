@@ -15,8 +15,7 @@ import numpy.typing as npt
 from streamserve.engine.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
+from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 
 Cost = Callable[[int, int], float]
 """Seconds of a step, from its query tokens and the KV tokens they attend to."""

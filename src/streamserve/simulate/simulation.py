@@ -48,8 +48,7 @@ from streamserve.protocol.messages import (
     Transfers,
 )
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
+from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.journal import InjectedCrash, Poison, PoisonPhase, SimulatedJournal
 from streamserve.simulate.transport import SimulatedTransport

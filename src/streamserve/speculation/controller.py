@@ -293,23 +293,14 @@ class Speculation:
         }
         return SpeculationReport(**counts)
 
-    def single_request_estimates(self) -> tuple[float, float, int]:
-        """Return, for one request: seconds of drafting a token, the probability that it is accepted, and the
-        maximum depth; zeros as long as nothing was drafted."""
-        if self.policy.kind == "off" or not self.counters.drafts:
-            return 0.0, 0.0, 0
-        return self.pass_cost(1, 0), self._level_acceptance()[0][0], MAX_DEPTH
-
-    def means(self, kv_tokens: int, others: int) -> Means:
-        """Return the present averages of decoding, for steps with `others` further query tokens that read
-        `kv_tokens`."""
-        depth = RELIABLE_LEVELS if self.policy.kind != "off" and self.counters.drafts else 0
+    def means(self, kv_tokens: int, max_depth: int) -> Means:
+        """Return the present averages of decoding, for steps that read `kv_tokens` and chains of up to
+        `max_depth` draft tokens; of none as long as nothing was drafted."""
         return Means(
             step=cache(lambda query_tokens: self.step_cost(query_tokens, kv_tokens)),
             draft=lambda requests: self.pass_cost(requests, 0),
             acceptance=self._level_acceptance()[0][0],
-            depth=depth,
-            others=others,
+            depth=max_depth if self.policy.kind != "off" and self.counters.drafts else 0,
         )
 
     def _level_acceptance(self) -> list[list[float]]:

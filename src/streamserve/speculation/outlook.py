@@ -78,10 +78,9 @@ class DraftedStep:
 class Means:
     """Averages of decoding: `step(query_tokens)` is the seconds of a step, `draft(requests)` those of one
     level of draft tokens for so many requests. A draft token is accepted with probability `acceptance`, and
-    chains have up to `depth` (0: no speculation). A step also has `others` prompt tokens, on average."""
+    chains have up to `depth` (0: no speculation)."""
 
     step: Callable[[int], float]
     draft: Callable[[int], float]
     acceptance: float
     depth: int
-    others: int = 0

@@ -44,8 +44,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
-from streamserve.scheduling.cost import SwapCost
-from streamserve.scheduling.eviction import DEFAULT_SWAP_COST
+from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.policies import parse_policy
 from streamserve.text.grammar import vocabulary

@@ -5,9 +5,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from streamserve.baselines.routers import ROUTERS
 from streamserve.fleet.tracing.telemetry import telemetry_installed
 from streamserve.protocol.nixl import nixl_package
-from streamserve.scheduling.routing import ROUTERS
 from streamserve.speculation.policies import NAMES
 from tests.campaigns.settings.draw import Draw
 

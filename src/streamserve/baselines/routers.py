@@ -1,0 +1,166 @@
+"""The routers by name: FlowGuard, predictive routing, and those they are compared with."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from types import MappingProxyType
+
+import numpy as np
+
+from streamserve.scheduling.flowguard import (
+    FlowGuard,
+    Weights,
+    check_weights,
+    highest_score,
+    weighted_score,
+)
+from streamserve.scheduling.predictive import Predictive
+from streamserve.scheduling.routing import (
+    Arrival,
+    Decision,
+    RouteCandidate,
+    Router,
+    best,
+    cached_share,
+    or_inf,
+)
+
+PUBLISHED_WEIGHTS = (0.4, 0.1, 0.3, 0.2)
+"""FlowGuard's weights as published. With them a cached prompt outweighs 43 queued requests where 32 may run:
+groups of prompts with a common prefix crowd on a few of many pairs."""
+
+
+@dataclass(frozen=True)
+class PublishedFlowGuard:
+    """FlowGuard as published: C is the prefill worker's rolling hit rate, whatever the prompt. If all
+    candidates are overloaded or stale, the shortest queue of all takes the request, where a dead worker's
+    empty queue wins. Raises ValueError as FlowGuard does."""
+
+    weights: Weights = PUBLISHED_WEIGHTS
+    overload: float = 0.85
+    stale: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights, self.overload, self.stale)
+
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+        scores = [self.score(candidate) if self._eligible(candidate) else None for candidate in candidates]
+        if any(score is not None for score in scores):
+            return highest_score(candidates, scores, turn)
+        queues = [(-candidate.prefill.queued,) for candidate in candidates]
+        return Decision(best(queues, turn), tuple(scores), "all overloaded or stale: shortest queue")
+
+    def score(self, candidate: RouteCandidate) -> float:
+        """Return S of one candidate."""
+        return weighted_score(self.weights, candidate.prefill.hit_rate, candidate)
+
+    def _eligible(self, candidate: RouteCandidate) -> bool:
+        overload = candidate.memory + 2 * candidate.prefill.queue
+        return overload <= self.overload and candidate.silence <= self.stale
+
+
+def round_robin(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+    """Choose the candidates in turn."""
+    return Decision(turn % len(candidates), (None,) * len(candidates), "its turn")
+
+
+@dataclass(frozen=True)
+class RandomChoice:
+    """Chooses uniformly at random, the same for the same seed and turn."""
+
+    seed: int = 0
+
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+        chosen = int(np.random.default_rng((self.seed, turn)).integers(len(candidates)))
+        return Decision(chosen, (None,) * len(candidates), "drawn at random")
+
+
+def least_loaded(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+    """Choose the candidate with the fewest requests, queued and decoding."""
+    counts = tuple(-float(candidate.prefill.queued + candidate.decode.decoding) for candidate in candidates)
+    return Decision(best([(count,) for count in counts], turn), counts, "fewest requests")
+
+
+def cache_aware(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+    """Choose the candidate with the longest cached prefix, unless its queue is out of balance with the
+    shortest (SGLang's router): then the one with the fewest requests."""
+    loads = [candidate.prefill.queued + candidate.decode.decoding for candidate in candidates]
+    if max(loads) - min(loads) > 32 and max(loads) > 1.5 * min(loads):
+        return least_loaded(arrival, candidates, turn)
+    shares = tuple(cached_share(arrival, candidate) for candidate in candidates)
+    keys = [(share, -load) for share, load in zip(shares, loads, strict=True)]
+    return Decision(best(keys, turn), shares, "longest cached prefix")
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Separate pipelines for classes of latency targets, a baseline of AdaServe: of n classes the i-th has
+    every n-th candidate from the i-th on; with fewer candidates, classes share. A request's class is the
+    first of the ascending `ends`, in seconds, that its target for the time per output token does not exceed,
+    or the last class. Among the class's candidates the fewest requests win. Raises ValueError unless the ends
+    are positive, finite and ascending."""
+
+    ends: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ends or list(self.ends) != sorted({end for end in self.ends if 0 < end < inf}):
+            raise ValueError(f"the ends of classes {self.ends} must be positive and ascend")
+
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+        slo_class = bisect_left(self.ends, or_inf(arrival.tpot))
+        pipelines = min(len(self.ends) + 1, len(candidates))
+        scores = tuple(
+            -float(candidate.prefill.queued + candidate.decode.decoding)
+            if index % pipelines == slo_class % pipelines
+            else None
+            for index, candidate in enumerate(candidates)
+        )
+        keys = [(-inf if score is None else score,) for score in scores]
+        return Decision(best(keys, turn), scores, f"class {slo_class}, fewest requests")
+
+
+ROUTERS: Mapping[str, Router] = MappingProxyType(
+    {
+        "flowguard": FlowGuard(),
+        "flowguard-as-published": PublishedFlowGuard(),
+        "round-robin": round_robin,
+        "random": RandomChoice(),
+        "least-loaded": least_loaded,
+        "cache-aware": cache_aware,
+        "predictive": Predictive(),
+    }
+)
+"""The routers by name."""
+
+
+def parse_router(text: str) -> Router:
+    """Return the router of that name. FlowGuard's weights and threshold may follow as in
+    "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50". Raises
+    ValueError for anything else."""
+    name, *arguments = text.split(":")
+    if name == "classes":
+        return _parse_classes(text, arguments)
+    if name not in ROUTERS:
+        raise ValueError(f"unknown router {name!r}: choose one of {', '.join(ROUTERS)}, classes:MS,…")
+    router = ROUTERS[name]
+    if not arguments:
+        return router
+    if not isinstance(router, FlowGuard | PublishedFlowGuard) or len(arguments) > 2:
+        raise ValueError(f"{text!r}: only flowguard takes weights and a threshold, as 0.4,0.1,0.3,0.2:0.85")
+    try:
+        weights = tuple(map(float, arguments[0].split(",")))
+        overload = float(arguments[1]) if len(arguments) > 1 else router.overload
+    except ValueError:
+        raise ValueError(f"{text!r}: weights and threshold must be numbers") from None
+    if len(weights) != 4:
+        raise ValueError(f"{text!r}: FlowGuard has four weights, not {len(weights)}")
+    return replace(router, weights=weights, overload=overload)
+
+
+def _parse_classes(text: str, arguments: Sequence[str]) -> ByClass:
+    try:
+        (ends,) = arguments
+        return ByClass(tuple(float(end) / 1000 for end in ends.split(",")))
+    except ValueError:
+        raise ValueError(f"{text!r}: classes take ends in milliseconds that ascend, as 20,50") from None

@@ -1,0 +1,98 @@
+"""FlowGuard: routing by a weighted sum of cached prefix, memory, queue and load (StreamServe)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from streamserve.scheduling.routing import (
+    Arrival,
+    Decision,
+    RouteCandidate,
+    best,
+    cached_share,
+)
+
+Weights = tuple[float, float, float, float]
+"""The weights of FlowGuard's C, M, Q and L."""
+
+
+@dataclass(frozen=True)
+class FlowGuard:
+    """StreamServe's router: S = a1·C + a2·(1−M) + a3·(1−Q) + a4·(1−L), the highest wins.
+
+    C is the share of *this* prompt that is cached. The default weights let the queue count most. Candidates
+    that are overloaded (M + 2·Q > `overload`) or have been silent for longer than `stale` seconds are
+    skipped; if all are, the shortest queue among the live ones takes the request. Equal scores: shortest
+    queue, then in turn. baselines/routers.py has the router as published. Raises ValueError unless the
+    weights are not negative and sum to 1.
+    """
+
+    weights: Weights = (0.1, 0.05, 0.8, 0.05)
+    overload: float = 0.85
+    stale: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights, self.overload, self.stale)
+
+    def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
+        # Evaluated for every candidate on every request: written for speed. `score` says what it computes.
+        a1, a2, a3, a4 = self.weights
+        overload, stale, prompt = self.overload, self.stale, max(arrival.prompt_tokens, 1)
+        scores: list[float | None] = []
+        highest, chosen, equal = -inf, 0, 0
+        for candidate in candidates:
+            prefill, decode = candidate.prefill, candidate.decode
+            memory = prefill.blocks_live / prefill.blocks_total
+            decode_memory = decode.blocks_live / decode.blocks_total
+            memory = decode_memory if decode_memory > memory else memory
+            queue = prefill.queued / prefill.max_num_seqs
+            if memory + 2 * queue > overload or prefill.silence > stale or decode.silence > stale:
+                scores.append(None)
+                continue
+            share = candidate.cached / prompt
+            load = decode.decoding / decode.max_num_seqs
+            score = a1 * share + a2 * (1 - memory) + a3 * (1 - queue) + a4 * (1 - load)
+            if score > highest:
+                highest, chosen, equal = score, len(scores), 1
+            elif score == highest:
+                equal += 1
+            scores.append(score)
+        if equal == 1:
+            return Decision(chosen, tuple(scores), "highest score")
+        if equal:
+            return highest_score(candidates, scores, turn)
+        fresh = [candidate.silence <= self.stale for candidate in candidates]
+        queues = [(f or not any(fresh), -p.prefill.queued) for f, p in zip(fresh, candidates, strict=True)]
+        return Decision(best(queues, turn), tuple(scores), "all overloaded or stale: shortest queue")
+
+    def score(self, arrival: Arrival, candidate: RouteCandidate) -> float:
+        """Return S of one candidate."""
+        return weighted_score(self.weights, cached_share(arrival, candidate), candidate)
+
+
+def check_weights(weights: Weights, overload: float, stale: float) -> None:
+    """Raise ValueError unless FlowGuard's weights are not negative and sum to 1, and its thresholds are
+    positive."""
+    if min(weights) < 0 or abs(sum(weights) - 1) > 1e-6:
+        raise ValueError(f"FlowGuard's weights {weights} must not be negative and sum to 1")
+    if not overload > 0 or not stale > 0:
+        raise ValueError("FlowGuard's overload threshold and stale time must be positive")
+
+
+def weighted_score(weights: Weights, cached: float, candidate: RouteCandidate) -> float:
+    """Return FlowGuard's S of a candidate, whose C is `cached`."""
+    a1, a2, a3, a4 = weights
+    queue, load = candidate.prefill.queue, candidate.decode.load
+    return a1 * cached + a2 * (1 - candidate.memory) + a3 * (1 - queue) + a4 * (1 - load)
+
+
+def highest_score(
+    candidates: Sequence[RouteCandidate], scores: Sequence[float | None], turn: int
+) -> Decision:
+    """Choose the highest of the `scores`, of which there is at least one; among equal ones the shortest
+    queue."""
+    keys = [
+        (-inf if score is None else score, -candidate.prefill.queued)
+        for score, candidate in zip(scores, candidates, strict=True)
+    ]
+    return Decision(best(keys, turn), tuple(scores), "highest score")
