@@ -19,6 +19,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.scheduling.cost import SwapCost
 from streamserve.simulate.executor import Cost
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from streamserve.text.retokenize import common_prefix
 
 VOCABULARY = 30_000
@@ -70,7 +71,9 @@ def virtual(
         fingerprint="simulated",
     )
     fleet = FleetConfig(max_requests=1 << 20, max_waiting_tokens=1 << 40)
-    simulation = Simulation(fleet, engine, model, machine.step, swap_cost=machine.swap, start_seconds=0.0)
+    simulation = Simulation(
+        fleet, WorkerSpec(engine, model, machine.step, swap_cost=machine.swap, start_seconds=0.0)
+    )
     ends: dict[str, float] = {}
     for number, query in enumerate(queries):
         name, at = f"q{number}", query.at / rate

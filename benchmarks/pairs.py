@@ -43,6 +43,7 @@ from streamserve.scheduling.routing import (
     Router,
 )
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 
 TRACES = ("shared", "skewed", "bursty")
 OUTPUT = (16, 64)
@@ -108,7 +109,9 @@ def simulate(
     """Simulate a trace with a router; return p95 time to first token, output tokens a second, attainment, and
     the bytes sent between workers."""
     fleet = FleetConfig(topology=pairs(count), router=router)
-    simulation = Simulation(fleet, ENGINE, MODEL, a100().step, wire_seconds=1e-4, curve=_curve(1.0))
+    simulation = Simulation(
+        fleet, WorkerSpec(ENGINE, MODEL, a100().step, wire_seconds=1e-4, curve=_curve(1.0))
+    )
     for number, one in enumerate(trace_requests):
         slo = Slo(ttft_ms=1e3 * targets[0], tpot_ms=1e3 * targets[1])
         params = SamplingParams(temperature=0, max_tokens=one.output, seed=0, slo=slo)

@@ -36,6 +36,7 @@ from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 
 RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
 TRIALS_FILE = Path(__file__).parent.parent / "build" / "slo" / "trials.jsonl"
@@ -189,12 +190,18 @@ def simulate(
     time."""
     policy, _ = parse_setting(setting)
     simulation = Simulation(
-        fleet(setting, targets), engine_config(hardware, setting), model(), hardware.step,
-        start_seconds=0.0,
-        policy=policy,
-        drafter=None if policy == "off"
-        else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
-    )  # fmt: skip
+        fleet(setting, targets),
+        WorkerSpec(
+            engine_config(hardware, setting),
+            model(),
+            hardware.step,
+            start_seconds=0.0,
+            policy=policy,
+            drafter=None
+            if policy == "off"
+            else lambda executor: RecordedDrafter(recording, executor, hardware.draft),
+        ),
+    )
     for number, one in enumerate(trace_requests):
         prompt = [(number * 131 + position * 7) % 4096 for position in range(one.prompt)]
         params = sampling(setting, load, one, targets[one.kind])

@@ -39,6 +39,7 @@ from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 
 MACHINES: dict[str, Callable[[], Hardware]] = {"a100": a100, "here": here}
 RECORDED = Path(__file__).parent / "data" / "acceptance.npz"
@@ -126,13 +127,20 @@ def simulate(name: str, system: System, family: str, at_once: int, seed: int) ->
     machine, recorded = MACHINES[name](), recording()
     fleet = FleetConfig(topology=system.topology, router=parse_router(system.router))
     simulation = Closed(
-        fleet, system.engine, MODEL, lambda tokens, kv: system.share * machine.step(tokens, kv),
-        wire_seconds=WIRE_SECONDS, policy=system.policy,
-        drafter=None if system.policy == "off"
-        else lambda executor: RecordedDrafter(
-            recorded, executor, lambda tokens: system.share * machine.draft(tokens)
+        fleet,
+        WorkerSpec(
+            system.engine,
+            MODEL,
+            lambda tokens, kv: system.share * machine.step(tokens, kv),
+            wire_seconds=WIRE_SECONDS,
+            policy=system.policy,
+            drafter=None
+            if system.policy == "off"
+            else lambda executor: RecordedDrafter(
+                recorded, executor, lambda tokens: system.share * machine.draft(tokens)
+            ),
         ),
-    )  # fmt: skip
+    )
     trace_requests = requests(family, recorded, seed)
     simulation.waiting = trace_requests[at_once:][::-1]
     for one in trace_requests[:at_once]:

@@ -7,6 +7,7 @@ from streamserve.fleet.placement import PrefixView
 from streamserve.fleet.worker_state import Queued, WorkerState, pairs
 from streamserve.protocol.messages import Cached
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
 from tests.simulate.test_chat import ENGINE, FIRST, assert_both_answered
 
@@ -28,7 +29,8 @@ def test_cache_reports_correct_the_estimates() -> None:
 def test_the_prefix_view_of_a_pair_matches_its_prefix_indexes() -> None:
     """After two turns its view of both workers equals their prefix indexes."""
     simulation = Simulation(
-        FleetConfig(topology=pairs(1)), ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001
+        FleetConfig(topology=pairs(1)),
+        WorkerSpec(ENGINE, model_info(400), lambda rows, context: 0.01 + rows * 0.001),
     )
     other = Open("other", [8] * 300, FIRST.params)  # takes the place of the first's blocks
     assert_both_answered(simulation, other)

@@ -23,6 +23,7 @@ from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.simulation import ClientEvent, Simulation
+from streamserve.simulate.worker import WorkerSpec
 from streamserve.speculation.policies import NAMES
 from tests.engine.drive import assert_engine_empty, expected, model_info
 from tests.simulate.test_lifecycle_events import RandomDrafter
@@ -106,9 +107,17 @@ def _server(rng: random.Random) -> tuple[Simulation, dict[str, SubmittedRequest]
     fleet = FleetConfig(**{name: draw(rng) for name, draw in FLEET_FIELDS.items()})
     make_drafter, groups = _drafter(rng)
     simulation = Simulation(
-        fleet, engine, model_info(MAX_MODEL_LEN), _cost(rng), wire_seconds=rng.choice((0.0, 0.003, 0.1)),
-        policy=rng.choice(POLICIES), drafter=make_drafter, groups=groups,
-    )  # fmt: skip
+        fleet,
+        WorkerSpec(
+            engine,
+            model_info(MAX_MODEL_LEN),
+            _cost(rng),
+            wire_seconds=rng.choice((0.0, 0.003, 0.1)),
+            policy=rng.choice(POLICIES),
+            drafter=make_drafter,
+            groups=groups,
+        ),
+    )
     submitted: dict[str, SubmittedRequest] = {}
     shared = [rng.randrange(90) for _ in range(40)]
     for number in range(rng.randint(3, 12)):

@@ -10,6 +10,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import assert_engine_empty, expected, model_info, submit
 from tests.simulate.test_simulation import texts
 
@@ -23,7 +24,9 @@ def run_simulation(
 ) -> Simulation:
     """Run a turn, and then the next one, which adds the tokens `more`."""
     fleet = FleetConfig(topology=topology, continue_tokens=continue_tokens)
-    simulation = Simulation(fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001)
+    simulation = Simulation(
+        fleet, WorkerSpec(ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001)
+    )
     again = Open("again", FIRST.prompt + ANSWER + more, SamplingParams(seed=2, max_tokens=9, **params))
     assert_both_answered(simulation, again)
     return simulation
@@ -79,7 +82,8 @@ def test_before_the_writeback_the_next_turn_is_computed_where_its_kv_is(
 def test_a_worker_that_dies_meanwhile_leaks_nothing(worker: str, after: float) -> None:
     fleet = FleetConfig(topology=pairs(1))
     simulation = Simulation(
-        fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.01
+        fleet,
+        WorkerSpec(ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.01),
     )
     ended = first_answer_time()
     simulation.kill(ended + after, worker)
@@ -94,7 +98,8 @@ def first_answer_time() -> float:
     """Return when the first turn's last token arrives in the fleet of the test above."""
     fleet = FleetConfig(topology=pairs(1))
     simulation = Simulation(
-        fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.01
+        fleet,
+        WorkerSpec(ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.01),
     )
     simulation.at(1.5, FIRST)
     return simulation.run()[-1].time
@@ -103,7 +108,7 @@ def first_answer_time() -> float:
 def test_an_answer_whose_kv_was_evicted_is_not_written_back() -> None:
     """Another prompt took the decode worker's blocks before the transfer reservation came."""
     fleet = FleetConfig(topology=pairs(1))
-    simulation = Simulation(fleet, ENGINE, model_info(400), lambda tokens, context: 0.01)
+    simulation = Simulation(fleet, WorkerSpec(ENGINE, model_info(400), lambda tokens, context: 0.01))
     engine = simulation.workers["decode-0"].engine
     events = engine.handle(submit("r", list(range(80)), SamplingParams(seed=1), phase="return"))
     assert [event.error for event in events] == ["its KV is no longer in this worker's cache"]
@@ -124,7 +129,9 @@ def test_long_continuations_go_to_a_prefill_worker(more: list[int], options: dic
 
 def test_a_prompt_with_a_common_beginning_goes_to_a_prefill_worker_that_caches_it() -> None:
     fleet = FleetConfig(topology=pairs(1))
-    simulation = Simulation(fleet, ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001)
+    simulation = Simulation(
+        fleet, WorkerSpec(ENGINE, model_info(400), lambda tokens, context: 0.01 + tokens * 0.001)
+    )
     other = Open("other", [*FIRST.prompt, 5, 6, 7], SamplingParams(seed=2, max_tokens=9))
     assert_both_answered(simulation, other)
     assert hits(simulation, "prefill-0") == 100

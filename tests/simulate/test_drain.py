@@ -9,6 +9,7 @@ from streamserve.fleet.events import Drain, Open, Refuse
 from streamserve.fleet.worker_state import Topology, pairs, pools, unified
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
 from tests.simulate.test_simulation import ENGINE, assert_all_answered
 
@@ -19,7 +20,8 @@ def run_simulation(
     """Run forty requests over four seconds."""
     fleet = FleetConfig(topology=topology, max_attempts=9)
     simulation = Simulation(
-        fleet, ENGINE, model_info(96), lambda tokens, context: 0.02 + tokens * 0.002, wire_seconds=0.01
+        fleet,
+        WorkerSpec(ENGINE, model_info(96), lambda tokens, context: 0.02 + tokens * 0.002, wire_seconds=0.01),
     )
     rng = random.Random(3)
     opened = []

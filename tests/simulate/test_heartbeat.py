@@ -5,6 +5,7 @@ from streamserve.fleet.events import Open
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import expected, model_info
 from tests.simulate.test_simulation import texts
 
@@ -22,7 +23,8 @@ class WithoutHeartbeats(Simulation):
 
 def serve(simulation_class: type[Simulation]) -> Simulation:
     simulation = simulation_class(
-        FleetConfig(stuck_after=STUCK_AFTER), ENGINE, model_info(96), lambda tokens, context: STEP_SECONDS
+        FleetConfig(stuck_after=STUCK_AFTER),
+        WorkerSpec(ENGINE, model_info(96), lambda tokens, context: STEP_SECONDS),
     )
     prompt, params = list(range(30)), SamplingParams(seed=1, max_tokens=5)
     simulation.at(1.1, Open("r", prompt, params))

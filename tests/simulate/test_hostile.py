@@ -10,6 +10,7 @@ from streamserve.fleet.events import Send
 from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.transfers import Push, TransferReservation
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
 from tests.simulate.test_lifecycle_events import ENGINE, check, submit_requests
 
@@ -51,7 +52,8 @@ class Tampered(Simulation):
 def test_every_text_is_unchanged(kind: str) -> None:
     fleet = FleetConfig(topology=pairs(1), max_attempts=9)
     simulation = Tampered(
-        fleet, ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.004
+        fleet,
+        WorkerSpec(ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.004),
     )
     simulation.tamper = TAMPERED[kind]
     expected_texts = submit_requests(simulation, 1)

@@ -17,7 +17,9 @@ from streamserve.fleet.worker_state import Topology, pairs
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor, next_token
-from streamserve.simulate.simulation import FaultInjection, Simulation
+from streamserve.simulate.faults import FaultInjection
+from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
 from tests.engine.drive import VOCAB, assert_engine_empty, expected, model_info
@@ -66,9 +68,16 @@ ExpectedTexts = dict[tuple[str, int], list[int]]
 def make_pair(topology: Topology) -> Simulation:
     fleet = FleetConfig(topology=topology, stuck_after=1.0, max_attempts=4)
     return Simulation(
-        fleet, ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001,
-        wire_seconds=0.004, policy="fixed:2", drafter=RandomDrafter,
-    )  # fmt: skip
+        fleet,
+        WorkerSpec(
+            ENGINE,
+            model_info(96),
+            lambda tokens, context: 0.01 + tokens * 0.001,
+            wire_seconds=0.004,
+            policy="fixed:2",
+            drafter=RandomDrafter,
+        ),
+    )
 
 
 def submit_requests(simulation: Simulation, seed: int) -> ExpectedTexts:
@@ -114,9 +123,9 @@ def test_a_worker_lost_at_an_event_costs_time_never_text(
     for number in range(1, 1 + scale.pick(1, ROUNDS)):
         simulation = make_pair(pairs(1))
         expected_texts = submit_requests(simulation, 0)
-        simulation.inject_fault(FaultInjection(event, number, victims, stop))
+        simulation.faults.inject(FaultInjection(event, number, victims, stop))
         seconds_lost.append(round(check(simulation, expected_texts) - undisturbed_end, 2))
-        assert simulation.injected == [event]
+        assert simulation.faults.injected == [event]
         for worker in victims:
             assert simulation.fleet.workers[worker].incarnation == 2
     record(deaths=len(seconds_lost), streams=16, virtual_seconds_lost=seconds_lost)
@@ -128,16 +137,16 @@ def test_a_worker_lost_while_it_drains_costs_time_never_text(victim: str, stop: 
     simulation = make_pair(pairs(2))
     expected_texts = submit_requests(simulation, 0)
     simulation.at(1.5, Drain(victim, True))
-    simulation.inject_fault(FaultInjection("finishing", 3, (victim,), stop))
+    simulation.faults.inject(FaultInjection("finishing", 3, (victim,), stop))
     check(simulation, expected_texts)
-    assert simulation.injected == ["finishing"]
+    assert simulation.faults.injected == ["finishing"]
     assert simulation.fleet.workers[victim].draining
 
 
 def test_every_event_occurs_at_the_right_worker() -> None:
     reached: Counter[tuple[str, str]] = Counter()
     simulation = make_pair(pairs(1))
-    simulation.handle_lifecycle_event = lambda worker, event: reached.update([(worker, event)])  # type: ignore[method-assign]
+    simulation.faults.reach_event = lambda worker, event: reached.update([(worker, event)])  # type: ignore[method-assign]
     check(simulation, submit_requests(simulation, 0))
     assert {event for _, event in reached} == set(EVENTS)
     for event in ("mid-layer push", "last layer landed"):

@@ -15,8 +15,9 @@ from streamserve.fleet.worker_state import Topology, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.simulate.journal import Poison, PoisonPhase
+from streamserve.simulate.faults import Poison, PoisonPhase
 from streamserve.simulate.simulation import ClientEvent, Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.conftest import Scale
 from tests.engine.drive import assert_engine_empty, expected, model_info
 from tests.simulate.test_lifecycle_events import RandomDrafter
@@ -42,10 +43,16 @@ def serve(
     """Run requests in a burst on a fleet that speculates and swaps; the poisons are among them."""
     rng = random.Random(seed)
     simulation = Simulation(
-        FleetConfig(topology=topology, max_attempts=MAX_ATTEMPTS), ENGINE, model_info(96),
-        lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.004, policy="fixed:2",
-        drafter=RandomDrafter,
-    )  # fmt: skip
+        FleetConfig(topology=topology, max_attempts=MAX_ATTEMPTS),
+        WorkerSpec(
+            ENGINE,
+            model_info(96),
+            lambda tokens, context: 0.01 + tokens * 0.001,
+            wire_seconds=0.004,
+            policy="fixed:2",
+            drafter=RandomDrafter,
+        ),
+    )
     opened = []
     for number in range(requests):
         prompt = [rng.randrange(90) for _ in range(rng.randint(2, 40))]
@@ -53,7 +60,7 @@ def serve(
         opened.append(Open(f"r{number}", prompt, params))
         simulation.at(1.1 + rng.uniform(0, 0.3), opened[-1])
     for poison in poisons:
-        simulation.poison(poison)
+        simulation.faults.poison(poison)
     for _ in range(kills):
         simulation.kill(rng.uniform(1.2, 6), rng.choice(topology.names))
     simulation.schedule_ticks()

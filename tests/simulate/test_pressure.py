@@ -14,6 +14,7 @@ from streamserve.fleet.worker_state import Topology, pairs, pools
 from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
 from tests.simulate.test_simulation import assert_all_answered
 
@@ -40,9 +41,14 @@ def run_simulation(
         max_num_batched_tokens=24, eviction=eviction, swap_blocks=80, order=order, check=True,
     )  # fmt: skip
     simulation = Simulation(
-        FleetConfig(topology=topology, max_attempts=kills + 1), engine,
-        model_info(MAX_MODEL_LEN), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=wire,
-    )  # fmt: skip
+        FleetConfig(topology=topology, max_attempts=kills + 1),
+        WorkerSpec(
+            engine,
+            model_info(MAX_MODEL_LEN),
+            lambda tokens, context: 0.01 + tokens * 0.001,
+            wire_seconds=wire,
+        ),
+    )
     rng, ranks = random.Random(seed), random.Random(seed)
     opened = []
     for number in range(16):

@@ -6,13 +6,16 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.scheduling.cost import StepCost
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
 
 
 def test_steps_take_the_seconds_of_the_curve() -> None:
     curve = StepCost((1, 16), (0, 1600), ((0.25, 0.5), (1.0, 1.25)))
     fleet, engine = FleetConfig(), EngineConfig(num_blocks=20, block_size=4, max_model_len=64)
-    simulation = Simulation(fleet, engine, model_info(64), curve.in_tokens(100), start_seconds=1.0)
+    simulation = Simulation(
+        fleet, WorkerSpec(engine, model_info(64), curve.in_tokens(100), start_seconds=1.0)
+    )
     simulation.at(2.0, Open("r", [1] * 16, SamplingParams(seed=1, max_tokens=3)))
     received = simulation.run()
     steps = [(16, 16), (1, 17), (1, 18)]  # query tokens, and the KV tokens they attend to

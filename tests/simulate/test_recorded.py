@@ -12,6 +12,7 @@ from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.recorded import KINDS, RecordedDrafter, Recording, pack, unpack
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from streamserve.speculation.policies import NAMES
 from tests.engine.drive import assert_engine_empty, expected, model_info
 
@@ -24,9 +25,16 @@ RECORDING_FILE = Path(__file__).parents[2] / "benchmarks" / "data" / "acceptance
 
 def serve(policy: str, recording: Recording = RECORDING, slo: Slo | None = None):
     simulation = Simulation(
-        FleetConfig(), ENGINE, model_info(96), lambda tokens, kv: 1.0 + tokens / 64, start_seconds=0.0,
-        policy=policy, drafter=lambda executor: RecordedDrafter(recording, executor, lambda tokens: 0.01),
-    )  # fmt: skip
+        FleetConfig(),
+        WorkerSpec(
+            ENGINE,
+            model_info(96),
+            lambda tokens, kv: 1.0 + tokens / 64,
+            start_seconds=0.0,
+            policy=policy,
+            drafter=lambda executor: RecordedDrafter(recording, executor, lambda tokens: 0.01),
+        ),
+    )
     requests = [
         Open(str(n), [n + 1, 5, 7], SamplingParams(
             temperature=0.0, seed=n, max_tokens=40, slo=slo or Slo()))

@@ -14,6 +14,7 @@ from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.conftest import Scale
 from tests.engine.drive import model_info
 from tests.simulate.settings_fuzz import ENGINE_FIELDS, FLEET_FIELDS, trial
@@ -56,9 +57,16 @@ def test_a_tree_that_the_budget_drops_leaves_no_draft_kv_beyond_the_blocks(polic
         return drafters[-1]
 
     simulation = Simulation(
-        FleetConfig(), engine, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001,
-        policy=policy, drafter=make_drafter, groups=2,
-    )  # fmt: skip
+        FleetConfig(),
+        WorkerSpec(
+            engine,
+            model_info(96),
+            lambda tokens, context: 0.01 + tokens * 0.001,
+            policy=policy,
+            drafter=make_drafter,
+            groups=2,
+        ),
+    )
     opened = [
         Open(f"r{number}", list(range(number, number + 30 + number)), SamplingParams(seed=1, max_tokens=20))
         for number in range(30)
@@ -79,9 +87,9 @@ def test_a_reservation_has_blocks_for_all_its_tokens(order: Order, topology) -> 
         num_blocks=30, block_size=4, max_model_len=96, max_num_seqs=8, order=order, check=True
     )
     simulation = Simulation(
-        FleetConfig(topology=topology), engine, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001,
-        wire_seconds=0.003,
-    )  # fmt: skip
+        FleetConfig(topology=topology),
+        WorkerSpec(engine, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=0.003),
+    )
     params = SamplingParams(seed=1, max_tokens=25)
     opened = [Open(f"r{number}", list(range(number, 20 + 4 * number)), params) for number in range(16)]
     for number, request in enumerate(opened):

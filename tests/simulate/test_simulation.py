@@ -13,6 +13,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import ClientEvent, Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import assert_engine_empty, expected, model_info
 
 ENGINE = EngineConfig(
@@ -28,7 +29,8 @@ def simulate(
     names = topology.names
     fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
     simulation = Simulation(
-        fleet, ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=wire
+        fleet,
+        WorkerSpec(ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.001, wire_seconds=wire),
     )
     opened = []
     for number in range(requests):
@@ -99,7 +101,7 @@ def test_a_death_costs_time() -> None:
 
 
 def test_a_disconnect_frees_the_engine() -> None:
-    simulation = Simulation(FleetConfig(), ENGINE, model_info(96), lambda tokens, context: 0.1)
+    simulation = Simulation(FleetConfig(), WorkerSpec(ENGINE, model_info(96), lambda tokens, context: 0.1))
     simulation.at(0, Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=80)))
     simulation.at(3, Close("r"))
     received = simulation.run()
@@ -108,7 +110,9 @@ def test_a_disconnect_frees_the_engine() -> None:
 
 
 def test_over_the_limit_requests_are_refused_with_retry_after() -> None:
-    simulation = Simulation(FleetConfig(max_requests=2), ENGINE, model_info(96), lambda tokens, context: 0.1)
+    simulation = Simulation(
+        FleetConfig(max_requests=2), WorkerSpec(ENGINE, model_info(96), lambda tokens, context: 0.1)
+    )
     for number in range(3):
         simulation.at(0, Open(f"r{number}", [1], SamplingParams(seed=1, max_tokens=2)))
     refused = [item.message for item in simulation.run() if isinstance(item.message, Refuse)]

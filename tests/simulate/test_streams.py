@@ -12,6 +12,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Progress, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import assert_engine_empty, expected, model_info
 
 
@@ -26,7 +27,9 @@ def run_simulation(seed: int, kills: int, topology: Topology):
     )  # fmt: skip
     fleet = FleetConfig(topology=topology, max_attempts=kills + 1)
     cost = lambda tokens, context: 0.01 + tokens * 0.002  # noqa: E731
-    simulation = Simulation(fleet, engine, model_info(96), cost, wire_seconds=rng.choice((0.0, 0.01)))
+    simulation = Simulation(
+        fleet, WorkerSpec(engine, model_info(96), cost, wire_seconds=rng.choice((0.0, 0.01)))
+    )
     streams = {}
     for number in range(8):
         time, name = rng.uniform(0, 3), f"r{number}"

@@ -1,32 +1,12 @@
-"""The journal of a simulated worker, and requests that crash it when it reaches some phase with them."""
+"""The journal of a simulated worker."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from streamserve.engine.observer import StepPhase
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import ToEngine
-
-PoisonPhase = Literal["prefill", "decode", "draft", "verify", "swap", "transfer"]
-"""The phase in which a poison request crashes the worker: in a chunk of the prompt, in a step for the next
-token, while it is drafted for, while draft tokens are verified, while its KV is swapped, and while its KV is
-sent to another worker."""
-
-
-@dataclass(frozen=True)
-class Poison:
-    """A request that crashes every worker which reaches `phase` of a step with it; with `co_batched`, only
-    where the worker has other requests."""
-
-    request: str
-    phase: PoisonPhase
-    co_batched: bool = False
-
-
-class InjectedCrash(Exception):
-    """A worker crashed in the middle of an operation."""
+from streamserve.simulate.faults import PoisonPhase
 
 
 class SimulatedJournal:

@@ -10,6 +10,9 @@ from streamserve.simulate.executor import CostExecutor
 Schedule = Callable[[float, Callable[[], None]], None]
 """Call a function after that many seconds, unless the worker that scheduled it has died by then."""
 
+Pool = Callable[[str], CostExecutor | None]
+"""Return the KV pool of the worker at a path; None if it is gone."""
+
 
 LAYERS = 16
 """Layers that a simulated model is assumed to have."""
@@ -34,7 +37,7 @@ class SimulatedTransport:
     def __init__(
         self,
         executor: CostExecutor,
-        pool: Callable[[str], CostExecutor | None],
+        pool: Pool,
         schedule: Schedule,
         block_seconds: float,
         clock: Callable[[], float] = lambda: 0.0,

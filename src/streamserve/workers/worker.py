@@ -18,6 +18,7 @@ from llguidance import LLTokenizer
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.transport import TransferError
+from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import Loaded, load
@@ -31,14 +32,11 @@ from streamserve.protocol.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     CostCurve,
-    Event,
-    Events,
     Failed,
     FromWorker,
     Ready,
     Stop,
-    Traced,
-    Transfers,
+    ToEngine,
     decode_to_worker,
     encode,
 )
@@ -63,13 +61,8 @@ from streamserve.workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
-REPORT_SECONDS = 0.5
-STALLED_MILLISECONDS = 10
-"""How long to wait for messages before checking again for free KV blocks for stalled requests."""
 COMPILING_MILLISECONDS = 2
 """Interval at which an idle worker checks whether a grammar is compiled."""
-TRANSFER_MILLISECONDS = 1
-"""Interval at which an idle worker checks whether a KV transfer has completed."""
 CHECKPOINT_EXIT_STATUS = 2
 CRASH_EXIT_STATUS = 70
 Memory = SharedMemory | NixlMemory
@@ -104,36 +97,42 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
             status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
             _send(socket, Failed(str(error), status))
             return status
-        fallback = NGramDrafter(parts.loaded.model_info.eos_token_ids)
-        vocabulary_size = parts.loaded.model_info.vocab_size
-        drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, fallback)
-        remote = drafter if isinstance(drafter, RemoteDrafter) else None
-        if remote:
-            remote.maintain()
-        tracer = Tracer(time.monotonic) if config.trace else None
-        engine = _engine(config, parts, drafter, tracer, journal)
-        written = parts.loaded.cache.written
-        journal.progress = lambda: int(written[0])
-        _send(socket, _ready(parts, time.monotonic() - started))
-        _send(socket, _report(engine, remote))
-        gc.freeze()  # loaded objects stay: exclude them from garbage collections
-        grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
-        try:
-            refresher = ProfileRefresher(
-                parts.loaded, parts.profile, user_profiles(), command_of(config.model)
-            )
-            _serve(engine, socket, tracer, remote, refresher, grammar_queue)
-        except Exception as error:
-            _crash(config, error, journal, engine)
-        finally:  # its thread may wait for a step that will never come
-            grammar_queue.close()
-            if parts.transport:
-                parts.transport.close()
-        if remote:
-            remote.close()
+        _run_engine(config, parts, socket, journal, started)
         parts.memory.close()
         parts.loaded.executor.close()
     return 0
+
+
+def _run_engine(
+    config: WorkerConfig, parts: _Parts, socket: zmq.Socket[bytes], journal: StepJournal, started: float
+) -> None:
+    """Serve with the loaded components until a Stop message arrives. `started`: when loading began."""
+    fallback = NGramDrafter(parts.loaded.model_info.eos_token_ids)
+    vocabulary_size = parts.loaded.model_info.vocab_size
+    drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, fallback)
+    remote = drafter if isinstance(drafter, RemoteDrafter) else None
+    if remote:
+        remote.maintain()
+    tracer = Tracer(time.monotonic) if config.trace else None
+    engine = _engine(config, parts, drafter, tracer, journal)
+    loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.take if tracer else None)
+    written = parts.loaded.cache.written
+    journal.progress = lambda: int(written[0])
+    _send(socket, _ready(parts, time.monotonic() - started))
+    _send(socket, loop.report(time.monotonic()))
+    gc.freeze()  # loaded objects stay: exclude them from garbage collections
+    grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
+    try:
+        refresher = ProfileRefresher(parts.loaded, parts.profile, user_profiles(), command_of(config.model))
+        _serve(loop, socket, refresher, grammar_queue)
+    except Exception as error:
+        _crash(config, error, journal, engine)
+    finally:  # its thread may wait for a step that will never come
+        grammar_queue.close()
+        if parts.transport:
+            parts.transport.close()
+    if remote:
+        remote.close()
 
 
 def _load(config: WorkerConfig) -> _Parts:
@@ -248,63 +247,58 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> z
 
 
 def _serve(
-    engine: Engine,
+    loop: WorkerLoop,
     socket: zmq.Socket[bytes],
-    tracer: Tracer | None,
-    remote: RemoteDrafter | None,
     refresher: ProfileRefresher,
     grammar_queue: GrammarQueue,
 ) -> None:
-    """Process messages between steps, run steps while there is work, report twice a second."""
-    reported = time.monotonic()
-    throughput = ThroughputLog(engine.report(), reported)
+    """Receive messages between turns until a Stop message arrives, and send what the turns yield."""
+    engine = loop.engine
+    throughput = ThroughputLog(engine.report(), time.monotonic())
     while True:
-        events: list[Event] = []
-        wait = TRANSFER_MILLISECONDS if engine.transfers.busy else int(REPORT_SECONDS * 1000)
-        if engine.has_work:
-            wait = min(wait, STALLED_MILLISECONDS) if engine.stalled else 0
-        if grammar_queue.waiting:
-            wait = min(wait, COMPILING_MILLISECONDS)
-        longest, wait = wait, refresher.wait(engine, wait)
-        measuring = wait < longest
-        while socket.poll(wait):
-            try:
-                message = decode_to_worker(socket.recv())
-            except msgspec.DecodeError:
-                logger.exception("dropped a message that cannot be decoded")
-                continue
-            if isinstance(message, Stop):
-                return
-            for ready in grammar_queue.take(message):
-                events += engine.handle(ready)
-            wait = 0
-        for ready in grammar_queue.ready():
-            events += engine.handle(ready)
-        if engine.has_work:
-            events += engine.step()
-        updates = engine.transfers.take_updates()
-        if tracer and (work := tracer.take()):
-            _send(socket, Traced(work))
-        if events:
-            _send(socket, Events(events))
-        if cached := engine.take_cache_updates():
-            _send(socket, cached)
-        if updates:
-            _send(socket, Transfers(updates))
+        longest = _wait_milliseconds(engine, grammar_queue)
+        wait = refresher.wait(engine, longest)
+        received = _receive(socket, wait)
+        if received is None:
+            return
+        messages = [message for taken in received for message in grammar_queue.take(taken)]
+        loop.begin_turn(messages + grammar_queue.ready())
         now = time.monotonic()
-        if now - reported >= REPORT_SECONDS or not (engine.has_work or measuring):
-            reported = now
-            if remote:
-                remote.maintain()
-            report = _report(engine, remote)
-            _send(socket, report)
-            if line := throughput.line(report, now):
+        for message in loop.end_turn(now, busy=wait < longest):
+            _send(socket, message)
+            if isinstance(message, Report) and (line := throughput.line(message, now)):
                 logger.info(line)
 
 
+def _wait_milliseconds(engine: Engine, grammar_queue: GrammarQueue) -> int:
+    """Return how long to wait for messages before the next turn."""
+    seconds = wait_seconds(engine.has_work, engine.stalled, engine.transfers.busy)
+    wait = round(1000 * seconds)
+    return min(wait, COMPILING_MILLISECONDS) if grammar_queue.waiting else wait
+
+
+def _receive(socket: zmq.Socket[bytes], wait: int) -> list[ToEngine] | None:
+    """Return the messages that have arrived, after at most `wait` milliseconds; None after a Stop."""
+    messages: list[ToEngine] = []
+    while socket.poll(wait):
+        wait = 0
+        try:
+            message = decode_to_worker(socket.recv())
+        except msgspec.DecodeError:
+            logger.exception("dropped a message that cannot be decoded")
+            continue
+        if isinstance(message, Stop):
+            return None
+        messages.append(message)
+    return messages
+
+
 def _report(engine: Engine, remote: RemoteDrafter | None) -> Report:
-    report = engine.report()
-    return msgspec.structs.replace(report, remote=remote.report()) if remote else report
+    """Return the engine's report with the draft services' counters; their sessions are kept open."""
+    if remote is None:
+        return engine.report()
+    remote.maintain()
+    return msgspec.structs.replace(engine.report(), remote=remote.report())
 
 
 def _send(socket: zmq.Socket[bytes], message: FromWorker) -> None:
