@@ -58,7 +58,7 @@ def test_a_worker_that_dies_is_started_anew_at_its_address(tmp_path) -> None:
         (worker,) = psutil.Process(service.process.pid).children()
         os.kill(worker.pid, signal.SIGKILL)
         assert tree_for(drafter, 2, [5, 6, 7]) == expected
-        assert service.printed("ended with exit status -9: restarting it")
+        assert service.printed("its process ended with SIGKILL: restarting it")
         assert service.process.poll() is None
         drafter.close()
 
@@ -162,7 +162,7 @@ def test_a_message_that_raises_costs_itself_alone(running: Running, caplog: pyte
         other = target(running, "other")
         assert tree_for(other, 1, [5, 6], seconds=1.0) is None
         assert tree_for(good, 2, [5, 8]) is not None
-    assert "taking a message failed" in caplog.text
+    assert "processing a message failed" in caplog.text
     assert running.service.statistics.counters.refused["internal"] >= 1
     for drafter in (good, other):
         drafter.close()

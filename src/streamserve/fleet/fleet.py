@@ -66,14 +66,15 @@ class Fleet:
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
         self.supervisor = WorkerSupervisor(config.topology, config.stuck_after)
+        self.availability = self.supervisor.availability
         self.quarantine = Quarantine(config.topology, config.max_attempts)
         self.requests: dict[str, OpenRequest] = {}
         self.reservations = ReservationBook()
         self.writebacks = WritebackManager(config.topology)
-        self.placement = Placement(self.supervisor, config.router, config.continue_tokens)
+        self.placement = Placement(self.availability, config.router, config.continue_tokens)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._isolation = Isolation(
-            self.quarantine, self.supervisor, self.requests, self._withdraw, self._place_waiting
+            self.quarantine, self.availability, self.requests, self._withdraw, self._place_waiting
         )
         self._attempts = count()
         self.convicted = 0
@@ -107,7 +108,7 @@ class Fleet:
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and if not, why."""
-        return self.supervisor.health()
+        return self.availability.health()
 
     def incidents(self) -> IncidentReport:
         """Return the incident counters: worker deaths, suspected, quarantined and convicted requests."""
@@ -140,7 +141,7 @@ class Fleet:
             yield Refuse(event.request, RequestError(f"request id {event.request} is in use", status=409))
             return
         refusal = self._admission.refusal(event, self.requests.values(), now)
-        if refusal is None and (reason := self.supervisor.unavailable_reason()):
+        if refusal is None and (reason := self.availability.unavailable_reason()):
             refusal = self._unavailable(reason, now)
         if refusal:
             yield Refuse(event.request, refusal)
@@ -173,7 +174,7 @@ class Fleet:
 
     def _place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Route a request to the router's choice; without a free route candidate it stays waiting."""
-        if not self.supervisor.can_serve:
+        if not self.availability.can_serve:
             yield self._refuse(request, self._unavailable(self.health()[1], now))
             return
         name, trial = request.name, self.quarantine.trial
@@ -388,7 +389,7 @@ class Fleet:
         self._admission.finished(now)
         self.placement.ended(request)
         for worker in request.workers:
-            self.supervisor.reset_backoff(worker)
+            self.workers[worker].recent_losses = 0
         self._forget(request)
 
     def _forget(self, request: OpenRequest) -> None:
@@ -397,11 +398,11 @@ class Fleet:
         self.quarantine.clear(request.name)
 
     def _unavailable(self, why: str, now: float) -> RequestError:
-        return RequestError(why, status=503, retry_after=self.supervisor.retry_after(now))
+        return RequestError(why, status=503, retry_after=self.availability.retry_after(now))
 
     def _fail_all(self, now: float) -> Iterator[Command]:
         """Refuse all requests if no worker can serve them any more."""
-        if not self.supervisor.can_serve:
+        if not self.availability.can_serve:
             for request in list(self.requests.values()):
                 yield from self._place(request, now)
 

@@ -3,10 +3,10 @@ have to leave these."""
 
 from collections.abc import Callable, Iterator
 
+from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, WorkerLost
 from streamserve.fleet.quarantine import Quarantine, Trial
 from streamserve.fleet.requests import OpenRequest
-from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.protocol.errors import RequestError
 
 
@@ -17,13 +17,13 @@ class Isolation:
     def __init__(
         self,
         quarantine: Quarantine,
-        supervisor: WorkerSupervisor,
+        availability: Availability,
         requests: dict[str, OpenRequest],
         withdraw: Callable[[OpenRequest], Iterator[Command]],
         place_waiting: Callable[[float], Iterator[Command]],
     ) -> None:
         self._quarantine = quarantine
-        self._supervisor = supervisor
+        self._availability = availability
         self._requests = requests
         self._withdraw = withdraw
         self._place_waiting = place_waiting
@@ -37,7 +37,7 @@ class Isolation:
                 yield from self._place_waiting(now)
             return
         workers = self._trial_workers()
-        if not self._supervisor.is_healthy(workers):
+        if not self._availability.is_healthy(workers):
             return
         self._quarantine.begin(workers, now)
         for request in list(self._requests.values()):
@@ -57,8 +57,8 @@ class Isolation:
 
     def _trial_workers(self) -> frozenset[str]:
         """Return the workers to hold trials on: those of the first death, or others if these cannot serve."""
-        serving, workers = self._supervisor.serving(), self._quarantine.workers
-        others = (other for other in self._supervisor.topology.candidates() if serving.issuperset(other))
+        serving, workers = self._availability.serving(), self._quarantine.workers
+        others = (other for other in self._availability.topology.candidates() if serving.issuperset(other))
         return workers if serving.issuperset(workers) else next(others, workers)
 
     def _blocks_others(self, trial: Trial) -> bool:
