@@ -117,7 +117,7 @@ async def wait_until_idle(llm: AsyncLLM) -> None:
     def idle() -> bool:
         reports = [worker.report for worker in state.workers.values()]
         occupied = any(report is None or report.blocks_live for report in reports)
-        return not occupied and not len(state.reservations)
+        return not occupied and not len(state.transfers.reservations)
 
     await until(idle)
 
