@@ -126,7 +126,7 @@ def test_impossible_answers_are_dropped_and_counted(fault: str, message) -> None
     assert side.client.rejected == {fault: 1}
     link = side.client.links[0]
     assert link.usable(side.now)
-    assert math.isfinite(link.expected_seconds)
+    assert math.isfinite(link.times.expected)
     side.answer(delta.number, 4, root=3)
     assert side.take() == (3, 4)
 

@@ -35,16 +35,14 @@ class ServiceChoice:
         usable = [link for link in self._links if link.usable(now)]
         if not usable:
             return
-        best = min(usable, key=lambda link: (link.expected_seconds, link.active, self._random.random()))
+        best = min(usable, key=lambda link: (link.times.expected, link.active, self._random.random()))
         if self.current is None:
             self.current, self._better_checks = best, 0
             return
         if now - self._checked_at < SWITCH_CHECK_SECONDS:
             return
         self._checked_at = now + self._random.random() * SWITCH_CHECK_SECONDS
-        better = (
-            best is not self.current and best.expected_seconds < SWITCH_RATIO * self.current.expected_seconds
-        )
+        better = best is not self.current and best.times.expected < SWITCH_RATIO * self.current.times.expected
         self._better_checks = self._better_checks + 1 if better else 0
         if self._better_checks >= SWITCH_CHECKS:
             logger.info("switching from draft service %s to %s", self.current.address, best.address)

@@ -90,8 +90,8 @@ class Client:
             sequence.delta(request, now)
             for request, sequence in synced
             if request.depth
-            and sequence.may_request(link.usual, now)
-            and link.fits_context(len(sequence.tokens) + request.nodes)
+            and sequence.may_request(link.times.usual, now)
+            and len(sequence.tokens) + request.nodes <= link.max_model_len
         ]
         released = self.sequences.take_released() if deltas else []
         messages = [
@@ -167,7 +167,7 @@ class Client:
 
     def usual(self) -> float:
         """Return the seconds that the current service usually takes to answer."""
-        return self.choice.current.usual if self.choice.current else 0.0
+        return self.choice.current.times.usual if self.choice.current else 0.0
 
     def take(self) -> dict[int, TokenTree]:
         """Return the trees received for the latest `begin`."""
