@@ -58,7 +58,7 @@ def test_a_dead_worker_is_restarted_at_its_address(tmp_path) -> None:
         (worker,) = psutil.Process(service.process.pid).children()
         os.kill(worker.pid, signal.SIGKILL)
         assert tree_for(drafter, 2, [5, 6, 7]) == expected
-        assert service.printed("ended with exit status -9: restarting it")
+        assert service.printed("its process ended with SIGKILL: restarting it")
         assert service.process.poll() is None
         drafter.close()
 

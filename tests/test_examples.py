@@ -38,7 +38,9 @@ def test_folder_stream() -> None:
     assert printed.splitlines()[-1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design/simulation.md", "docs/guides/structured-output.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/design/simulation.md", "docs/guides/structured-output.md"]
+)
 def test_code_in_the_docs_runs(page: str) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     done = subprocess.run(

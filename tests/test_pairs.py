@@ -117,7 +117,7 @@ async def wait_until_idle(llm: AsyncLLM) -> None:
     def idle() -> bool:
         reports = [worker.report for worker in state.workers.values()]
         occupied = any(report is None or report.blocks_live for report in reports)
-        return not occupied and not len(state.reservations)
+        return not occupied and not len(state.transfers.reservations)
 
     await until(idle)
 
@@ -223,7 +223,7 @@ async def test_tampered_transfer_reservations_are_refused_and_the_prompts_recomp
     async with serving(checkpoint) as llm:
         expected = await answers(llm, requests)
     async with serving(checkpoint, pairs=1) as llm:
-        send = llm._runtime._send
+        send = llm._runtime.driver._send
         remaining = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]
 
         async def tampered(command: Send) -> None:
@@ -234,7 +234,7 @@ async def test_tampered_transfer_reservations_are_refused_and_the_prompts_recomp
             for reservation in remaining.pop()(message.reservation):
                 await send(Send(command.worker, Push(reservation)))
 
-        monkeypatch.setattr(llm._runtime, "_send", tampered)
+        monkeypatch.setattr(llm._runtime.driver, "_send", tampered)
         assert await answers(llm, requests) == expected
         assert not remaining
         await wait_until_idle(llm)

@@ -187,12 +187,12 @@ async def _wait_until_idle(llm: AsyncLLM) -> None:
     for _ in range(500):
         reports = [worker.report for worker in fleet.workers.values()]
         counts_held = [(r.blocks_live, r.running, r.waiting) for r in reports if r]
-        if not any(map(any, counts_held)) and not fleet.requests and not len(fleet.reservations):
+        if not any(map(any, counts_held)) and not fleet.requests and not len(fleet.transfers.reservations):
             return
         await asyncio.sleep(0.02)
     detail = (
         f"blocks, running, waiting: {counts_held}, requests {list(fleet.requests)}, "
-        f"reservations {len(fleet.reservations)}"
+        f"reservations {len(fleet.transfers.reservations)}"
     )
     raise TrialFailure(LEFT_BEHIND, detail)
 

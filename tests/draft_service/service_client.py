@@ -60,9 +60,9 @@ class ServiceClient:
         return [out.peer.decode() for out in outs if isinstance(out.message, Drafts)]
 
     def draft_outputs(self) -> list[Out]:
-        batch = self.service.batch(self.now)
+        batch = self.service.loop.batch(self.now)
         if batch is None:
             return []
         trees = self.drafter.draft(batch)
         self.now += self.pass_seconds * max(1, max(request.depth for request in batch.requests))
-        return self.service.drafted(batch, trees, self.now)
+        return self.service.loop.drafted(batch, trees, self.now)

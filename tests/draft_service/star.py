@@ -217,7 +217,7 @@ class Star:
         service, life = self.services[number], self._lives[number]
         if service is None or self._busy[number]:
             return
-        batch = service.batch(self.now)
+        batch = service.loop.batch(self.now)
         if batch is None:
             return
         trees = self.drafters[number].draft(batch)
@@ -227,7 +227,7 @@ class Star:
             if self._lives[number] != life:
                 return
             self._busy[number] = False
-            self._to_targets(number, service.drafted(batch, trees, self.now))
+            self._to_targets(number, service.loop.drafted(batch, trees, self.now))
             self._draft(number)
 
         self.after(self._cost(batch), done)

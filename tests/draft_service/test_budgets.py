@@ -107,7 +107,7 @@ def test_a_client_that_fills_the_storage_loses_only_its_own_sequences():
         hello(client, name, name)
     fill(client, "small", 3)
     fill(client, "greedy", 60)
-    storage = client.service.storage
+    storage = client.service.table.storage
     assert storage.dropped > 20
     assert storage.total <= storage.limit
     assert stored_sequences(client, "small") == 3, "sequences of other clients stay"
@@ -130,7 +130,7 @@ def test_a_sequence_larger_than_the_storage_is_refused():
     client = ServiceClient(limits=Limits(storage_bytes=MIB))
     (out,) = client.request("a", client.delta("a", [1] * 40_000))
     assert (out.message.reason, out.message.retry) == ("memory", 1.0)
-    assert client.service.storage.total == 0
+    assert client.service.table.storage.total == 0
     assert refused(client) == {"memory": 1}
 
 
@@ -138,10 +138,10 @@ def test_released_sequences_and_closed_sessions_are_not_counted():
     client = ServiceClient(num_blocks=400, lease=1.0)
     fill(client, "a", 5)
     fill(client, "b", 5)
-    assert client.service.storage.total > 10 * 2000 * 8
+    assert client.service.table.storage.total > 10 * 2000 * 8
     client.request("a", released=[1, 2, 3, 4, 5])
     client.service.tick(client.now + 100.0)
-    assert client.service.storage.total == 0
+    assert client.service.table.storage.total == 0
     assert client.service.memory.pool.free == 400
     assert not client.service.memory._holders
 
@@ -196,7 +196,7 @@ def two_gain(client: ServiceClient) -> None:
         statistics.returned(0.04, 0.04, 0.03)
         statistics.drafted(1, 4, 0.04, False)
         statistics.verified(4, 5)
-    assert client.service.n_max() == 2
+    assert client.service.table.n_max() == 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_message_that_requests_too_much_is_refused_with_the_reason(count, node
     (out,) = client.request("a", *deltas)
     assert (out.message.reason, out.message.retry) == (reason, 1.0)
     assert not client.service.sessions[client.welcomes["a"].tag].sequences, "no work was done for it"
-    assert client.service.batch(0.0) is None
+    assert client.service.loop.batch(0.0) is None
 
 
 def test_batches_are_bounded_in_nodes_and_tokens():
@@ -218,12 +218,12 @@ def test_batches_are_bounded_in_nodes_and_tokens():
         deltas = [client.delta(name, [1] * 90, sequence=number, nodes=30) for number in range(1, 31)]
         client.request(name, *deltas)
     batches, answered = 0, 0
-    while (batch := client.service.batch(client.now)) is not None:
+    while (batch := client.service.loop.batch(client.now)) is not None:
         batches += 1
         assert sum(request.nodes for request in batch.requests) <= limits.batch_nodes
         assert sum(len(request.new_tokens) for request in batch.requests) <= limits.batch_tokens
         client.now += 0.01
-        outs = client.service.drafted(batch, client.drafter.draft(batch), client.now)
+        outs = client.service.loop.drafted(batch, client.drafter.draft(batch), client.now)
         answered += sum(len(out.message.drafts) for out in outs if isinstance(out.message, Drafts))
     assert answered == 60
     assert batches > 20
@@ -244,12 +244,12 @@ def latency(client: ServiceClient, crowd: Callable[[], None], rounds: int = 60) 
             new = [rng.randrange(50)]
             assert client.request("modest", client.delta("modest", new, retained=tokens)) == []
             tokens, requested_at, due = tokens + 1, client.now, None
-        batch = client.service.batch(client.now)
+        batch = client.service.loop.batch(client.now)
         if batch is None:
             client.now += 0.001
             continue
         client.now += cost(batch)
-        for out in client.service.drafted(batch, client.drafter.draft(batch), client.now):
+        for out in client.service.loop.drafted(batch, client.drafter.draft(batch), client.now):
             if out.peer == b"modest":
                 waits.append(client.now - requested_at)
                 due = client.now + 0.03

@@ -73,6 +73,6 @@ def test_nothing_leaks_when_all_targets_have_ended(seed, network):
     service.tick(star.now)
     assert not service.sessions
     assert service.memory.pool.free == service.memory.pool.size
-    assert service.batch(star.now) is None
-    released = service.take_released()
+    assert service.loop.batch(star.now) is None
+    released = service.loop.take_released()
     assert set(star.drafters[0].synced) <= set(released)

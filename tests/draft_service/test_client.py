@@ -203,16 +203,16 @@ def test_other_draft_models_than_those_allowed_are_not_used():
     side = Side(models=["right"])
     (hello,) = side.client.tick(0.0)
     side.client.heard(0, welcome(hello.message.nonce, 1, "wrong"), 0.0)
-    assert side.client.current is None
+    assert side.client.choice.current is None
     (hello,) = side.client.tick(40.0)
     side.client.heard(0, welcome(hello.message.nonce, 1, "right"), 40.0)
-    assert side.client.current is side.client.links[0]
+    assert side.client.choice.current is side.client.links[0]
 
 
 def test_sessions_move_when_their_service_fails_or_another_is_clearly_better():
     side = Side(links=2)
     side.open()
-    first = side.client.current.number
+    first = side.client.choice.current.number
     other = 1 - first
     assert side.begin([1, 2])[0][0] == first
     dropped = []
@@ -225,13 +225,13 @@ def test_sessions_move_when_their_service_fails_or_another_is_clearly_better():
                 queue = 0.5 if out.link == first else 0.0
                 tag = side.client.links[out.link].tag
                 side.client.heard(out.link, Pong(tag, side.now, queue, 0.01, 1), side.now)
-    assert side.client.current.number == other
-    assert side.client.moves == 1
+    assert side.client.choice.current.number == other
+    assert side.client.choice.moves == 1
     ((link, delta),) = side.begin([3], retained=2)
     assert (link, delta.base, delta.tokens) == (other, 0, [1, 2, 3])
     assert dropped == [(first, [1])], "the one that was left forgets"
     side.client.unreachable(other, side.now)
-    assert side.client.current.number == first
+    assert side.client.choice.current.number == first
     ((link, delta),) = side.begin([4], retained=3)
     assert (link, delta.base) == (first, 0)
 
@@ -239,7 +239,7 @@ def test_sessions_move_when_their_service_fails_or_another_is_clearly_better():
 def test_a_service_that_is_hardly_better_is_not_moved_to():
     side = Side(links=2)
     side.open()
-    first = side.client.current.number
+    first = side.client.choice.current.number
     for _ in range(20):
         side.now += 1.0
         for out in side.client.tick(side.now):
@@ -247,4 +247,4 @@ def test_a_service_that_is_hardly_better_is_not_moved_to():
                 queue = 0.5 if out.link == first else 0.4
                 tag = side.client.links[out.link].tag
                 side.client.heard(out.link, Pong(tag, side.now, queue, 0.01, 1), side.now)
-    assert side.client.current.number == first
+    assert side.client.choice.current.number == first

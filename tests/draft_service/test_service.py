@@ -4,7 +4,7 @@ import pytest
 
 from streamserve.draft_service.server.admission import FAILED_SECONDS, LONGEST_SECONDS, Limits
 from streamserve.draft_service.server.rate_limits import NOTIFY_SECONDS
-from streamserve.draft_service.server.service import RECONNECT_SECONDS
+from streamserve.draft_service.server.session_table import RECONNECT_SECONDS
 from streamserve.draft_service.server.types import Batch
 from streamserve.protocol.drafting import Busy, Bye, Drafts, Lost, Ping, Pong, Refused, Unknown, Welcome
 from streamserve.protocol.grammar import Grammar
@@ -63,7 +63,7 @@ def test_an_edit_retains_the_kv_of_the_unchanged_prefix():
     client.request("a", client.delta("a", list(range(40))))
     client.draft_batch()
     client.request("a", client.delta("a", [*range(30), 7, 7], epoch=1))
-    batch = client.service.batch(client.now)
+    batch = client.service.loop.batch(client.now)
     assert batch.requests[0].computed == 30
     assert batch.requests[0].new_tokens == [*range(30), 7, 7], "the drafter knows nothing of an edited one"
 
@@ -193,7 +193,7 @@ def test_a_session_ends_with_its_lease_and_leaks_nothing():
     client.service.tick(2.1)
     assert not client.service.sessions
     assert client.service.memory.pool.free == 100
-    assert client.service.take_released() == [1]
+    assert client.service.loop.take_released() == [1]
     (out,) = client.request("a", client.delta("a", [1], retained=20))
     assert isinstance(out.message, Unknown)
 
@@ -201,11 +201,11 @@ def test_a_session_ends_with_its_lease_and_leaks_nothing():
 def test_a_target_that_disconnects_during_its_batch_leaks_nothing():
     client = ServiceClient()
     client.request("a", client.delta("a", [1] * 20))
-    batch = client.service.batch(0.0)
+    batch = client.service.loop.batch(0.0)
     welcome = client.welcomes["a"]
     client.service.heard(b"a", Bye(welcome.tag, welcome.channel), 0.0)
     assert client.service.memory.pool.free < 100, "its blocks are being written"
-    assert client.service.drafted(batch, client.drafter.draft(batch), 0.1) == []
+    assert client.service.loop.drafted(batch, client.drafter.draft(batch), 0.1) == []
     assert client.service.memory.pool.free == 100
 
 
@@ -213,14 +213,14 @@ def test_a_batch_that_fails_loses_only_its_trees():
     client = ServiceClient()
     for name in ("a", "b"):
         client.request(name, client.delta(name, [1, 2, 3]))
-    batch = client.service.batch(0.0)
+    batch = client.service.loop.batch(0.0)
     assert len(batch.members) == 2
-    assert client.service.failed(batch, 0.1) == []
+    assert client.service.loop.failed(batch, 0.1) == []
     assert client.service.memory.pool.free == 100
     client.now = 0.1
-    fault = client.service.batch(client.now)
+    fault = client.service.loop.batch(client.now)
     assert [session.name for session, _ in fault.members] == ["a"], "each alone"
-    (busy,) = client.service.failed(fault, client.now)
+    (busy,) = client.service.loop.failed(fault, client.now)
     tag = client.welcomes["a"].tag
     assert (busy.peer, busy.message) == (b"a", Busy(0, tag, FAILED_SECONDS, "drafting"))
     (draft,) = trees(client.draft_outputs())
@@ -239,7 +239,7 @@ def test_a_session_whose_batches_fail_is_drafted_for_less_and_less():
     waits = []
     for _ in range(12):
         client.request("a", client.delta("a", [1, 2, 3]))
-        (busy,) = client.service.failed(client.service.batch(client.now), client.now)
+        (busy,) = client.service.loop.failed(client.service.loop.batch(client.now), client.now)
         waits.append(busy.message.retry)
         client.now += busy.message.retry
     assert waits[:3] == [FAILED_SECONDS, 2 * FAILED_SECONDS, 4 * FAILED_SECONDS]
@@ -247,7 +247,7 @@ def test_a_session_whose_batches_fail_is_drafted_for_less_and_less():
     client.request("a", client.delta("a", [1, 2, 3]))
     assert trees(client.draft_outputs())
     client.request("a", client.delta("a", [1, 2, 3]))
-    (busy,) = client.service.failed(client.service.batch(client.now), client.now)
+    (busy,) = client.service.loop.failed(client.service.loop.batch(client.now), client.now)
     assert busy.message.retry == FAILED_SECONDS, "it has been drafted for since"
 
 
@@ -276,18 +276,18 @@ def test_a_session_ends_soon_after_its_connection_unless_it_is_heard_again():
     for name in ("dead", "moved"):
         client.request(name, client.delta(name, [1] * 20))
         client.draft_batch()
-        client.service.disconnected(name.encode(), client.now)
+        client.service.table.disconnected(name.encode(), client.now)
     welcome = client.welcomes["moved"]
     client.now += RECONNECT_SECONDS - 1.0
     (out,) = client.service.heard(b"elsewhere", Ping(welcome.tag, welcome.channel, 0.0), client.now)
     assert (out.peer, type(out.message)) == (b"elsewhere", Pong)
     client.service.tick(client.now)
     assert len(client.service.sessions) == 2
-    client.service.disconnected(b"moved", client.now)  # the old connection, late
+    client.service.table.disconnected(b"moved", client.now)  # the old connection, late
     client.now += 2.0
     client.service.tick(client.now)
     assert set(client.service.sessions) == {welcome.tag}
-    client.service.disconnected(b"elsewhere", client.now)
+    client.service.table.disconnected(b"elsewhere", client.now)
     client.now += RECONNECT_SECONDS + 1.0
     client.service.tick(client.now)
     assert not client.service.sessions
@@ -296,25 +296,25 @@ def test_a_session_ends_soon_after_its_connection_unless_it_is_heard_again():
 
 def test_a_dummy_pass_allocates_a_block_and_releases_it():
     client = ServiceClient(num_blocks=2, keep_warm="always")
-    assert client.service.warm_up(0.0) is None, "no request has come"
+    assert client.service.loop.warm_up(0.0) is None, "no request has come"
     client.request("a", client.delta("a", [1, 2]))
     client.draft_batch()
-    assert client.service.warm_up(client.now) is None, "it is warm"
-    assert 0.0 < client.service.pause(client.now) < 0.1
-    client.now += client.service.pause(client.now)
-    dummy_pass = client.service.warm_up(client.now)
+    assert client.service.loop.warm_up(client.now) is None, "it is warm"
+    assert 0.0 < client.service.loop.pause(client.now) < 0.1
+    client.now += client.service.loop.pause(client.now)
+    dummy_pass = client.service.loop.warm_up(client.now)
     assert dummy_pass is not None
     assert set(client.drafter.draft(Batch([dummy_pass], [], [], {}, client.now))) == {dummy_pass.id}
     assert not set(dummy_pass.blocks) & set(next(iter(client.service.sessions.values())).sequences[1].blocks)
-    client.service.warmed(dummy_pass, client.now)
+    client.service.loop.warmed(dummy_pass, client.now)
     assert client.service.memory.pool.free == 1
-    assert client.service.take_released() == [dummy_pass.id]
+    assert client.service.loop.take_released() == [dummy_pass.id]
     client.request("a", client.delta("a", [1] * 20, retained=2))
     client.draft_batch()
     client.now += 0.1
     assert client.service.memory.pool.free == 0
-    assert client.service.warm_up(client.now) is None, "memory is others'"
-    assert client.service.pause(client.now) > 0.0
+    assert client.service.loop.warm_up(client.now) is None, "memory is others'"
+    assert client.service.loop.pause(client.now) > 0.0
 
 
 def test_any_sequence_of_a_target_may_evict_the_least_recently_used():

@@ -64,7 +64,7 @@ def test_targets_beyond_n_max_are_busy_and_the_others_still_gain():
     star = star_of(8, 1, limits, draft=0.02, depth=2)
     star.run(10.0)
     service = star.services[0]
-    n_max = service.n_max()
+    n_max = service.table.n_max()
     assert 1 < n_max < 8
     assert n_max == service.batcher.capacity().n_max(
         service.statistics.progress, service.statistics.plain.value
@@ -75,6 +75,6 @@ def test_targets_beyond_n_max_are_busy_and_the_others_still_gain():
         (target.rounds + target.accepted - was) * Z / SECONDS
         for target, was in zip(star.targets, before, strict=True)
     ]
-    assert len(service.active(star.now)) <= n_max
+    assert len(service.table.active(star.now)) <= n_max
     assert min(gained) >= 0.98, "no target is slower than without a draft"
     assert sum(gain > 1.05 for gain in gained) >= n_max - 1

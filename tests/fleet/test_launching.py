@@ -67,7 +67,7 @@ class FakeWorker:
     def kill(self) -> None:
         self.ended.set()
 
-    async def end(self) -> None:
+    async def end(self, grace: float = 0.0) -> None:
         self._serving.cancel()
         self._socket.close()
 
@@ -123,7 +123,7 @@ async def test_an_unknown_sender_on_the_endpoint_kills_no_worker(identity: bytes
     async with running(Launcher()) as runtime:
         stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         stranger.setsockopt(zmq.IDENTITY, identity)
-        stranger.connect(runtime._endpoint)
+        stranger.connect(runtime.driver.control.endpoint)
         for parts in ([b"\x01\x02"], [b"a", b"b", b"c"], [encode(Events([]))]):
             await stranger.send_multipart(parts)
         try:
@@ -163,7 +163,7 @@ async def test_waiting_requests_are_refused_when_starts_keep_failing() -> None:
         with pytest.raises(StartError, match="Cannot allocate memory"):
             await runtime.until_ready()
         launcher.error = None
-        assert runtime.fleet.supervisor.retry_after(0.0) > 0
+        assert runtime.fleet.availability.retry_after(0.0) > 0
 
 
 async def test_a_first_start_that_fails_is_an_error_at_startup() -> None:

@@ -3,9 +3,11 @@
 import asyncio
 
 from streamserve.fleet.events import Deliver, Refuse
-from streamserve.fleet.mailbox import FAIR_BYTES, Mailbox, MailboxBudget
+from streamserve.fleet.mailbox import FAIR_BYTES, Mailbox, MailboxBudget, Mailboxes
+from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Event, PromptLogprob, PromptLogprobs, Token, TopLogprob
 
+ERROR = RequestError("over")
 TOP = [TopLogprob(token, -1.0) for token in range(64)]
 
 
@@ -48,3 +50,15 @@ def test_prompt_logprobs_are_counted() -> None:
     assert budget.used > 100 * 65 * 100
     mailbox.clear()
     assert (budget.used, mailbox.empty()) == (0, True)
+
+
+async def test_mailboxes_are_open_for_the_time_of_their_request() -> None:
+    boxes = Mailboxes()
+    boxes.put(Refuse("a", ERROR))
+    with boxes.open("a") as mailbox:
+        assert "a" in boxes
+        assert mailbox.empty(), "it was not open yet"
+        with boxes.open("b"):
+            boxes.refuse_all(ERROR)
+        assert await mailbox.get() == Refuse("a", ERROR)
+    assert not boxes

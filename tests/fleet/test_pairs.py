@@ -69,7 +69,7 @@ def test_a_reservation_goes_to_the_writer_and_arrived_kv_joins() -> None:
     assert send_updates(fleet, P, Pushed("r", attempt, mine.id, sent=8)) == [
         Send(D, Join("r", attempt, mine.id, {0: [7]}, {0: 1.0}))
     ]
-    assert not len(fleet.reservations)
+    assert not len(fleet.transfers.reservations)
     assert not fleet.workers[P].prefilling
     assert fleet.workers[D].decoding == {"r"}
 
@@ -89,7 +89,7 @@ def test_a_reservation_that_is_not_needed_is_released() -> None:
     stale, foreign = reservation(attempt + 5), reservation(attempt, request="other", id="x")
     assert send_updates(fleet, D, Reserved("r", attempt + 5, stale)) == [Send(D, Release(stale.id))]
     assert send_updates(fleet, D, Reserved("other", attempt, foreign)) == [Send(D, Release("x"))]
-    assert not len(fleet.reservations)
+    assert not len(fleet.transfers.reservations)
 
 
 def test_only_the_writer_can_close_a_reservation() -> None:
@@ -98,7 +98,7 @@ def test_only_the_writer_can_close_a_reservation() -> None:
     send_updates(fleet, D, Reserved("r", attempt, mine))
     send_events(fleet, P, Token("r", attempt, 0, 0, 7))
     assert send_updates(fleet, D, Pushed("r", attempt, mine.id)) == []
-    assert len(fleet.reservations) == 1
+    assert len(fleet.transfers.reservations) == 1
     assert fleet.workers[P].prefilling == {}
 
 
@@ -152,9 +152,9 @@ def test_blocks_stay_reserved_until_the_writer_of_a_cancelled_request_is_done() 
     send_updates(fleet, D, Reserved("r", attempt, mine))
     commands = fleet.handle(Close("r"), 1.0)
     assert [c.message for c in commands if isinstance(c, Send)] == [Cancel("r"), Cancel("r")]
-    assert len(fleet.reservations) == 1
+    assert len(fleet.transfers.reservations) == 1
     assert send_updates(fleet, P, Pushed("r", attempt, mine.id, "went away")) == [Send(D, Release(mine.id))]
-    assert not len(fleet.reservations)
+    assert not len(fleet.transfers.reservations)
 
 
 def test_reservations_of_a_dead_writer_are_released() -> None:

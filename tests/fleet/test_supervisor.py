@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.fleet.events import Heartbeat, Kill, Start
-from streamserve.fleet.supervisor import GIVE_UP_STARTS, WorkerSupervisor
+from streamserve.fleet.process_state import GIVE_UP_STARTS
+from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, pairs, unified
 from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.reports import StepParts
@@ -45,11 +46,11 @@ def test_each_further_loss_is_followed_by_a_longer_wait_up_to_a_limit() -> None:
 def test_every_worker_is_restarted() -> None:
     supervisor = started(unified(1))
     backoffs(supervisor, 100)
-    assert not supervisor.serving(), "requests do not wait for it"
-    assert "killed" in supervisor.health()[1]
+    assert not supervisor.availability.serving(), "requests do not wait for it"
+    assert "killed" in supervisor.availability.health()[1]
     assert supervisor.join("unified-0", READY, 2000.0)
-    assert supervisor.health() == (True, "ready")
-    assert supervisor.serving() == {"unified-0"}
+    assert supervisor.availability.health() == (True, "ready")
+    assert supervisor.availability.serving() == {"unified-0"}
 
 
 def test_deaths_that_a_request_is_blamed_for_delay_nothing() -> None:
@@ -61,7 +62,7 @@ def test_deaths_that_a_request_is_blamed_for_delay_nothing() -> None:
 def test_a_worker_that_was_stable_or_finished_a_request_is_restarted_at_once() -> None:
     supervisor = started(unified(1))
     backoffs(supervisor, 4, ready=True)
-    supervisor.reset_backoff("unified-0")
+    supervisor.workers["unified-0"].recent_losses = 0
     assert backoffs(supervisor, 2, ready=True) == [0.0, 0.5]
     (start,) = supervisor.lose("unified-0", supervisor.workers["unified-0"].incarnation, "killed", 70.0)
     assert start.after == 0.0
@@ -76,15 +77,15 @@ def test_before_the_first_request_could_be_served_a_death_is_final() -> None:
 
 def test_recovery_is_the_backoff_and_the_load_time() -> None:
     supervisor = started(pairs(2))
-    assert supervisor.recovery(6.0) == 0.0
+    assert supervisor.availability.recovery(6.0) == 0.0
     for half in ("decode-0", "decode-1"):
         supervisor.lose(half, 1, "killed", 6.0)
-    assert supervisor.recovery(6.0) == 5.0, "loading took five seconds"
-    assert supervisor.recovery(8.0) == 3.0
-    assert supervisor.recovery(60.0) == 1.0, "any moment now"
+    assert supervisor.availability.recovery(6.0) == 5.0, "loading took five seconds"
+    assert supervisor.availability.recovery(8.0) == 3.0
+    assert supervisor.availability.recovery(60.0) == 1.0, "any moment now"
     for half in ("decode-0", "decode-1"):
         supervisor.lose(half, 2, "killed", 8.0)
-    assert supervisor.recovery(8.0) == 5.5
+    assert supervisor.availability.recovery(8.0) == 5.5
 
 
 def test_a_loss_is_processed_once() -> None:
@@ -106,20 +107,20 @@ def test_a_step_that_is_predicted_to_be_long_may_be_long() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     for now in (60.0, 200.0, 450.0):
         assert ticked(supervisor, now, at=now) == []
-        assert supervisor.health()[0]
+        assert supervisor.availability.health()[0]
 
 
 def test_a_step_that_makes_progress_may_be_longer_than_predicted() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     for now in (60.0, 200.0, 450.0):
         assert ticked(supervisor, now, at=now, moved_at=now - 5, predicted=0.0) == []
-        assert supervisor.health()[0]
+        assert supervisor.availability.health()[0]
 
 
 def test_a_step_that_hangs_is_killed_despite_heartbeats() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
     assert ticked(supervisor, 20.0, at=20.0, predicted=0.1) == []
-    assert not supervisor.health()[0]
+    assert not supervisor.availability.health()[0]
     assert ticked(supervisor, 46.0, at=46.0, predicted=0.1) == [Kill("unified-0")]
     assert ticked(started(unified(1), stuck_after=10.0), 2006.0, at=2006.0) == [Kill("unified-0")]
 
@@ -150,9 +151,9 @@ def test_a_worker_that_hangs_while_it_loads_is_killed() -> None:
 def test_a_draining_worker_drains_its_pair() -> None:
     supervisor = started(pairs(2))
     supervisor.workers["decode-0"].draining = True
-    assert supervisor.open() == {"prefill-0", "prefill-1", "decode-1"}
-    assert supervisor.health() == (True, "ready")
-    assert supervisor.unavailable_reason() == ""
+    assert supervisor.availability.open() == {"prefill-0", "prefill-1", "decode-1"}
+    assert supervisor.availability.health() == (True, "ready")
+    assert supervisor.availability.unavailable_reason() == ""
 
 
 def test_a_draining_worker_serves_open_requests_if_it_is_the_last() -> None:
@@ -160,9 +161,9 @@ def test_a_draining_worker_serves_open_requests_if_it_is_the_last() -> None:
     supervisor.workers["prefill-0"].draining = True
     for incarnation in range(1, 1 + GIVE_UP_STARTS + 1):
         supervisor.lose("decode-1", incarnation, "killed", 1.0)
-    assert "prefill-0" in supervisor.open()
-    assert supervisor.unavailable_reason() == "draining: prefill-0", "no new requests"
-    assert not supervisor.health()[0]
+    assert "prefill-0" in supervisor.availability.open()
+    assert supervisor.availability.unavailable_reason() == "draining: prefill-0", "no new requests"
+    assert not supervisor.availability.health()[0]
 
 
 @pytest.mark.parametrize(

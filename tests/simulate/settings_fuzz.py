@@ -213,7 +213,7 @@ def _check(
                 request.prompt, request.params, choice, MAX_MODEL_LEN
             ), name
     assert not simulation.fleet.requests
-    assert not len(simulation.fleet.reservations)
+    assert not len(simulation.fleet.transfers.reservations)
     reports = []
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)

@@ -59,7 +59,7 @@ def test_every_text_is_unchanged(kind: str) -> None:
     expected_texts = submit_requests(simulation, 1)
     check(simulation, expected_texts)
     assert simulation.left == 0
-    attempts = next(simulation.fleet._attempts)
+    attempts = next(simulation.fleet.dispatcher._attempts)
     assert attempts == 16 if kind == "duplicated" else attempts > 16, "refused prompts were computed again"
     report = simulation.workers["decode-0"].engine.report().transfer
     assert report

@@ -105,7 +105,7 @@ def check(simulation: Simulation, expected_texts: ExpectedTexts) -> float:
     received = simulation.run()
     assert texts(received)[0] == expected_texts
     assert not simulation.fleet.requests
-    assert not len(simulation.fleet.reservations)
+    assert not len(simulation.fleet.transfers.reservations)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     return received[-1].time

@@ -92,7 +92,7 @@ def check(simulation: Simulation, opened: list[Open], received: list[ClientEvent
             assert text == (expected_text[: len(text)] if request.request in refused else expected_text)
     fleet = simulation.fleet
     assert not fleet.requests
-    assert not len(fleet.reservations)
+    assert not len(fleet.transfers.reservations)
     assert not len(fleet.quarantine)
     assert not fleet.quarantine.reserved(simulation.clock.now)
     assert fleet.health() == (True, "ready")

@@ -96,7 +96,7 @@ def test_a_reservation_has_blocks_for_all_its_tokens(order: Order, topology) -> 
         simulation.at(1.1 + 0.05 * number, request)
     received = simulation.run(until=300.0)
     assert_all_answered(simulation, opened, received)
-    assert next(simulation.fleet._attempts) == len(opened), "each request needed one attempt"
+    assert next(simulation.fleet.dispatcher._attempts) == len(opened), "each request needed one attempt"
     reports = [simulation.workers[name].engine.report().transfer for name in topology.prefill]
     assert sum(report.handed_over for report in reports if report) >= len(opened)
     assert sum(worker.engine.report().preemptions for worker in simulation.workers.values()) > 0

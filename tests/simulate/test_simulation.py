@@ -59,7 +59,7 @@ def assert_all_answered(simulation: Simulation, opened: list[Open], received: li
         for choice in range(request.params.n):
             assert tokens[request.request, choice] == expected(request.prompt, request.params, choice, 96)
     assert not simulation.fleet.requests
-    assert not len(simulation.fleet.reservations)
+    assert not len(simulation.fleet.transfers.reservations)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     for state in simulation.fleet.workers.values():

@@ -75,7 +75,7 @@ def check(seed: int, kills: int, topology: Topology) -> tuple[int, int]:
         for choice in range(params.n):
             assert tokens[name, choice] == expected(prompt, params, choice, 96)
     assert not simulation.fleet.requests
-    assert not len(simulation.fleet.reservations)
+    assert not len(simulation.fleet.transfers.reservations)
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     return progress, withdrawn

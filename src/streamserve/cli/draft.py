@@ -5,74 +5,153 @@ Starts the worker process that drafts, prints its reports, restarts it when it d
     targets ◀═══ tcp, CURVE ═══▶ worker in its draft role ── reports ──▶ this process ──▶ terminal, /metrics
 """
 
-import contextlib
-import dataclasses
+import asyncio
 import logging
-import os
-import signal
-import subprocess
-import sys
+import math
 import time
-from collections.abc import Iterator
 
 import msgspec
 import typer
-import zmq
 from prometheus_client import CollectorRegistry, start_http_server
 
 from streamserve import __version__
 from streamserve.draft_service.server.explain import explain
 from streamserve.draft_service.server.metrics import DraftCollector
+from streamserve.fleet.control_socket import ControlSocket
+from streamserve.fleet.events import Start, WorkerLost
+from streamserve.fleet.process_state import ProcessState, SupervisionPolicy
+from streamserve.fleet.tasks import TaskSupervisor
+from streamserve.fleet.worker_process import STOP_SECONDS, WorkerProcesses, start_worker
 from streamserve.protocol.config import LogLevel, WorkerConfig
 from streamserve.protocol.curve import parse_endpoint, read_key_pair
 from streamserve.protocol.drafting import DraftReady, DraftReport, decode_report
 from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import Failed, Stop, encode
-from streamserve.protocol.runtime_folder import make_runtime_folder
 from streamserve.protocol.stop_signals import stop_signals
 from streamserve.settings.draft import DraftSettings
 
 logger = logging.getLogger(__name__)
 
 EXPLAIN_SECONDS = 2.0
-STOP_SECONDS = 10.0
-MIN_BACKOFF, MAX_BACKOFF = 0.5, 30.0
-"""Backoff in seconds before a dead worker is restarted; reset after a worker that lived longer than the
-maximum."""
-REPORT_TIMEOUT = 30.0
-"""Seconds without a report after which a worker is killed; reports are sent twice a second, also while it
-drafts."""
+TICK_SECONDS = 0.5
+WORKER = "draft"
+
+POLICY = SupervisionPolicy(
+    stuck_after=30.0,  # reports are sent twice a second, also while it drafts
+    kill_factor=1.0,
+    load_silence=math.inf,  # it sends no sign of life before it is ready
+    immediate_restarts=0,
+    max_back_off=30.0,
+    stable_seconds=30.0,
+)
 
 
 def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP.
+    """Serve until SIGINT, SIGTERM or SIGHUP; a second one kills the worker.
 
     A worker that dies once it was ready is restarted at the same address, after a pause that doubles each
     time. Raises CheckpointError if the model cannot be loaded or the address cannot be used, StartError if
     the first worker ends before it is ready.
     """
     configure_logging(log_level, "text")
-    received = _collect_stop_signals()
-    status = _Status(settings, explaining)
-    backoff = MIN_BACKOFF
-    with _socket() as (socket, endpoint):
-        while not received:
-            started = time.monotonic()
-            with _worker(settings, endpoint, log_level) as process:
-                ended = _monitor(socket, process, status, received)
-            if received:
-                return
-            if not status.address:
-                raise StartError(f"the draft worker {ended}")
-            settings = _with_address(settings, status.address)
-            backoff = MIN_BACKOFF if time.monotonic() - started >= MAX_BACKOFF else backoff
-            logger.error("the draft worker %s: restarting it in %.1f s", ended, backoff)
-            status.collector.restarts += 1
-            until = time.monotonic() + backoff
-            while not received and time.monotonic() < until:
-                time.sleep(0.05)
-            backoff = min(2 * backoff, MAX_BACKOFF)
+    asyncio.run(_serve(settings, _Status(settings, explaining), log_level))
+
+
+async def _serve(settings: DraftSettings, status: "_Status", log_level: LogLevel) -> None:
+    supervisor = DraftSupervisor(settings, status, log_level)
+    for number in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(number, supervisor.stop)
+    typer.echo(f"streamserve {__version__}: loading {status.name} …")
+    await supervisor.run()
+
+
+class DraftSupervisor:
+    """Keeps the worker process of a draft service running, by the same rules as a server's workers. Must be
+    made in a running event loop."""
+
+    def __init__(self, settings: DraftSettings, status: "_Status", log_level: LogLevel) -> None:
+        self._settings = settings
+        self._status = status
+        self._log_level = log_level
+        self._worker: ProcessState[DraftReady] = ProcessState()
+        self._control = ControlSocket({WORKER: self._worker})
+        self._processes = WorkerProcesses(start_worker, self._config, self._lost)
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskSupervisor(self._fail)
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises CheckpointError or StartError if the first worker cannot serve."""
+        self._worker.starts(time.monotonic())
+        self._tasks.spawn(self._processes.run(Start(WORKER, self._worker.incarnation)))
+        self._tasks.spawn(self._receive())
+        self._tasks.spawn(self._tick())
+        try:
+            await self._over
+        finally:
+            await self._control.send(WORKER, encode(Stop()))
+            # A worker that is loading reads no messages: it ends when its standard input closes.
+            await self._processes.close(STOP_SECONDS if self._worker.ready else 0.0)
+            await self._tasks.close()
+            self._control.close()
+
+    def stop(self) -> None:
+        """Stop the worker; the second call kills it."""
+        if self._over.done():
+            self._processes.kill(WORKER)
+        else:
+            self._over.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def _config(self, worker: str, incarnation: int) -> WorkerConfig:
+        """Return the configuration of the next process. It listens at the port that an earlier one bound,
+        which targets know by now."""
+        drafting = self._settings.drafting
+        return WorkerConfig(
+            worker=f"{worker}/{incarnation}",
+            role="draft",
+            endpoint=self._control.endpoint,
+            model=self._settings.model,
+            drafting=msgspec.structs.replace(drafting, listen=self._status.address or drafting.listen),
+            log_level=self._log_level,
+        )
+
+    async def _receive(self) -> None:
+        """Process the worker's messages."""
+        while True:
+            _, _, data = await self._control.receive()
+            now = time.monotonic()
+            self._worker.hear(now)
+            match decode_report(data):
+                case DraftReady() as ready:
+                    self._worker.join(ready, now)
+                    self._status.ready(ready)
+                case DraftReport() as report:
+                    self._status.report(report)
+                case Failed(error, _) as failure:
+                    self._worker.fail(failure, final=not self._status.address)
+                    if self._worker.failure:
+                        raise CheckpointError(error)
+
+    async def _lost(self, lost: WorkerLost) -> None:
+        """Restart the worker. Raises StartError if it was never ready."""
+        wait = self._worker.lose(lost.reason, time.monotonic(), POLICY, final=not self._status.address)
+        if wait is None:
+            raise StartError(f"the draft worker cannot start: {self._worker.error}")
+        logger.error("the draft worker: %s: restarting it in %.1f s", self._worker.error, wait)
+        self._status.collector.restarts += 1
+        self._tasks.spawn(self._processes.run(Start(WORKER, self._worker.incarnation, wait)))
+
+    async def _tick(self) -> None:
+        """Kill the worker when it has been silent for too long."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if self._worker.tick(None, time.monotonic(), POLICY):
+                self._worker.last_words = f"it sent no report for {POLICY.stuck_after:.0f} s"
+                self._processes.kill(WORKER)
 
 
 class _Status:
@@ -108,49 +187,6 @@ class _Status:
             self._last, self._explained_at = report, time.monotonic()
 
 
-def _monitor(
-    socket: zmq.Socket[bytes], process: subprocess.Popen[bytes], status: _Status, received: list[int]
-) -> str:
-    """Process a worker's messages until it ends, or until a signal asks to stop it; return how it ended."""
-    if not status.address:
-        typer.echo(f"streamserve {__version__}: loading {status.name} …")
-    peer, ready, last_message = b"", False, time.monotonic()
-    while not received:
-        if not socket.poll(200):
-            if process.poll() is not None:
-                return f"ended with exit status {process.returncode}"
-            if ready and time.monotonic() - last_message > REPORT_TIMEOUT:
-                process.kill()
-                return f"sent no report for {REPORT_TIMEOUT:.0f} s"
-            continue
-        peer, data = socket.recv_multipart()
-        last_message = time.monotonic()
-        match decode_report(data):
-            case DraftReady() as ready_message:
-                ready = True
-                status.ready(ready_message)
-            case Failed(error, _):
-                if not status.address:
-                    raise CheckpointError(error)
-                return f"cannot start: {error}"
-            case DraftReport() as report:
-                status.report(report)
-    if peer:  # a worker that has sent nothing yet ends when its standard input closes
-        socket.send_multipart([peer, encode(Stop())])
-        until = time.monotonic() + STOP_SECONDS
-        while process.poll() is None and time.monotonic() < until and len(received) < 2:
-            time.sleep(0.05)
-    if len(received) > 1:
-        process.kill()
-    return "was stopped"
-
-
-def _with_address(settings: DraftSettings, address: str) -> DraftSettings:
-    """Return the settings with the port that was bound, which targets know by now."""
-    drafting = msgspec.structs.replace(settings.drafting, listen=address)
-    return dataclasses.replace(settings, drafting=drafting)
-
-
 def welcome(settings: DraftSettings, ready: DraftReady) -> str:
     """Return the text to print once targets can connect."""
     model, address = ready.model, ready.address
@@ -173,57 +209,3 @@ def _metrics(settings: DraftSettings, collector: DraftCollector) -> None:
         registry.register(collector)
         server, _ = start_http_server(endpoint.port, endpoint.host, registry)
         typer.echo(f"  metrics   at http://{endpoint.host}:{server.server_port}/metrics")
-
-
-def _collect_stop_signals() -> list[int]:
-    """Return a list of the received stop signals, which is empty at first."""
-    received: list[int] = []
-    for number in stop_signals():
-        signal.signal(number, lambda number, frame: received.append(number))
-    return received
-
-
-@contextlib.contextmanager
-def _socket() -> Iterator[tuple[zmq.Socket[bytes], str]]:
-    folder = make_runtime_folder()
-    endpoint = f"ipc://{folder.path / 'control'}"
-    try:
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-            socket.setsockopt(zmq.LINGER, 500)
-            socket.bind(endpoint)
-            yield socket, endpoint
-    finally:
-        folder.remove()
-
-
-@contextlib.contextmanager
-def _worker(settings: DraftSettings, endpoint: str, log_level: LogLevel) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the worker process. It exits when its standard input closes, for whatever reason."""
-    config = WorkerConfig(
-        worker="draft",
-        role="draft",
-        endpoint=endpoint,
-        model=settings.model,
-        drafting=settings.drafting,
-        log_level=log_level,
-    )
-    data = msgspec.msgpack.encode(config)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "streamserve.workers"],
-        stdin=subprocess.PIPE,
-        env={"OMP_WAIT_POLICY": "PASSIVE"}
-        | {name: value for name, value in os.environ.items() if not name.startswith("STREAMSERVE_")},
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(len(data).to_bytes(4, "little") + data)
-        process.stdin.flush()
-        yield process
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -1,32 +1,24 @@
 """Runs the trials of suspect requests (quarantine.py): when one begins, on which workers, and which requests
 have to leave these."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from streamserve.fleet.availability import Availability
+from streamserve.fleet.dispatcher import Dispatcher
 from streamserve.fleet.events import Command, WorkerLost
 from streamserve.fleet.quarantine import Quarantine, Trial
 from streamserve.fleet.requests import OpenRequest
-from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.protocol.errors import RequestError
 
 
 class Isolation:
-    """Runs the trials of `quarantine` among the open `requests`. `withdraw` takes a request from its workers,
-    to continue later; `place_waiting` routes all requests that have no worker."""
+    """Runs the trials of `quarantine` among the requests of `dispatcher`."""
 
-    def __init__(
-        self,
-        quarantine: Quarantine,
-        supervisor: WorkerSupervisor,
-        requests: dict[str, OpenRequest],
-        withdraw: Callable[[OpenRequest], Iterator[Command]],
-        place_waiting: Callable[[float], Iterator[Command]],
-    ) -> None:
+    def __init__(self, quarantine: Quarantine, availability: Availability, dispatcher: Dispatcher) -> None:
         self._quarantine = quarantine
-        self._supervisor = supervisor
-        self._requests = requests
-        self._withdraw = withdraw
-        self._place_waiting = place_waiting
+        self._availability = availability
+        self._dispatcher = dispatcher
+        self._requests = dispatcher.requests
 
     def advance(self, now: float) -> Iterator[Command]:
         """Begin the next trial if its workers are ready; without suspects, route the requests that wait."""
@@ -34,16 +26,16 @@ class Isolation:
         group = self._quarantine.next(self._requests)
         if group is None or now < self._quarantine.recess_until:
             if was_active and not self._quarantine.reserved(now):
-                yield from self._place_waiting(now)
+                yield from self._dispatcher.place_waiting(now)
             return
         workers = self._trial_workers()
-        if not self._supervisor.is_healthy(workers):
+        if not self._availability.is_healthy(workers):
             return
         self._quarantine.begin(workers, now)
         for request in list(self._requests.values()):
             if request.workers & workers:
-                yield from self._withdraw(request)
-        yield from self._place_waiting(now)
+                yield from self._dispatcher.withdraw(request)
+        yield from self._dispatcher.place_waiting(now)
 
     def tick(self, now: float) -> Iterator[Command]:
         """Suspend a trial that other requests have waited for too long."""
@@ -51,14 +43,14 @@ class Isolation:
         if trial and trial.overdue(now) and self._blocks_others(trial):
             for name in self._quarantine.suspend(now):
                 if name in self._requests:
-                    yield from self._withdraw(self._requests[name])
-            yield from self._place_waiting(now)
+                    yield from self._dispatcher.withdraw(self._requests[name])
+            yield from self._dispatcher.place_waiting(now)
         yield from self.advance(now)
 
     def _trial_workers(self) -> frozenset[str]:
         """Return the workers to hold trials on: those of the first death, or others if these cannot serve."""
-        serving, workers = self._supervisor.serving(), self._quarantine.workers
-        others = (other for other in self._supervisor.topology.candidates() if serving.issuperset(other))
+        serving, workers = self._availability.serving(), self._quarantine.workers
+        others = (other for other in self._availability.topology.candidates() if serving.issuperset(other))
         return workers if serving.issuperset(workers) else next(others, workers)
 
     def _blocks_others(self, trial: Trial) -> bool:

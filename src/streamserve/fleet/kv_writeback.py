@@ -8,7 +8,7 @@ Pushed ────────▶                  ──▶ prefill worker: Jo
 No client waits for it, so a write-back that fails is dropped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 
 from streamserve.fleet.events import Open, Send
@@ -34,7 +34,7 @@ class WritebackManager:
         self._numbers = count(1)
         self.open: dict[str, OpenRequest] = {}
 
-    def begin(self, request: OpenRequest, workers: dict[str, WorkerState], now: float) -> Iterator[Send]:
+    def begin(self, request: OpenRequest, workers: Mapping[str, WorkerState], now: float) -> Iterator[Send]:
         """Start the write-back of a finished request's full blocks to its prefill worker. Skipped for
         requests with more than one choice, which are rarely chats, and for those that ended with their first
         token, whose KV the prefill worker has already."""

@@ -1,8 +1,9 @@
 """Per-client event queues for slow readers, limited by a memory budget over all clients."""
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamserve.fleet.events import Deliver, Refuse
@@ -23,6 +24,40 @@ class MailboxBudget:
 
     limit: int = 64 << 20
     used: int = 0
+
+
+class Mailboxes:
+    """The mailboxes of all clients that have an open request, by the request's id."""
+
+    def __init__(self) -> None:
+        self._budget = MailboxBudget()
+        self._open: dict[str, Mailbox] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._open
+
+    @contextlib.contextmanager
+    def open(self, request: str) -> Iterator["Mailbox"]:
+        """Open the mailbox of a request; discard it at the end of the block."""
+        mailbox = self._open[request] = Mailbox(self._budget)
+        try:
+            yield mailbox
+        finally:
+            del self._open[request]
+            mailbox.clear()
+
+    def put(self, message: Deliver | Refuse) -> None:
+        """Append events to a request's mailbox, if it is open."""
+        if message.request in self._open:
+            self._open[message.request].put(message)
+
+    def refuse_all(self, error: RequestError) -> None:
+        """Tell all clients that their requests cannot be served any more."""
+        for name in list(self._open):
+            self.put(Refuse(name, error))
 
 
 class Mailbox:

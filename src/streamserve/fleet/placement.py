@@ -10,8 +10,8 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from streamserve.fleet.availability import Availability
 from streamserve.fleet.requests import OpenRequest
-from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.protocol.messages import Cached
 from streamserve.scheduling.prefix import extend_hashes, namespace
 from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, RouteCandidate, Router
@@ -73,8 +73,8 @@ class Placement:
     decode worker has cached, except for at most `continue_tokens` tokens, is computed by that decode worker
     itself."""
 
-    def __init__(self, supervisor: WorkerSupervisor, router: Router, continue_tokens: int) -> None:
-        self._supervisor = supervisor
+    def __init__(self, availability: Availability, router: Router, continue_tokens: int) -> None:
+        self._availability = availability
         self._continue_tokens = continue_tokens
         self.recent: deque[RoutingRecord] = deque(maxlen=REMEMBERED_DECISIONS)
         self.view = PrefixView()
@@ -91,7 +91,7 @@ class Placement:
         """Return the worker that computes the prompt, the worker that decodes if it is another one, and the
         number of prompt tokens to compute; None if no worker can take the request now. If `only` is given,
         just these workers are candidates; otherwise all but those in `without`."""
-        candidates = self._candidates(self._supervisor.open() - without if only is None else only)
+        candidates = self._candidates(self._availability.open() - without if only is None else only)
         if not all(candidates):
             return None
         hashes = self._hashes(candidates[0][0][0], request.cache_salt, request.opened.prompt)
@@ -101,7 +101,7 @@ class Placement:
         back = next((back for _, back in chosen if back and back != front), None)
         if back and self._continues(request, front, back, hashes):
             front, back = back, None
-        known = self.view.cached(front, hashes) * self._supervisor.workers[front].block_size
+        known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
         self._learn(front, hashes)
         return front, back, max(len(request.opened.prompt) - known, 1)
 
@@ -109,7 +109,7 @@ class Placement:
         """Record the blocks of a finished request: the worker that decoded it also has the KV of its output
         tokens, which begin the prompt of a chat's next turn."""
         worker = request.decode or request.worker
-        if worker and self._supervisor.workers[worker].ready:
+        if worker and self._availability.workers[worker].ready:
             for outputs in request.outputs.values():
                 tokens = request.opened.prompt + outputs[:-1]
                 self._learn(worker, self._hashes(worker, request.cache_salt, tokens))
@@ -119,20 +119,20 @@ class Placement:
         lacks at most `continue_tokens` tokens. Computing these there then costs less than computing what the
         prefill worker lacks and transferring the KV."""
         known = self.view.cached(back, hashes)
-        missing = len(request.opened.prompt) - known * self._supervisor.workers[back].block_size
+        missing = len(request.opened.prompt) - known * self._availability.workers[back].block_size
         if missing > self._continue_tokens or request.opened.open:
             return False
         whole = request.opened.params.prompt_logprobs is not None  # needs the whole prompt computed
         return not whole and known > self.view.cached(front, hashes)
 
     def _learn(self, worker: str, hashes: list[bytes]) -> None:
-        self.view.learn(worker, hashes, self._supervisor.workers[worker].blocks)
+        self.view.learn(worker, hashes, self._availability.workers[worker].blocks)
 
     def _candidates(self, allowed: Collection[str]) -> list[list[tuple[str, str]]]:
         """Return one list of route candidates (prefill worker, decode worker); for uneven pools two lists,
         one for each half."""
-        topology = self._supervisor.topology
-        ready = {name for name in allowed if self._supervisor.workers[name].ready}
+        topology = self._availability.topology
+        ready = {name for name in allowed if self._availability.workers[name].ready}
         if topology.unified:
             return [[(name, name) for name in topology.unified if name in ready]]
         if topology.paired:
@@ -146,7 +146,7 @@ class Placement:
     def _route(
         self, request: OpenRequest, candidates: Sequence[tuple[str, str]], hashes: list[bytes], now: float
     ) -> tuple[str, str]:
-        workers = self._supervisor.workers
+        workers = self._availability.workers
         names = {name for pair in candidates for name in pair}
         loads = {name: workers[name].load(name, now) if name else IDLE_WORKER for name in names}
         cached = [
@@ -166,7 +166,7 @@ class Placement:
 
     def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:
         """Return the hashes of the full blocks of these tokens, as in the workers' own prefix index."""
-        state = self._supervisor.workers[worker]
+        state = self._availability.workers[worker]
         if state.ready is None:
             return []
         hashes: list[bytes] = []

@@ -71,7 +71,7 @@ def router_view(fleet: Fleet, router: str, now: float) -> RouterView:
             )
         )
     decisions = [_decision(record, now) for record in reversed(fleet.placement.recent)]
-    return RouterView(router, workers, len(fleet.reservations), decisions)
+    return RouterView(router, workers, len(fleet.transfers.reservations), decisions)
 
 
 def _decision(record: RoutingRecord, now: float) -> DecisionView:

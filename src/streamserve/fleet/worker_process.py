@@ -1,4 +1,4 @@
-"""A worker's process and its journal: shared memory that outlives the process.
+"""The processes of workers, and their journals: shared memory that outlives the process.
 
 memfd ── inherited ──▶ the worker writes its present state (protocol/journal.py)
       ── mapped ─────▶ the server reads it: beats while the worker runs, suspects when it has died
@@ -10,11 +10,11 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from streamserve.fleet.events import Heartbeat, WorkerLost
+from streamserve.fleet.events import Heartbeat, Start, WorkerLost
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 
@@ -55,17 +55,80 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    async def end(self) -> None:
-        """Wait for the end of a process that is exiting; kill it after `STOP_SECONDS`."""
+    async def end(self, grace: float = 0.0) -> None:
+        """Wait for the end of a process that is exiting. Its standard input is closed after `grace` seconds,
+        which tells it to exit; it is killed `STOP_SECONDS` later."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
         try:
+            if grace:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace)
+            self._process.stdin.close()
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:
             self.kill()
             await self._process.wait()
         finally:
             self._journal.close()
+
+
+Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
+"""Starts a worker. Raises OSError if that is not possible now."""
+
+
+class WorkerProcesses:
+    """The processes that run now. `configure` returns the configuration of a worker's next process by its
+    name and incarnation; `lost` is called with the end of each process that was not asked to end."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        configure: Callable[[str, int], WorkerConfig],
+        lost: Callable[[WorkerLost], Awaitable[None]],
+    ) -> None:
+        self._launch = launch
+        self._configure = configure
+        self._lost = lost
+        self._running: dict[str, tuple[int, WorkerProcess]] = {}
+        self._closing = False
+
+    def pid(self, worker: str) -> int:
+        """Return the id of a worker's latest process."""
+        return self._running[worker][1].pid
+
+    def beats(self) -> dict[tuple[str, int], Heartbeat]:
+        """Return the last sign of life of each running process, by name and incarnation."""
+        latest = {(name, number): process.beat() for name, (number, process) in self._running.items()}
+        return {key: beat for key, beat in latest.items() if beat}
+
+    async def run(self, start: Start) -> None:
+        """Start a process and report its end; a failed start is reported as a loss."""
+        await asyncio.sleep(start.after)
+        if self._closing:
+            return
+        worker, incarnation = start.worker, start.incarnation
+        try:
+            process = await self._launch(self._configure(worker, incarnation))
+        except OSError as error:
+            lost = WorkerLost(worker, incarnation, f"it could not be started: {error}", frozenset())
+        else:
+            self._running[worker] = incarnation, process
+            if self._closing:
+                await process.end()
+                return
+            lost = await process.lost(worker, incarnation)
+        if not self._closing:
+            await self._lost(lost)
+
+    def kill(self, worker: str) -> None:
+        """Kill a worker's process; its loss is reported like any other."""
+        if worker in self._running:
+            self._running[worker][1].kill()
+
+    async def close(self, grace: float = 0.0) -> None:
+        """Start no more processes and wait for the end of all, as `WorkerProcess.end` does."""
+        self._closing = True
+        await asyncio.gather(*(process.end(grace) for _, process in self._running.values()))
 
 
 async def start_worker(config: WorkerConfig) -> WorkerProcess:

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from streamserve.fleet.process_state import ProcessState
 from streamserve.protocol.config import Role
-from streamserve.protocol.messages import CostCurve, Failed, Ready
+from streamserve.protocol.messages import CostCurve, Ready
 from streamserve.protocol.reports import Report
 from streamserve.scheduling.cost import StepCost, further_pairs
 from streamserve.scheduling.routing import Costs, WorkerLoad
@@ -32,31 +33,14 @@ class Queued:
 
 
 @dataclass
-class WorkerState:
-    """The last known state of a worker, and its requests. `prefilling` requests wait for or are in prefill,
-    the first of them since `computing_since`; `incoming` ones will decode there, `decoding` ones do. A
-    `draining` worker gets no new requests.
-
-    Its process starts, or started, at `starts_at`, and was ready at `ready_at`; the last one to become ready
-    loaded in `load_seconds` seconds. `failed_starts` processes in a row ended before they were ready,
-    `recent_losses` ones soon after. `error` is why the last one ended, as reported by the worker if
-    it had `last_words`. `failure` is set if the worker could not serve at all when the fleet was started.
+class WorkerState(ProcessState[Ready]):
+    """The last known state of a worker: its process, and its requests. `prefilling` requests wait for or are
+    in prefill, the first of them since `computing_since`; `incoming` ones will decode there, `decoding` ones
+    do. A `draining` worker gets no new requests.
     """
 
-    incarnation: int = 1
-    ready: Ready | None = None
     report: Report | None = None
-    heard_at: float = 0.0
-    stuck: bool = False
     draining: bool = False
-    starts_at: float = 0.0
-    ready_at: float = 0.0
-    load_seconds: float | None = None
-    failed_starts: int = 0
-    recent_losses: int = 0
-    error: str = ""
-    last_words: str = ""
-    failure: Failed | None = None
     prefilling: dict[str, Queued] = field(default_factory=dict)
     computing_since: float = 0.0
     incoming: set[str] = field(default_factory=set)
@@ -66,9 +50,7 @@ class WorkerState:
 
     def join(self, ready: Ready, now: float) -> None:
         """Record that it has loaded its model."""
-        self.ready = ready
-        self.ready_at, self.load_seconds = now, max(0.0, now - self.starts_at)
-        self.failed_starts, self.error = 0, ""
+        super().join(ready, now)
         self.costs = costs_of(ready.cost, ready.block_size) if ready.cost else None
         self.speedup = 1.0
 

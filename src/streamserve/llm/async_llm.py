@@ -128,7 +128,7 @@ class AsyncLLM:
         """Return whether requests are being served now."""
         fleet = self._runtime.fleet
         ready, detail = fleet.health()
-        return Health(ready, detail, None if ready else fleet.supervisor.retry_after(time.monotonic()))
+        return Health(ready, detail, None if ready else fleet.availability.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
         """Return the incidents so far: worker crashes, and the requests suspected of causing them."""

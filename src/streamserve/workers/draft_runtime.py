@@ -113,13 +113,13 @@ class ServiceRuntime:
 
     def _run_once(self, drafter: Drafter) -> None:
         """Draft one batch, or wait until there is one."""
-        service, changed = self._service, self._changed
+        loop, changed = self._service.loop, self._changed
         with changed:
-            batch = service.batch(now := time.monotonic())
-            released = service.take_released() if batch is None else []
-            dummy_pass = service.warm_up(now) if batch is None else None
+            batch = loop.batch(now := time.monotonic())
+            released = loop.take_released() if batch is None else []
+            dummy_pass = loop.warm_up(now) if batch is None else None
             if batch is None and dummy_pass is None and not released:
-                changed.wait(service.pause(now))
+                changed.wait(loop.pause(now))
         if batch is not None:
             self._draft_batch(drafter, batch)
             return
@@ -128,7 +128,7 @@ class ServiceRuntime:
             self._warm_up(drafter, dummy_pass)
 
     def _draft_batch(self, drafter: Drafter, batch: Batch) -> None:
-        service = self._service
+        loop = self._service.loop
         try:
             drafter.release(batch.released)
             drafter.begin(batch.requests)
@@ -137,10 +137,10 @@ class ServiceRuntime:
             self._batch_faults.succeeded()
             self._batch_faults.failed(error)
             with self._changed:
-                outs = service.failed(batch, time.monotonic())
+                outs = loop.failed(batch, time.monotonic())
         else:
             with self._changed:
-                outs = service.drafted(batch, trees, time.monotonic())
+                outs = loop.drafted(batch, trees, time.monotonic())
         self._outs.extend(outs)
         self._wake_sender.send(b"")
 
@@ -150,7 +150,7 @@ class ServiceRuntime:
             drafter.collect(0.0)
         finally:
             with self._changed:
-                self._service.warmed(dummy_pass, time.monotonic())
+                self._service.loop.warmed(dummy_pass, time.monotonic())
 
     def _receive_and_send(self) -> None:
         try:
@@ -253,7 +253,7 @@ class ServiceRuntime:
                 if isinstance(ended, Failure):
                     self._service.refuse(b"", "key", ended.text, time.monotonic())
                 else:
-                    self._service.disconnected(ended.peer, time.monotonic())
+                    self._service.table.disconnected(ended.peer, time.monotonic())
 
     def _send(self, out: Out) -> None:
         self._listener.send(out.peer, encode(out.message))

@@ -102,6 +102,7 @@ def make_service(config: DraftingConfig, loaded: Loaded, folder: Path) -> Servic
 
 def _parent(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, config.worker.encode())
     socket.setsockopt(zmq.LINGER, 1000)
     socket.connect(config.endpoint)
     return socket

@@ -128,11 +128,11 @@ class RemoteDrafter:
         return RemoteReport(
             services=sum(link.open for link in self.client.links),
             trees=self._trees,
-            late=self.client.late,
+            late=self.client.sequences.late,
             accepted=self._accepted,
             fallback_trees=self._fallback_trees,
             fallback_accepted=self._fallback_accepted,
-            moves=self.client.moves,
+            moves=self.client.choice.moves,
             rejected=dict(self.client.rejected),
             probations=sum(link.reputation.probations for link in self.client.links),
         )

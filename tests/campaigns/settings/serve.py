@@ -145,12 +145,11 @@ async def _wait_until_idle(llm: AsyncLLM) -> None:
     while True:
         reports = [worker.report for worker in fleet.workers.values()]
         held = [report and report.blocks_live for report in reports]
-        if not any(held) and not fleet.requests and not len(fleet.reservations):
+        if not any(held) and not fleet.requests and not len(fleet.transfers.reservations):
             return
         if time.monotonic() > deadline:
-            remaining = (
-                f"blocks {held}, requests {list(fleet.requests)}, reservations {len(fleet.reservations)}"
-            )
+            kept = len(fleet.transfers.reservations)
+            remaining = f"blocks {held}, requests {list(fleet.requests)}, reservations {kept}"
             raise TrialFailure(LEFT_BEHIND, remaining)
         await asyncio.sleep(0.02)
 

@@ -9,7 +9,7 @@ from streamserve.protocol.drafting import DraftReport, DraftSums
 def report(service: Service, now: float) -> DraftReport:
     """Return the service's present state, counters and predictions."""
     statistics, keep_warm_controller = service.statistics, service.batcher.keep_warm_controller
-    star, active = statistics.star(), len(service.active(now))
+    star, active = statistics.star(), len(service.table.active(now))
     known = statistics.known
     rounds = star.round(active) if active and known else 0.0
     return DraftReport(
@@ -31,7 +31,7 @@ def report(service: Service, now: float) -> DraftReport:
         beta=statistics.beta,
         progress=statistics.progress,
         n_full=star.n_full if known else 0,
-        n_max=service.n_max() if known else 0,
+        n_max=service.table.n_max() if known else 0,
         predicted_round_seconds=rounds,
         predicted_idle_seconds=star.idle(active) if rounds else 0.0,
         predicted_load=star.load(active) if rounds else 0.0,

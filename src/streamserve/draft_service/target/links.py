@@ -51,9 +51,77 @@ class Out:
 
 
 @dataclass
+class AnswerTimes:
+    """Estimates of how long a service takes to answer, in seconds: `usual`, of which the network's part is
+    `transit`. As the service reports them, `queue` seconds of work wait, and a batch takes `seconds`."""
+
+    usual: float = 0.0
+    transit: float = 0.0
+    queue: float = 0.0
+    seconds: float = 0.0
+    answers: int = 0
+
+    @property
+    def expected(self) -> float:
+        """The expected seconds until it would answer."""
+        return self.queue + self.seconds + self.transit
+
+    def answered(self, seconds: float, drafts: Drafts) -> None:
+        """Record that trees arrived `seconds` after their request."""
+        self.usual = seconds if not self.answers else self.usual + RATE * (seconds - self.usual)
+        self.answers += 1
+        self.queue, self.seconds = drafts.queue, drafts.seconds
+        self._moved(seconds - drafts.waited - drafts.seconds)
+
+    def ponged(self, pong: Pong, now: float) -> None:
+        """Record the answer to a Ping."""
+        self.queue, self.seconds = pong.queue, pong.seconds
+        self._moved(now - pong.sent)
+
+    def _moved(self, seconds: float) -> None:
+        """Update the recent minimum: most answers are seen too late, because they are read between steps
+        only."""
+        seconds = max(seconds, 0.0)
+        self.transit = seconds if not self.transit else min(seconds, 1.05 * self.transit)
+
+
+@dataclass
+class Absence:
+    """Whether the service at `address` answers Hellos; its absence and its return are logged once each."""
+
+    address: str
+    hello_since: float | None = None
+    """When the first of the Hellos that are still unanswered was sent."""
+    logged: bool = False
+
+    def check(self, now: float) -> None:
+        """Log that the service does not answer Hellos, if that is so."""
+        if self.hello_since is not None and now - self.hello_since >= ABSENT_SECONDS:
+            self.log("does not answer")
+
+    def said_hello(self, now: float) -> None:
+        """Record that a Hello was sent."""
+        if self.hello_since is None:
+            self.hello_since = now
+
+    def log(self, how: str) -> None:
+        """Log once that the service is absent."""
+        if not self.logged:
+            self.logged = True
+            logger.warning(
+                "the draft service at %s %s: continuing without it until it answers", self.address, how
+            )
+
+    def end(self) -> None:
+        """Record that the service answered a Hello in any way."""
+        if self.logged:
+            logger.warning("the draft service at %s answers again", self.address)
+        self.hello_since, self.logged = None, False
+
+
+@dataclass
 class Link:
-    """A session with a service, or the attempt to open one. `usual` is how long answers take, `transit` the
-    network's part of it; `address` is for the log."""
+    """A session with a service, or the attempt to open one. `address` is for the log."""
 
     number: int
     address: str
@@ -71,18 +139,9 @@ class Link:
     busy_until: float = 0.0
     pinged: float = float("-inf")
     unanswered: float | None = None
-    usual: float = 0.0
-    transit: float = 0.0
-    queue: float = 0.0
-    seconds: float = 0.0
     active: int = 0
-    answers: int = 0
     sessions: int = 0
     refusal: str = ""
-    hello_since: float | None = None
-    """When the first of the Hellos that are still unanswered was sent."""
-    absence_logged: bool = False
-    """Whether the log says that the service is absent."""
     max_bytes: int = 0
     """The service's limit of one message, in bytes."""
     opened: float = 0.0
@@ -91,9 +150,14 @@ class Link:
     """Whether trees have arrived in this session."""
     reputation: Reputation = field(default_factory=Reputation)
     flood: Flood = field(default_factory=Flood)
+    times: AnswerTimes = field(default_factory=AnswerTimes)
+    absence: Absence = field(init=False)
     _logged: tuple[str, float] = ("", float("-inf"))
     _pings: deque[float] = field(default_factory=lambda: deque(maxlen=PINGS))
     _to_release: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.absence = Absence(self.address)
 
     @property
     def open(self) -> bool:
@@ -123,26 +187,17 @@ class Link:
         """Return whether a Pong answers a Ping that was sent in this session."""
         return message.tag != self.tag or message.sent in self._pings
 
-    def fits_context(self, length: int) -> bool:
-        """Return whether `length` tokens fit the context of its model."""
-        return length <= self.max_model_len
-
     def fail(self, now: float) -> None:
         """Record that it cannot be reached."""
         if self.open:
             self._close(now)
         self.retry_at = now + RESEND_SECONDS
 
-    @property
-    def expected_seconds(self) -> float:
-        """The expected seconds until it would answer."""
-        return self.queue + self.seconds + self.transit
-
     def tick(self, now: float) -> list[Out]:
         """Return the Hello, without a session, or the Ping, within one, that is due."""
         if self.open and self.unanswered is not None and now - self.unanswered > SILENCE_SECONDS:
             self._close(now)
-            self._log_absence("stopped answering")
+            self.absence.log("stopped answering")
         if not self.open:
             return self._hello(now)
         outs = []
@@ -163,32 +218,16 @@ class Link:
 
     def _hello(self, now: float) -> list[Out]:
         """Return a Hello if one is due."""
-        if self.hello_since is not None and now - self.hello_since >= ABSENT_SECONDS:
-            self._log_absence("does not answer")
+        self.absence.check(now)
         if now < self.retry_at:
             return []
-        if self.hello_since is None:
-            self.hello_since = now
+        self.absence.said_hello(now)
         self.nonce += 1
         self.retry_at = now + RETRY_SECONDS
         return [Out(self.number, Hello(
             version=DRAFT_VERSION, tokenizer=self.tokenizer, vocabulary=self.vocabulary, name=self.name,
             nonce=self.nonce,
         ))]  # fmt: skip
-
-    def _log_absence(self, how: str) -> None:
-        """Log once that the service is absent."""
-        if not self.absence_logged:
-            self.absence_logged = True
-            logger.warning(
-                "the draft service at %s %s: continuing without it until it answers", self.address, how
-            )
-
-    def _hello_answered(self) -> None:
-        """Record that the service answered a Hello in any way."""
-        if self.absence_logged:
-            logger.warning("the draft service at %s answers again", self.address)
-        self.hello_since, self.absence_logged = None, False
 
     def send(self, message: ToService, now: float, answered: bool = True) -> Out:
         """Return a message to send; if `answered`, an answer to it is expected."""
@@ -201,16 +240,9 @@ class Link:
         match message:
             case Welcome():
                 return self._welcome(message, now)
-            case Refused(nonce, reason, text):
-                if nonce in (0, self.nonce):
-                    self._hello_answered()
-                    self.refusal = printable(f"{reason}: {text}", 200)
-                    if self.refusal != self._logged[0] or now - self._logged[1] >= REFUSED_SECONDS:
-                        self._logged = self.refusal, now
-                        logger.error("the draft service at %s refuses: %s", self.address, self.refusal)
-                    self._close(now)
-                    permanent = reason in ("version", "tokenizer", "vocabulary", "key")
-                    self.retry_at = now + (REFUSED_SECONDS if permanent else RETRY_SECONDS)
+            case Refused():
+                if message.nonce in (0, self.nonce):
+                    self._refused(message, now)
                 return True
             case Busy(nonce, tag, retry):
                 return self._busy(nonce, tag, min(max(retry, 0.0), REFUSED_SECONDS), now)
@@ -223,17 +255,14 @@ class Link:
                     return False
                 self.unanswered = None
                 if isinstance(message, Pong):
-                    self.queue, self.seconds, self.active = message.queue, message.seconds, message.active
-                    self._transit(now - message.sent)
+                    self.active = message.active
+                    self.times.ponged(message, now)
                 return True
 
     def answered(self, seconds: float, drafts: Drafts) -> None:
         """Record that trees arrived `seconds` after their request."""
         self.had_trees = True
-        self.usual = seconds if not self.answers else self.usual + RATE * (seconds - self.usual)
-        self.answers += 1
-        self.queue, self.seconds = drafts.queue, drafts.seconds
-        self._transit(seconds - drafts.waited - drafts.seconds)
+        self.times.answered(seconds, drafts)
 
     def abandon(self, sequences: Sequence[int]) -> None:
         """Leave the session open, but let the service forget these sequences."""
@@ -247,16 +276,10 @@ class Link:
         self._close(now)
         return [out]
 
-    def _transit(self, seconds: float) -> None:
-        """Update the recent minimum: most answers are seen too late, because they are read between steps
-        only."""
-        seconds = max(seconds, 0.0)
-        self.transit = seconds if not self.transit else min(seconds, 1.05 * self.transit)
-
     def _welcome(self, welcome: Welcome, now: float) -> bool:
         if welcome.nonce != self.nonce or self.open or self.on_probation(now):
             return False
-        self._hello_answered()
+        self.absence.end()
         if self.models and welcome.model not in self.models:
             self.refusal = f"its draft model {printable(welcome.model)} is not one of the allowed models"
             logger.error("the draft service at %s: %s", self.address, self.refusal)
@@ -274,6 +297,16 @@ class Link:
         self._to_release = []
         return True
 
+    def _refused(self, message: Refused, now: float) -> None:
+        self.absence.end()
+        self.refusal = printable(f"{message.reason}: {message.text}", 200)
+        if self.refusal != self._logged[0] or now - self._logged[1] >= REFUSED_SECONDS:
+            self._logged = self.refusal, now
+            logger.error("the draft service at %s refuses: %s", self.address, self.refusal)
+        self._close(now)
+        permanent = message.reason in ("version", "tokenizer", "vocabulary", "key")
+        self.retry_at = now + (REFUSED_SECONDS if permanent else RETRY_SECONDS)
+
     def _busy(self, nonce: int, tag: int, retry: float, now: float) -> bool:
         if tag == self.tag and not nonce:  # both are 0 if the message was not decoded
             self.unanswered = None
@@ -281,7 +314,7 @@ class Link:
         elif self.open and not (tag or nonce):
             self.busy_until = now + retry
         elif nonce == self.nonce:
-            self._hello_answered()
+            self.absence.end()
             self.retry_at = now + retry
         return True
 

@@ -1,0 +1,219 @@
+"""A target's sequences: what of them is synced to the current draft service, and the trees it has sent.
+
+tokens   ────────────────────────────┐
+sent     ───────────────────────┐        the service has these tokens
+at       ────────────────────┐           the tree begins after these
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from streamserve.draft_service.target.answers import LOST_IN_A_ROW, Fault, validated_tree
+from streamserve.draft_service.target.rebase import rebase
+from streamserve.engine.plan import DraftRequest
+from streamserve.protocol.drafting import Delta, Draft
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.tree import TokenTree
+
+OVERDUE_FACTOR = 4.0
+"""A request counts as lost after this many times the usual answer time ..."""
+MIN_OVERDUE_SECONDS = 0.25
+
+
+class WrongAnswerError(Exception):
+    """An answer that no honest service sends, with its `fault`."""
+
+    def __init__(self, fault: Fault, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+@dataclass
+class SyncedSequence:
+    """A sequence, the part of it that is synced to the service, and the tree received for its first `at`
+    tokens."""
+
+    params: SamplingParams
+    epoch: int
+    tokens: list[int] = field(default_factory=list)
+    number: int = 0
+    base: int = 0
+    sent: int = 0
+    requested_at: float | None = None
+    """When the request in flight was sent, for the first `requested_length` tokens."""
+    requested_length: int = 0
+    last_delta: Delta | None = None
+    """The latest request."""
+    lost: int = 0
+    """How often the service reported it as lost since its last tree."""
+    tree: TokenTree | None = None
+    at: int = 0
+
+    def sync(self, request: DraftRequest) -> None:
+        """Update the tokens from the engine's request."""
+        if request.epoch != self.epoch or request.retained < len(self.tokens):
+            # Sync it as a whole: the service finds the unchanged prefix itself and retains its KV.
+            self.epoch, self.params = request.epoch, needed_params(request.params)
+            self.tree = None
+            self.reset()
+        del self.tokens[request.retained :]
+        self.tokens += request.new_tokens
+
+    def reset(self) -> None:
+        """Record that the service has nothing of it."""
+        self.base = self.sent = 0
+        self.requested_at = None
+
+    def ready(self) -> TokenTree | None:
+        """Return the part of its tree after its present tokens, or None."""
+        if self.tree is None or not 0 < self.at <= len(self.tokens):
+            return None
+        if self.tree.tokens[0] != self.tokens[self.at - 1]:
+            return None
+        return rebase(self.tree, self.tokens[self.at :])
+
+    def may_request(self, usual: float, now: float) -> bool:
+        """Return whether to request a tree: it has no usable tree and no request in flight. Answers take
+        `usual` seconds."""
+        if self.ready() is not None:
+            return False
+        overdue = max(OVERDUE_FACTOR * usual, MIN_OVERDUE_SECONDS)
+        if self.requested_at is not None and now - self.requested_at > overdue:
+            self.requested_at = None
+        return self.requested_at is None
+
+    def delta(self, request: DraftRequest, now: float) -> Delta:
+        """Return the message that syncs it and requests a tree."""
+        self.number += 1
+        # In a repeated request, the last token is sent twice.
+        repeated = self.sent == len(self.tokens)
+        delta = Delta(
+            sequence=request.id,
+            epoch=self.epoch,
+            number=self.number,
+            base=self.base,
+            retained=self.sent - repeated,
+            tokens=self.tokens[self.sent - repeated :],
+            output=request.output,
+            choice=request.choice,
+            depth=request.depth,
+            width=request.width,
+            nodes=request.nodes,
+            expansion=request.expansion,
+            params=None if self.base else self.params,
+        )
+        self.base, self.sent = self.number, len(self.tokens)
+        self.requested_at, self.requested_length, self.last_delta = now, len(self.tokens), delta
+        return delta
+
+    def accept(self, draft: Draft, vocab_size: int, now: float) -> float | None:
+        """Store the tree of an answer; return the seconds that it took, or None if it comes too late. Raises
+        WrongAnswerError if it answers no request or its tree is invalid."""
+        if self.last_delta is None:
+            return None
+        if draft.number > self.number or draft.number < 0:
+            raise WrongAnswerError("foreign", "it answers a request that was never sent")
+        if draft.number < self.number or self.requested_at is None or self.epoch != self.last_delta.epoch:
+            return None
+        if draft.epoch != self.epoch:
+            raise WrongAnswerError("foreign", "it answers a request for another epoch of the sequence")
+        seconds, self.requested_at = now - self.requested_at, None
+        if draft.tree is not None:
+            root = self.tokens[self.requested_length - 1]
+            try:
+                self.tree = validated_tree(draft.tree, root, self.last_delta, vocab_size)
+            except ValueError as error:
+                raise WrongAnswerError("tree", str(error)) from None
+            self.at, self.lost = self.requested_length, 0
+        return seconds
+
+
+class SyncedSequences:
+    """All sequences of a target by id, and the engine's latest draft requests."""
+
+    def __init__(self) -> None:
+        self.late = 0
+        self.used = 0
+        self.by_id: dict[int, SyncedSequence] = {}
+        self._requests: dict[int, DraftRequest] = {}
+        self._released: list[int] = []
+
+    def sync(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, SyncedSequence]]:
+        """Store the latest requests; return each with its sequence."""
+        self._requests = {request.id: request for request in requests}
+        return [(request, self._sync(request)) for request in requests]
+
+    def outstanding(self, now: float, max_wait: float) -> list[int]:
+        """Return the sequences of the latest requests that have no usable tree yet and were requested less
+        than `max_wait` seconds ago: requests that were waited for in vain are not waited for again."""
+        return [
+            id
+            for id, request in self._requests.items()
+            if (sequence := self.by_id[id]).requested_at is not None
+            and request.depth > 0
+            and now - sequence.requested_at < max_wait
+            and sequence.ready() is None
+        ]
+
+    def take(self) -> dict[int, TokenTree]:
+        """Return the trees received for the latest requests."""
+        trees = {}
+        for id, request in self._requests.items():
+            sequence = self.by_id[id]
+            tree = sequence.ready()
+            if tree is None or not request.depth:
+                continue
+            self.used += 1
+            self.late += sequence.at < len(sequence.tokens)
+            trees[id] = tree
+            sequence.tree = None
+        self._requests = {}
+        return trees
+
+    def release(self, ids: Iterable[int]) -> None:
+        """Forget these sequences."""
+        for id in ids:
+            if self.by_id.pop(id, None):
+                self._released.append(id)
+
+    def take_released(self) -> list[int]:
+        """Return the sequences that the service may forget."""
+        released, self._released = self._released, []
+        return released
+
+    def reset(self) -> None:
+        """Record that the service has nothing of any sequence."""
+        self._released = []
+        for sequence in self.by_id.values():
+            sequence.reset()
+
+    def lose(self, names: Iterable[int]) -> Iterator[int]:
+        """Record that the service has lost the state of these sequences; those in flight are synced anew.
+        Yield those that it lost too often in a row."""
+        in_flight = [
+            name for name in names if name in self.by_id and self.by_id[name].requested_at is not None
+        ]
+        for name in in_flight:
+            self.by_id[name].reset()
+        for name in in_flight:
+            sequence = self.by_id[name]
+            sequence.lost += 1
+            if sequence.lost > LOST_IN_A_ROW:
+                sequence.lost = 0
+                yield name
+
+    def _sync(self, request: DraftRequest) -> SyncedSequence:
+        sequence = self.by_id.get(request.id)
+        if sequence is None:
+            sequence = SyncedSequence(needed_params(request.params), request.epoch)
+            self.by_id[request.id] = sequence
+        sequence.sync(request)
+        return sequence
+
+
+def needed_params(params: SamplingParams) -> SamplingParams:
+    """Return the parameters that a drafter needs. It does not need grammars, and stop strings are private to
+    the target."""
+    return msgspec.structs.replace(params, grammar=None, stop=(), logprobs=None, prompt_logprobs=None, n=1)

@@ -1,0 +1,81 @@
+"""Whether requests can be served, by which workers, and when again if not: questions about the workers'
+present states, which change nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streamserve.fleet.worker_state import Topology, WorkerState
+
+UNKNOWN_RETRY_AFTER = 5.0
+"""Retry-After in seconds while it is unknown when requests can be served."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    """The `workers` of one server, arranged in a `topology`. A worker that is silent for `stuck_after`
+    seconds counts as stuck."""
+
+    topology: Topology
+    workers: Mapping[str, WorkerState]
+    stuck_after: float
+
+    def serving(self) -> set[str]:
+        """Return the workers that serve or will serve soon."""
+        return {name for name, worker in self.workers.items() if not worker.down}
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether requests can be served now, or once starting workers are ready."""
+        return self.topology.complete(self.serving())
+
+    def open(self) -> set[str]:
+        """Return the serving workers that may get new requests. Draining workers are left out if the others
+        can serve without them."""
+        serving = self.serving()
+        active = {name for name in serving if not self.workers[name].draining}
+        return active if self.topology.complete(active) else serving
+
+    def is_healthy(self, candidate: frozenset[str]) -> bool:
+        """Return whether all workers of a route candidate are ready and not stuck."""
+        return all(self.workers[name].healthy for name in candidate)
+
+    def unavailable_reason(self) -> str:
+        """Return why no new request can be served, now or soon; empty if one can."""
+        serving = self.serving()
+        if not self.topology.complete(serving):
+            return self.health()[1]
+        draining = {name for name, worker in self.workers.items() if worker.draining}
+        if self.topology.complete(serving - draining):
+            return ""
+        return f"draining: {', '.join(sorted(draining))}"
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether requests are being served, and if not, why."""
+        healthy = {name for name, worker in self.workers.items() if worker.healthy and not worker.draining}
+        if self.topology.complete(healthy):
+            return True, "ready"
+        for name, worker in self.workers.items():
+            if worker.failure:
+                return False, f"worker {name} is down: {worker.failure.error}"
+            if worker.ready is None and worker.error:
+                times = f" ({worker.failed_starts} starts failed)" if worker.failed_starts else ""
+                return False, f"worker {name} is being restarted{times}: {worker.error}"
+            if worker.ready is None:
+                return False, f"worker {name} is loading its model"
+            if worker.stuck:
+                return False, f"worker {name} has not responded for {self.stuck_after:g} seconds"
+        return False, self.unavailable_reason() or "no set of workers that can serve a request is ready"
+
+    def recovery(self, now: float) -> float | None:
+        """Return the expected seconds until requests are served, 0 if they are; None if that is unknown."""
+        seconds = [
+            max(worker.until_ready(now) for worker in workers)
+            for candidate in self.topology.candidates()
+            for workers in ([self.workers[name] for name in candidate],)
+            if not any(worker.failure or worker.draining for worker in workers)
+        ]
+        return min(seconds, default=None)
+
+    def retry_after(self, now: float) -> float:
+        """Return the Retry-After, in seconds, for clients while requests are not served."""
+        return self.recovery(now) or UNKNOWN_RETRY_AFTER

@@ -1,0 +1,174 @@
+"""Runs a Fleet: passes it the events of workers, processes and the clock, and executes its commands.
+
+ControlSocket ──── WorkerMessage ──▶                ── Send ────────────▶ ControlSocket
+WorkerProcesses ── WorkerLost ─────▶  Fleet.handle  ── Start, Kill ─────▶ WorkerProcesses
+clock ──────────── Tick ───────────▶                ── Deliver, Refuse ─▶ Mailboxes
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from streamserve.fleet.control_socket import ControlSocket
+from streamserve.fleet.events import (
+    Command,
+    Deliver,
+    FleetEvent,
+    Kill,
+    Refuse,
+    Send,
+    Start,
+    Tick,
+    WorkerLost,
+    WorkerMessage,
+)
+from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.mailbox import Mailboxes
+from streamserve.fleet.tasks import TaskSupervisor
+from streamserve.fleet.tracing.recorder import Recorder
+from streamserve.fleet.worker_process import Launch, WorkerProcesses
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import Cached, Events, Stop, Traced, decode_from_worker, encode
+from streamserve.protocol.reports import Report
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+
+WorkerSettings = Callable[[str, int, str], WorkerConfig]
+"""Builds a worker's configuration from its name, its incarnation and the endpoint to connect to."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the driver calls: `changed` after each event of a worker, `fatal` with an unrecoverable error."""
+
+    changed: Callable[[], None]
+    fatal: Callable[[Exception], None]
+
+
+class FleetDriver:
+    """Drives a Fleet in the current event loop, until it is closed."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        mailboxes: Mailboxes,
+        settings: WorkerSettings,
+        launch: Launch,
+        recorder: Recorder | None,
+        hooks: Hooks,
+    ) -> None:
+        self.control = ControlSocket(fleet.workers)
+        self.processes = WorkerProcesses(
+            launch,
+            lambda worker, incarnation: settings(worker, incarnation, self.control.endpoint),
+            self._lost,
+        )
+        self.crash_reports = self.observer_failures = 0
+        self._fleet = fleet
+        self._mailboxes = mailboxes
+        self._recorder = recorder
+        self._hooks = hooks
+        self._tasks = TaskSupervisor(hooks.fatal)
+
+    async def start(self) -> None:
+        """Start the workers; return before they are ready."""
+        self._tasks.run_loop(self._receive, "receive")
+        self._tasks.run_loop(self._tick, "tick")
+        await self._do(self._fleet.start(time.monotonic()))
+
+    async def close(self) -> None:
+        """Stop the workers and free all resources."""
+        try:
+            for worker in self._fleet.workers:
+                await self._send(Send(worker, Stop()))
+            await self.processes.close()
+            await self._tasks.close()
+        finally:
+            self.control.close()
+
+    async def handle(self, event: FleetEvent) -> None:
+        """Pass an event to the fleet and execute the resulting commands."""
+        now = time.monotonic()
+        commands = self._fleet.handle(event, now)
+        if self._recorder:
+            self._observe(self._recorder, event, commands, now)
+        await self._do(commands)
+
+    def _observe(self, recorder: Recorder, event: FleetEvent, commands: list[Command], now: float) -> None:
+        """Record an event and its commands. A recorder that fails is logged, counted and no longer used."""
+        try:
+            recorder.observe(event, commands, now)
+        except Exception:
+            logger.exception("the request recorder failed: requests are no longer recorded")
+            self.observer_failures += 1
+            self._recorder = None
+
+    async def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Send():
+                    await self._send(command)
+                case Deliver() | Refuse():
+                    self._mailboxes.put(command)
+                case Start():
+                    self._tasks.spawn(self.processes.run(command))
+                case Kill():
+                    logger.error(
+                        "worker %s has not responded for too long, or its KV format differs: killing it",
+                        command.worker,
+                    )
+                    self.processes.kill(command.worker)
+
+    async def _send(self, command: Send) -> None:
+        await self.control.send(command.worker, encode(command.message))
+
+    async def _lost(self, lost: WorkerLost) -> None:
+        """Process the end of a worker's process."""
+        self.crash_reports += bool(lost.report)
+        phase = f", in phase {lost.phase}" if lost.phase else ""
+        logger.error("worker %s: %s%s", lost.worker, lost.reason, phase)
+        await self.handle(lost)
+        self._hooks.changed()
+
+    async def _receive(self) -> None:
+        while True:
+            worker, incarnation, data = await self.control.receive()
+            try:
+                message = decode_from_worker(data)
+            except msgspec.DecodeError:
+                logger.exception("worker %s sent a message that cannot be decoded: killing it", worker)
+                self.processes.kill(worker)
+                continue
+            if isinstance(message, Traced):
+                if self._recorder:
+                    self._recorder.record_work(worker, message.work)
+                continue
+            await self._hear(WorkerMessage(worker, incarnation, message))
+            self._hooks.changed()
+
+    async def _hear(self, event: WorkerMessage) -> None:
+        """Process a worker's message. If that fails, only the message's requests fail, or its worker is
+        killed."""
+        try:
+            await self.handle(event)
+            return
+        except Exception:
+            logger.exception("failed to process a message of worker %s", event.worker)
+        if isinstance(event.message, Events):
+            error = RequestError("the server failed to handle this request", status=500)
+            for name in {failed.request for failed in event.message.events}:
+                await self._do(self._fleet.abandon(name, error))
+        elif not isinstance(event.message, Report | Cached):
+            self.processes.kill(event.worker)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            await self.handle(Tick(self.processes.beats()))
