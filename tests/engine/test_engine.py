@@ -356,9 +356,9 @@ def test_accepted_draft_tokens_save_steps():
 class RecordingSpeculation(Speculation):
     """Records how many latency requirements limit the choice of draft tokens."""
 
-    def choose(self, trees, sampled, plain, requirements, *further):
-        self.decoding = len(requirements)
-        return super().choose(trees, sampled, plain, requirements, *further)
+    def begin(self, batch):
+        self.decoding = len(batch.requirements)
+        return super().begin(batch)
 
 
 @pytest.mark.parametrize(("tokens_left", "decoding"), [(1, 1), (2, 2)])

@@ -15,13 +15,14 @@ chains."""
 
 class Candidate(NamedTuple):
     """A decoding request that may have draft tokens: the maximum depth of its tree, the maximum number of
-    nodes, its latency requirement, and its priority (lower is more urgent)."""
+    nodes, its latency requirement, its priority (lower is more urgent), and whether it is sampled."""
 
     depth: int
     nodes: int
     requirement: LatencyRequirement = NO_REQUIREMENT
     priority: int = 0
     id: int = 0
+    sampled: bool = False
 
 
 @dataclass(frozen=True)
