@@ -94,13 +94,12 @@ def drafted(
         for number, (prompt, answer) in enumerate(zip(requests, answers, strict=True)):
             if position >= len(answer):
                 continue
-            known = len(prompt) + position - 1
+            tokens = prompt + answer[:position]
             draft_requests.append(
                 DraftRequest(
-                    id=number, epoch=0, retained=known if position else 0,
-                    new_tokens=[answer[position - 1]] if position else prompt,
+                    id=number, epoch=0, tokens=tokens, length=len(tokens),
                     choice=0, output=position, params=GREEDY, depth=shape.depth, width=shape.width,
-                    nodes=shape.nodes, computed=known if position else 0,
+                    nodes=shape.nodes, computed=len(tokens) - 1 if position else 0,
                     blocks=list(range(number * pages, (number + 1) * pages)), expansion=shape.expansion,
                 )
             )  # fmt: skip

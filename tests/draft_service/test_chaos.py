@@ -55,7 +55,7 @@ def test_trees_always_fit_and_come_back(seed, network, config, targets, services
     for service in star.services:
         for session in service.sessions.values():
             for sequence in session.sequences.values():
-                assert sequence.synced <= len(sequence.tokens)
+                assert sequence.read <= len(sequence.tokens)
 
 
 @given(st.integers(0, 2**32), networks)
@@ -75,4 +75,4 @@ def test_nothing_leaks_when_all_targets_have_ended(seed, network):
     assert service.memory.pool.free == service.memory.pool.size
     assert service.batch(star.now) is None
     released = service.take_released()
-    assert set(star.drafters[0].synced) <= set(released)
+    assert set(star.drafters[0].known) <= set(released)

@@ -279,17 +279,15 @@ class Oracle:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.params: dict[int, SamplingParams] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.epochs: dict[int, int] = {}
+        self.tokens: dict[int, tuple[int, list[int]]] = {}
         self.requests: list = []
 
     def begin(self, requests) -> None:
         for request in requests:
-            if self.epochs.get(request.id, request.epoch) == request.epoch:
-                assert request.retained == len(self.tokens.get(request.id, []))
-            self.epochs[request.id] = request.epoch
-            retained = self.tokens.get(request.id, [])[: request.retained]
-            self.tokens[request.id] = retained + request.new_tokens
+            tokens = request.tokens[: request.length]
+            epoch, known = self.tokens.get(request.id, (request.epoch, []))
+            assert epoch != request.epoch or tokens[: len(known)] == known, "in an epoch, tokens only grow"
+            self.tokens[request.id] = request.epoch, tokens
         self.requests = list(requests)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
@@ -299,15 +297,15 @@ class Oracle:
                 continue  # late for this step
             depth = self.rng.randint(0, min(request.depth, request.nodes))
             params = SamplingParams(temperature=0)
-            draft_tokens = expected_outputs(self.tokens[request.id], params, 0, depth, VOCAB)
+            tokens = request.tokens[: request.length]
+            draft_tokens = expected_outputs(tokens, params, 0, depth, VOCAB)
             draft_tokens = [t if self.rng.random() < 0.8 else (t + 1) % VOCAB for t in draft_tokens]
-            trees[request.id] = chain([self.tokens[request.id][-1], *draft_tokens])
+            trees[request.id] = chain([tokens[-1], *draft_tokens])
         return trees
 
     def release(self, ids) -> None:
         for id in ids:
             self.tokens.pop(id, None)
-            self.epochs.pop(id, None)
 
 
 @given(

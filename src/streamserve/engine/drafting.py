@@ -38,6 +38,8 @@ class Drafting:
         self._observer = observer
         self._averages = averages
         self._journal = journal
+        self._read: dict[int, tuple[int, int]] = {}
+        """For a drafter without KV: epoch and length of each sequence's latest request."""
 
     def draft(self, proposals: list[Proposal]) -> tuple[Round, dict[int, TokenTree]]:
         """Begin the step's round of speculation; returns it, and the trees worth verifying, of the proposals
@@ -46,6 +48,8 @@ class Drafting:
             return self.speculation.begin(NO_CANDIDATES), {}
         if self._scheduler.released:
             self._drafter.release(self._scheduler.released)
+            for id in self._scheduler.released:
+                self._read.pop(id, None)
         eligible, round = self._begin(proposals)
         shapes = [self._allocate(p, shape) for p, shape in zip(eligible, round.shapes, strict=True)]
         requests = {
@@ -61,7 +65,7 @@ class Drafting:
         self._observer.on_event("mid-draft")
         trees = self._collect(requests, started)
         spent = self._clock() - started
-        catch_up = sum(_unread(request, self._drafter.group) for request in requests.values())
+        catch_up = sum(self._unread(request) for request in requests.values())
         selected = round.select(trees, shapes, catch_up, spent)
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return round, selected
@@ -98,7 +102,7 @@ class Drafting:
         trees = {id: tree for id, tree in collected.items() if id in requests and _fits(tree, requests[id])}
         if self._drafter.group == DRAFT:
             for id in trees:
-                self._scheduler.sequences[id].computed[DRAFT] = _length(requests[id])
+                self._scheduler.sequences[id].computed[DRAFT] = requests[id].length
         return trees
 
     def catch_up_prompts(self, proposals: list[Proposal]) -> None:
@@ -123,16 +127,17 @@ class Drafting:
         for sequence, last in ends:
             known = sequence.computed[DRAFT]
             end = min(last, known + left)
-            if sequence.params.speculation.enabled and max(known, sequence.synced) < end:
+            if sequence.params.speculation.enabled and known < end:
                 requests.append(self._request(sequence, PLAIN, end))
                 left -= end - known
         if requests:
-            self._read(requests)
+            self._compute_kv(requests)
 
-    def _read(self, requests: list[DraftRequest]) -> None:
+    def _compute_kv(self, requests: list[DraftRequest]) -> None:
         assert self._drafter is not None
         self._enter(
-            [request.id for request in requests], sum(len(request.new_tokens) for request in requests)
+            [request.id for request in requests],
+            sum(request.length - request.computed for request in requests),
         )
         started = self._clock()
         self._drafter.begin(requests)
@@ -140,7 +145,7 @@ class Drafting:
         self.speculation.counters.draft_seconds += self._clock() - started
         for request in requests:
             if request.id in collected:
-                self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
+                self._scheduler.sequences[request.id].computed[DRAFT] = request.length
 
     def _enter(self, ids: Iterable[int], query_tokens: int = 0) -> None:
         """Write to the journal that the drafter is about to work for these sequences. Reading
@@ -177,16 +182,13 @@ class Drafting:
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _request(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
-        """Return a request for a tree after all tokens, or for reading those before `end`. Marks the tokens
-        as synced."""
+        """Return a request for a tree after all tokens, or for reading those before `end`."""
         group = self._drafter.group if self._drafter else None
-        new, retained = sequence.tokens[sequence.synced : end], sequence.synced
-        sequence.synced = retained + len(new)
         return DraftRequest(
             id=sequence.id,
             epoch=sequence.epoch,
-            retained=retained,
-            new_tokens=new,
+            tokens=sequence.tokens,
+            length=len(sequence.tokens) if end is None else end,
             choice=sequence.choices[0],
             output=sequence.outputs,
             params=sequence.params,
@@ -197,6 +199,15 @@ class Drafting:
             computed=0 if group is None else sequence.computed[group],
             blocks=[] if group is None else list(sequence.blocks),
         )
+
+    def _unread(self, request: DraftRequest) -> int:
+        """Return how many tokens the drafter has to read before it drafts. One without KV has read those of
+        the sequence's latest request."""
+        if self._drafter is not None and self._drafter.group is not None:
+            return request.length - request.computed
+        epoch, length = self._read.get(request.id, (request.epoch, 0))
+        self._read[request.id] = request.epoch, request.length
+        return request.length - length if epoch == request.epoch else request.length
 
 
 def _candidate(proposal: Proposal) -> Candidate:
@@ -214,18 +225,4 @@ def _candidate(proposal: Proposal) -> Candidate:
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
     """Whether a tree matches its request: a late answer or another sequence's tree is dropped."""
-    return (
-        len(tree) - 1 <= request.nodes
-        and bool(request.new_tokens)
-        and tree.tokens[0] == request.new_tokens[-1]
-    )
-
-
-def _unread(request: DraftRequest, group: int | None) -> int:
-    """Return how many tokens the drafter has to read before it drafts."""
-    return len(request.new_tokens) if group is None else _length(request) - request.computed
-
-
-def _length(request: DraftRequest) -> int:
-    """Return how many committed tokens the request covers."""
-    return request.retained + len(request.new_tokens)
+    return len(tree) - 1 <= request.nodes and tree.tokens[0] == request.tokens[request.length - 1]

@@ -9,7 +9,7 @@ not repeated. A late tree is used as far as the target's committed tokens agree 
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -52,12 +52,13 @@ MIN_OVERDUE_SECONDS = 0.25
 
 @dataclass
 class _SyncedSequence:
-    """A sequence, the part of it that is synced to the service, and the tree received for its first `at`
-    tokens."""
+    """A sequence: the first `length` of the engine's `tokens`, of which `sent` are synced to the service, and
+    the tree received for its first `at` tokens."""
 
     params: SamplingParams
     epoch: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
+    length: int
     number: int = 0
     base: int = 0
     sent: int = 0
@@ -134,7 +135,7 @@ class Client:
             for request, sequence in synced
             if request.depth
             and self._may_request(sequence, link, now)
-            and link.fits_context(len(sequence.tokens) + request.nodes)
+            and link.fits_context(sequence.length + request.nodes)
         ]
         released, self._released = self._released if deltas else [], [] if deltas else self._released
         messages = [
@@ -229,7 +230,7 @@ class Client:
             if tree is None or not request.depth:
                 continue
             self.used += 1
-            self.late += sequence.at < len(sequence.tokens)
+            self.late += sequence.at < sequence.length
             trees[id] = tree
             sequence.tree = None
         self._requests = {}
@@ -246,17 +247,18 @@ class Client:
         return [out for link in self.links for out in link.close(now)]
 
     def _sync(self, request: DraftRequest) -> _SyncedSequence:
-        """Update the stored tokens of a sequence from the engine's request."""
+        """Update the known tokens of a sequence from the engine's request."""
         sequence = self._sequences.get(request.id)
         if sequence is None:
-            sequence = self._sequences[request.id] = _SyncedSequence(_needed(request.params), request.epoch)
-        if request.epoch != sequence.epoch or request.retained < len(sequence.tokens):
+            sequence = self._sequences[request.id] = _SyncedSequence(
+                _needed(request.params), request.epoch, request.tokens, request.length
+            )
+        if request.epoch != sequence.epoch or request.length < sequence.length:
             # Sync it as a whole: the service finds the unchanged prefix itself and retains its KV.
             sequence.epoch, sequence.params = request.epoch, _needed(request.params)
             sequence.base = sequence.sent = 0
             sequence.tree, sequence.requested_at = None, None
-        del sequence.tokens[request.retained :]
-        sequence.tokens += request.new_tokens
+        sequence.tokens, sequence.length = request.tokens, request.length
         return sequence
 
     def _may_request(self, sequence: _SyncedSequence, link: Link, now: float) -> bool:
@@ -271,13 +273,16 @@ class Client:
 
     def _delta(self, request: DraftRequest, sequence: _SyncedSequence, now: float) -> Delta:
         sequence.number += 1
+        tokens, length = sequence.tokens, sequence.length
+        # In a repeated request the last token is sent twice.
+        retained = min(sequence.sent, length - 1)
         delta = Delta(
             sequence=request.id,
             epoch=sequence.epoch,
             number=sequence.number,
             base=sequence.base,
-            retained=sequence.sent,
-            tokens=sequence.tokens[sequence.sent :] or sequence.tokens[-1:],
+            retained=retained,
+            tokens=tokens[retained:length],
             output=request.output,
             choice=request.choice,
             depth=request.depth,
@@ -286,14 +291,8 @@ class Client:
             expansion=request.expansion,
             params=None if sequence.base else sequence.params,
         )
-        if sequence.sent == len(sequence.tokens):  # repeated request: the last token is sent twice
-            delta = msgspec.structs.replace(delta, retained=sequence.sent - 1)
-        sequence.base, sequence.sent = sequence.number, len(sequence.tokens)
-        sequence.requested_at, sequence.requested_length, sequence.last_delta = (
-            now,
-            len(sequence.tokens),
-            delta,
-        )
+        sequence.base, sequence.sent = sequence.number, length
+        sequence.requested_at, sequence.requested_length, sequence.last_delta = now, length, delta
         return delta
 
     def _drafted(self, link: Link, draft: Draft, message: Drafts, now: float) -> None:
@@ -325,11 +324,11 @@ class Client:
 
     def _ready(self, sequence: _SyncedSequence) -> TokenTree | None:
         """Return the part of a sequence's tree after its present tokens, or None."""
-        if sequence.tree is None or not 0 < sequence.at <= len(sequence.tokens):
+        if sequence.tree is None or not 0 < sequence.at <= sequence.length:
             return None
         if sequence.tree.tokens[0] != sequence.tokens[sequence.at - 1]:
             return None
-        return rebase(sequence.tree, sequence.tokens[sequence.at :])
+        return rebase(sequence.tree, sequence.tokens[sequence.at : sequence.length])
 
     def _handle_lost(self, link: Link, names: Sequence[int], now: float) -> None:
         """Handle a report that the service has lost the state of these sequences; sync those in flight
