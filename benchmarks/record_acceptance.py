@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.speculation import FAMILIES, TASKS
 from streamserve import embedded
+from streamserve.baselines.fixed import SPECINFER
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest
 from streamserve.execution.load import Loaded, load
@@ -25,8 +27,7 @@ from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import Node, Recording, pack
 from streamserve.speculation.controller import Speculation, default_cost
-from streamserve.speculation.policies import parse_policy
-from streamserve.speculation.shapes import SPECINFER, Shape
+from streamserve.speculation.shapes import Shape
 from streamserve.speculation.tree import TokenTree
 
 PATH = Path(__file__).parent / "data" / "acceptance.npz"

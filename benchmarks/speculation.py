@@ -30,6 +30,8 @@ from tokenizers import Tokenizer
 from benchmarks.report import commit
 from benchmarks.speculation_report import report
 from streamserve import embedded
+from streamserve.baselines.fixed import fixed_shape
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import Loaded, load
@@ -42,7 +44,6 @@ from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.checkpoints import packaged_draft
 from streamserve.speculation.controller import DecodeBatch, MeasuredStep, Round, Speculation
-from streamserve.speculation.policies import parse_policy
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES
@@ -229,8 +230,8 @@ def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, A
 
 def _far_off(setting: str, streams: int) -> bool:
     """Return whether a setting's steps are so large that it cannot be near the best."""
-    nodes = parse_policy(setting).shape.nodes
-    return nodes > 1 and streams * (1 + nodes) > DEEPEST
+    shape = fixed_shape(setting)
+    return shape is not None and shape.nodes > 1 and streams * (1 + shape.nodes) > DEEPEST
 
 
 def budget(bench: Bench) -> float:

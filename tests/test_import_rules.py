@@ -13,6 +13,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
     "speculation": {"protocol"},
     "scheduling": {"speculation"},
+    "baselines": {"scheduling", "speculation"},
     "engine": {"scheduling", "speculation", "protocol"},
     "execution": {"engine.plan", "speculation.tree", "scheduling.cost", "protocol"},
     "text": {"protocol"},
@@ -20,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "transfer": {"engine.transport", "protocol"},
     "draft_service": {"engine.block_pool", "engine.plan", "speculation", "protocol"},
     "workers": {
+        "baselines",
         "draft_service",
         "engine",
         "execution",
@@ -29,9 +31,9 @@ ALLOWED: dict[str, set[str]] = {
         "transfer",
         "protocol",
     },
-    "simulate": {"fleet", "engine", "scheduling", "speculation", "protocol"},
+    "simulate": {"baselines", "fleet", "engine", "scheduling", "speculation", "protocol"},
     "api": {"fleet", "text", "protocol"},
-    "settings": {"fleet", "scheduling", "speculation", "protocol"},
+    "settings": {"baselines", "fleet", "scheduling", "speculation", "protocol"},
     "llm": {"settings", "fleet", "text", "scheduling", "protocol"},
     "cli": {"api", "bench", "draft_service", "execution", "fleet", "llm", "settings", "protocol"},
     "bench": set(),
@@ -81,6 +83,7 @@ def test_packages_import_only_what_their_rule_allows(package: str) -> None:
     "package",
     [
         "protocol",
+        "baselines",
         "scheduling",
         "speculation",
         "engine",
@@ -107,7 +110,7 @@ def test_a_client_process_never_loads_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("package", ["scheduling", "speculation"])
+@pytest.mark.parametrize("package", ["baselines", "scheduling", "speculation"])
 def test_decisions_are_pure(package: str) -> None:
     for file in files(package):
         for module in imports(file):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, DraftRequest
 from streamserve.protocol.config import EngineConfig
@@ -14,7 +15,6 @@ from streamserve.protocol.transfers import CacheAddress, Join, Push
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from streamserve.speculation.tree import TokenTree, root
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 

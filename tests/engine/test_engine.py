@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 from streamserve.scheduling.ordering import ORDERS
 from streamserve.simulate.executor import expected_outputs
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import SpeculationPolicy
-from streamserve.speculation.shapes import Shape
 from streamserve.speculation.tree import TokenTree, chain
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
 
@@ -362,7 +361,7 @@ class RecordingSpeculation(Speculation):
 @pytest.mark.parametrize(("tokens_left", "decoding"), [(1, 1), (2, 2)])
 def test_a_request_that_gets_its_last_token_does_not_limit_draft_tokens_of_others(tokens_left, decoding):
     """Steps stay short for requests without draft tokens, unless these have no further steps."""
-    speculation = RecordingSpeculation(SpeculationPolicy("fixed", Shape(4, 1)), lambda rows, kv_tokens: 1.0)
+    speculation = RecordingSpeculation(parse_policy("fixed:4"), lambda rows, kv_tokens: 1.0)
     engine = make_engine(CONFIG, Oracle(3), speculation=speculation)
     params = SamplingParams(temperature=0, max_tokens=30)
     alone = SamplingParams(

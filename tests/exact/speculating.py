@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
 from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
@@ -16,7 +17,6 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, DraftVerified, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import DecodeBatch, MeasuredStep, Round, Speculation
-from streamserve.speculation.policies import parse_policy
 from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.output import ChoiceText

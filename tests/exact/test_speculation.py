@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import DraftVerified, Submit, Token
 from streamserve.protocol.reports import SpeculationReport
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

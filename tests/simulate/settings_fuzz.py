@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from streamserve.baselines.speculation import NAMES
 from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
@@ -23,7 +24,6 @@ from streamserve.scheduling.routing import parse_router
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.simulation import ClientEvent, Simulation
-from streamserve.speculation.policies import NAMES
 from tests.engine.drive import assert_engine_empty, expected, model_info
 from tests.simulate.test_lifecycle_events import RandomDrafter
 

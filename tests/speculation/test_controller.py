@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamserve.speculation import policies
+from streamserve.baselines.speculation import parse_policy
 from streamserve.speculation.controller import (
     CATCH_UP,
     NO_CANDIDATES,
@@ -13,7 +13,7 @@ from streamserve.speculation.controller import (
 )
 from streamserve.speculation.level_acceptance import INITIAL_ACCEPTANCE
 from streamserve.speculation.outlook import Candidate, Outlook
-from streamserve.speculation.policies import parse_policy
+from streamserve.speculation.policies import GOODPUT, SpeculationPolicy
 from streamserve.speculation.shapes import PLAIN, Shape
 from streamserve.speculation.slo import NO_REQUIREMENT
 from streamserve.speculation.tree import TokenTree, root
@@ -114,7 +114,7 @@ def test_drafting_that_first_read_many_tokens_is_no_measurement_of_its_cost(
 def test_a_draft_model_reads_a_long_text_only_for_a_long_output() -> None:
     """A token takes a tenth of a step to read, and two of three draft tokens are accepted."""
     controller = Speculation(
-        parse_policy("goodput"), lambda query_tokens, kv_tokens: 1.0, lambda query_tokens: query_tokens / 10
+        GOODPUT, lambda query_tokens, kv_tokens: 1.0, lambda query_tokens: query_tokens / 10
     )
     assert controller.worth_catching_up(1, 0)(20, 0), (
         "unread tokens of one step are read in the first draft pass"
@@ -133,15 +133,26 @@ def test_a_draft_model_reads_a_long_text_only_for_a_long_output() -> None:
 
 @pytest.mark.parametrize(("tokens", "accepted", "tested"), [([8], 0, 1), ([3, 9], 1, 2), ([3, 5, 9], 2, 2)])
 def test_draft_tokens_after_a_rejected_one_were_not_tested(
-    monkeypatch: pytest.MonkeyPatch, tokens: list[int], accepted: int, tested: int
+    tokens: list[int], accepted: int, tested: int
 ) -> None:
     outlooks: list[Outlook] = []
-    controller = speculation()
-    monkeypatch.setattr(
-        policies, "shapes", lambda policy, outlook, flow: (outlooks.append(outlook) or [PLAIN], flow)
-    )
+
+    def shapes(seen: Outlook, state: None) -> tuple[list[Shape], None]:
+        outlooks.append(seen)
+        return [PLAIN] * len(seen.candidates), state
+
+    controller = Speculation(SpeculationPolicy("recording", shapes), lambda query_tokens, kv_tokens: 1.0)
     current, _ = draft(controller, CHAIN, Shape(2, 1))
     verify(current, CHAIN, tokens)
     controller.begin(BATCH)
     assert (outlooks[-1].accepted, outlooks[-1].tested) == (accepted, tested)
     assert outlooks[-1].acceptance == accepted / 2
+
+
+def test_a_policys_state_is_kept_from_step_to_step_and_not_shared() -> None:
+    counting = SpeculationPolicy(
+        "counting", lambda outlook, state: ([Shape(state, 1)] * len(outlook.candidates), state + 1), state=1
+    )
+    one, other = (Speculation(counting, lambda query_tokens, kv_tokens: 1.0) for _ in range(2))
+    assert [one.begin(BATCH).shapes[0].depth for _ in range(3)] == [1, 2, 3]
+    assert other.begin(BATCH).shapes[0].depth == 1

@@ -38,7 +38,7 @@ from streamserve.scheduling.cost import SwapCost
 from streamserve.scheduling.eviction import DEFAULT_SWAP_COST, Costs
 from streamserve.scheduling.prefix import namespace
 from streamserve.speculation.controller import MeasuredStep, Round, Speculation, default_cost
-from streamserve.speculation.policies import SpeculationPolicy
+from streamserve.speculation.policies import GOODPUT
 
 
 class Engine:
@@ -77,7 +77,7 @@ class Engine:
         self.executor = executor
         self.clock = clock
         self.drafter = drafter
-        speculation = speculation or Speculation(SpeculationPolicy("goodput"), default_cost)
+        speculation = speculation or Speculation(GOODPUT, default_cost)
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
         costs = Costs(speculation.step_cost, swap_cost, config.max_chunk)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)

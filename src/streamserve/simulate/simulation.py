@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.observer import LifecycleEvent, NoObserver
 from streamserve.engine.plan import Drafter
@@ -54,7 +55,6 @@ from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.journal import InjectedCrash, Poison, PoisonPhase, SimulatedJournal
 from streamserve.simulate.transport import SimulatedTransport
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 
 REPORT_SECONDS = 0.5
 STALLED_SECONDS = 0.01

@@ -3,8 +3,8 @@ results.
 
 begin ── Round.shapes ──▶ drafter ── trees ──▶ Round.select ──▶ verification ── results ──▶ Round.learn
 
-What lives for one step is in its `Round`, what is learned over steps in `Speculation`. policies.py decides,
-exploration.py deviates at intervals to keep the statistics current.
+What lives for one step is in its `Round`, what is learned over steps in `Speculation`. The policy decides;
+exploration.py deviates from it at intervals, to keep the statistics current.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,6 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from streamserve.protocol.reports import SpeculationReport
-from streamserve.speculation import policies
 from streamserve.speculation.acceptance import Acceptance
 from streamserve.speculation.exploration import Exploration
 from streamserve.speculation.learned_cost import RefinedCost
@@ -22,7 +21,6 @@ from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedS
 from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy
 from streamserve.speculation.shapes import PLAIN, Shape, expected_by_level, fit
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.specustream import Flow
 from streamserve.speculation.tree import TokenTree
 from streamserve.speculation.trials import Trials
 
@@ -116,11 +114,11 @@ class Speculation:
         draft: Callable[[float], float] | None = None,
     ) -> None:
         self.policy = policy
-        self.policy_state = Flow()
+        self.policy_state = policy.state
         self.counters = Counters()
         self.acceptance = Acceptance()
         self.level_acceptance = LevelAcceptance()
-        self.exploration = Exploration(trials=policy.kind == "goodput")
+        self.exploration = Exploration(trials=policy.weighs_costs)
         self.step_cost = RefinedCost(prior)
         self.pass_cost = RefinedCost(
             lambda tokens, kv_tokens: draft(tokens) if draft else self.step_cost(tokens, kv_tokens) / 8
@@ -137,9 +135,9 @@ class Speculation:
     def worth_catching_up(self, decoding: int, kv_tokens: int) -> Callable[[int, float], bool]:
         """Return, for a step with `decoding` sequences, a function that tells whether to draft for a request
         of which the draft model has `unread` tokens to read and `left` output tokens are expected: the
-        reading must take no longer than draft tokens should save. Policies other than `goodput` always
+        reading must take no longer than draft tokens should save. Policies that do not weigh costs always
         draft."""
-        if self.policy.kind != "goodput":
+        if not self.policy.weighs_costs:
             return lambda unread, left: True
         expected = expected_by_level(self.level_acceptance.by_width()[0], RELIABLE_LEVELS)
         saved_seconds = (1 - 1 / expected) * self.step_cost(decoding, kv_tokens) / max(decoding, 1)
@@ -151,7 +149,7 @@ class Speculation:
     @property
     def is_drafting(self) -> bool:
         """Whether requests have draft tokens at present, so that draft models should read their prompts."""
-        return self.policy.kind != "off" and not self.exploration.plain_steps
+        return self.policy.drafts and not self.exploration.plain_steps
 
     def draft_cost(self, shapes: Sequence[Shape]) -> float:
         """Return the seconds of drafting trees of these shapes: a pass for each level, over the nodes of that
@@ -179,14 +177,14 @@ class Speculation:
     def single_request_estimates(self) -> tuple[float, float, int]:
         """Return, for one request: seconds of drafting a token, the probability that it is accepted, and the
         maximum depth; zeros as long as nothing was drafted."""
-        if self.policy.kind == "off" or not self.counters.drafts:
+        if not (self.policy.drafts and self.counters.drafts):
             return 0.0, 0.0, 0
         return self.pass_cost(1, 0), self.level_acceptance.by_width()[0][0], MAX_DEPTH
 
     def means(self, kv_tokens: int, others: int) -> Means:
         """Return the present averages of decoding, for steps with `others` further query tokens that read
         `kv_tokens`."""
-        depth = RELIABLE_LEVELS if self.policy.kind != "off" and self.counters.drafts else 0
+        depth = RELIABLE_LEVELS if self.policy.drafts and self.counters.drafts else 0
         return Means(
             step=cache(lambda query_tokens: self.step_cost(query_tokens, kv_tokens)),
             draft=lambda requests: self.pass_cost(requests, 0),
@@ -221,13 +219,11 @@ class Round:
 
     def _choose_shapes(self) -> list[Shape]:
         candidates, speculation = self._batch.candidates, self._speculation
-        if speculation.policy.kind == "off" or not candidates:
+        if not (speculation.policy.drafts and candidates):
             return [PLAIN] * len(candidates)
         kv_tokens, step_cost = self._batch.kv_tokens, speculation.step_cost
         outlook = self._outlook()
-        proposed, speculation.policy_state = policies.shapes(
-            speculation.policy, outlook, speculation.policy_state
-        )
+        proposed, speculation.policy_state = speculation.policy.shapes(outlook, speculation.policy_state)
         proposed = [
             fit(shape, candidate.depth, min(candidate.nodes, outlook.nodes))
             for shape, candidate in zip(proposed, candidates, strict=True)
@@ -284,7 +280,7 @@ class Round:
             step=self._step,
             budget=batch.budget,
         )
-        selected = policies.select(policy, drafted)
+        selected = policy.select(drafted)
         pairs = zip(judged.items(), selected, strict=True)
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 

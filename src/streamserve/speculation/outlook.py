@@ -8,6 +8,9 @@ from streamserve.speculation.shapes import Seconds, Shape
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 from streamserve.speculation.tree import TokenTree
 
+Selection = list[list[int]]
+"""For each tree the nodes to verify, ascending, with the root."""
+
 RELIABLE_LEVELS = 4
 """Consecutive draft tokens whose mean acceptance is relied on: texts differ, so a mean overestimates long
 chains."""

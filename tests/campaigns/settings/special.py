@@ -5,10 +5,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from streamserve.baselines.speculation import NAMES
 from streamserve.fleet.tracing.telemetry import telemetry_installed
 from streamserve.protocol.nixl import nixl_package
 from streamserve.scheduling.routing import ROUTERS
-from streamserve.speculation.policies import NAMES
 from tests.campaigns.settings.draw import Draw
 
 API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"

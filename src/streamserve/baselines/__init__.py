@@ -1,0 +1,1 @@
+"""Published policies that the product's own are compared with, by name."""
