@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.speculation import FAMILIES, TASKS
 from streamserve import embedded
+from streamserve.baselines.fixed import SPECINFER
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest
 from streamserve.execution.load import Loaded, load
@@ -25,8 +27,7 @@ from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import Node, Recording, pack
 from streamserve.speculation.controller import Speculation, default_cost
-from streamserve.speculation.policies import parse_policy
-from streamserve.speculation.shapes import SPECINFER, Shape
+from streamserve.speculation.shapes import Shape
 from streamserve.speculation.tree import TokenTree
 
 PATH = Path(__file__).parent / "data" / "acceptance.npz"
@@ -94,13 +95,12 @@ def drafted(
         for number, (prompt, answer) in enumerate(zip(requests, answers, strict=True)):
             if position >= len(answer):
                 continue
-            known = len(prompt) + position - 1
+            tokens = prompt + answer[:position]
             draft_requests.append(
                 DraftRequest(
-                    id=number, epoch=0, retained=known if position else 0,
-                    new_tokens=[answer[position - 1]] if position else prompt,
+                    id=number, epoch=0, tokens=tokens, length=len(tokens),
                     choice=0, output=position, params=GREEDY, depth=shape.depth, width=shape.width,
-                    nodes=shape.nodes, computed=known if position else 0,
+                    nodes=shape.nodes, computed=len(tokens) - 1 if position else 0,
                     blocks=list(range(number * pages, (number + 1) * pages)), expansion=shape.expansion,
                 )
             )  # fmt: skip

@@ -40,6 +40,7 @@ from benchmarks.slo import (
 from benchmarks.slo_costs import EFFORT, Hardware
 from benchmarks.speculation import SHAPE
 from streamserve import embedded
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest, StepPlan
 from streamserve.execution.inflate import inflate
@@ -50,7 +51,6 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.scheduling.cost import StepCost
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 
 CACHE = Path(__file__).parent.parent / "build" / "speculation" / "target"
 COMPARED = ("attainment", "goodput", "ttft", "tpot")

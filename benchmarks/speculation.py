@@ -30,6 +30,8 @@ from tokenizers import Tokenizer
 from benchmarks.report import commit
 from benchmarks.speculation_report import report
 from streamserve import embedded
+from streamserve.baselines.fixed import fixed_shape
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import Loaded, load
@@ -41,9 +43,7 @@ from streamserve.protocol.messages import Cancel, Submit, Token
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.checkpoints import packaged_draft
-from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
-from streamserve.speculation.tree import TokenTree
+from streamserve.speculation.controller import DecodeBatch, MeasuredStep, Round, Speculation
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES
@@ -230,8 +230,8 @@ def measure(bench: Bench, piece: Piece, args: argparse.Namespace) -> dict[str, A
 
 def _far_off(setting: str, streams: int) -> bool:
     """Return whether a setting's steps are so large that it cannot be near the best."""
-    nodes = parse_policy(setting).shape.nodes
-    return nodes > 1 and streams * (1 + nodes) > DEEPEST
+    shape = fixed_shape(setting)
+    return shape is not None and shape.nodes > 1 and streams * (1 + shape.nodes) > DEEPEST
 
 
 def budget(bench: Bench) -> float:
@@ -267,10 +267,24 @@ class Watched(Speculation):
         super().__init__(*args)
         self.seen: list[tuple[float, bool]] = []
 
-    def record_verification(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
-        path = tree.follow(tokens)
-        self.seen += [(tree.accept[node], node in path) for node in range(1, len(tree))]
-        super().record_verification(id, tree, tokens, sampled)
+    def begin(self, batch: DecodeBatch) -> Round:
+        """Begin a round that records its draft tokens."""
+        return WatchedRound(self, batch)
+
+
+class WatchedRound(Round):
+    """A step's round that records its verified draft tokens."""
+
+    def __init__(self, watched: Watched, batch: DecodeBatch) -> None:
+        super().__init__(watched, batch)
+        self._seen = watched.seen
+
+    def learn(self, step: MeasuredStep) -> None:
+        """Learn from the step, and record each draft token's prediction and outcome."""
+        for _, tree, tokens in step.verified:
+            path = tree.follow(tokens)
+            self._seen += [(tree.accept[node], node in path) for node in range(1, len(tree))]
+        super().learn(step)
 
 
 def acceptance(args: argparse.Namespace, mode: SpeculationMode) -> list[dict[str, Any]]:

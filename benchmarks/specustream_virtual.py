@@ -14,6 +14,7 @@ from benchmarks.report import table, write
 from benchmarks.slo import model, recorded
 from benchmarks.slo_costs import Hardware, here
 from benchmarks.specustream import SETTINGS
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit, Token
@@ -21,7 +22,6 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.recorded import RecordedDrafter, Recording
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 
 MAX_TOKENS = 64
 PROMPT = [3, 5, 1]

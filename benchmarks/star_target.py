@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.draft_service.target.client import Identity
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, Drafter, Sampled, Span, SpanResult, StepPlan, StepResult
@@ -20,7 +21,6 @@ from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.messages import DraftVerified, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from streamserve.workers.remote_drafter import RemoteDrafter
 
 BLOCKS = 512

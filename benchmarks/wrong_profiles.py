@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.report import table, write
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Submit, Token
@@ -30,7 +31,6 @@ from streamserve.scheduling.cost import StepCost, fit
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.recorded import KINDS, Node, RecordedDrafter, Recording, unpack
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 
 DATA = Path(__file__).parent / "data"
 FACTOR = 3.0

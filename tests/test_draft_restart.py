@@ -36,7 +36,7 @@ def tree_for(
     drafter: RemoteDrafter, sequence: int, prompt: list[int], seconds: float = 30.0
 ) -> TokenTree | None:
     """Request the service's tree after a prompt until it is received."""
-    request = DraftRequest(sequence, 0, 0, prompt, 0, 0, GREEDY, 4, 1, 4, 0, [])
+    request = DraftRequest(sequence, 0, prompt, len(prompt), 0, 0, GREEDY, 4, 1, 4, 0, [])
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         drafter.begin([request])
@@ -75,10 +75,10 @@ class Poisoned:
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
-            if POISON in request.new_tokens:
+            if POISON in request.tokens:
                 self.raised += 1
                 raise RuntimeError("a token that raises")
-        self._trees = {request.id: chain([request.new_tokens[-1], 1, 2]) for request in requests}
+        self._trees = {request.id: chain([request.tokens[request.length - 1], 1, 2]) for request in requests}
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         return self._trees

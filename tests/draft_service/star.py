@@ -48,18 +48,18 @@ class FakeDrafter:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._size = block_size
         self._kv = [-1] * (num_blocks * block_size)
-        self.synced: dict[int, list[int]] = {}
+        self.known: dict[int, tuple[int, list[int]]] = {}
 
     def draft(self, batch: Batch) -> dict[int, TokenTree]:
         for id in batch.released:
-            self.synced.pop(id, None)
+            self.known.pop(id, None)
         return {request.id: self._tree(request) for request in batch.requests}
 
     def _tree(self, request: DraftRequest) -> TokenTree:
-        tokens = self.synced.setdefault(request.id, [])
-        assert request.retained <= len(tokens), "the drafter never received the retained tokens"
-        del tokens[request.retained :]
-        tokens += request.new_tokens
+        tokens = request.tokens[: request.length]
+        epoch, known = self.known.get(request.id, (request.epoch, []))
+        assert epoch != request.epoch or tokens[: len(known)] == known[: len(tokens)], "it is of other tokens"
+        self.known[request.id] = request.epoch, tokens
         assert request.computed <= len(tokens)
         for place in range(min(request.computed, len(tokens) - 1), len(tokens)):
             self._kv[self._slot(request, place)] = tokens[place]
@@ -93,7 +93,6 @@ class Target:
     depth: int = 4
     length: int = 60
     tokens: list[int] = field(default_factory=list)
-    synced: int = 0
     epoch: int = 0
     id: int = 0
     outputs: int = 0
@@ -181,7 +180,7 @@ class Star:
     def _open(self, target: Target) -> None:
         target.id += 1
         target.tokens = [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 90))]
-        target.synced, target.outputs, target.epoch = 0, 0, 0
+        target.outputs, target.epoch = 0, 0
 
     def _carry(self, action: Callable[[], None]) -> None:
         network = self.network
@@ -236,10 +235,9 @@ class Star:
         if self.rng.random() < self.edits and target.outputs:
             self._edit(target)
         request = DraftRequest(
-            target.id, target.epoch, target.synced, target.tokens[target.synced :], 0, target.outputs,
+            target.id, target.epoch, target.tokens, len(target.tokens), 0, target.outputs,
             SamplingParams(temperature=0.0), target.depth, 1, target.depth, 0, [],
         )  # fmt: skip
-        target.synced = len(target.tokens)
         client = target.client
         outs = client.tick(self.now)
         outs += client.begin([request], self.now, target.max_wait, target.verify, target.verify)
@@ -254,7 +252,7 @@ class Star:
         """Change the last tokens, as an edit or a preemption does."""
         retained = self.rng.randint(0, len(target.tokens) - 1)
         target.tokens = target.tokens[:retained] + [self.rng.randrange(VOCAB) for _ in range(3)]
-        target.epoch, target.synced, target.outputs = target.epoch + 1, 0, 0
+        target.epoch, target.outputs = target.epoch + 1, 0
 
     def _collect(self, target: Target) -> None:
         """Verify the received trees; continue afterwards."""

@@ -221,7 +221,7 @@ def test_batches_are_bounded_in_nodes_and_tokens():
     while (batch := client.service.loop.batch(client.now)) is not None:
         batches += 1
         assert sum(request.nodes for request in batch.requests) <= limits.batch_nodes
-        assert sum(len(request.new_tokens) for request in batch.requests) <= limits.batch_tokens
+        assert sum(request.length - request.computed for request in batch.requests) <= limits.batch_tokens
         client.now += 0.01
         outs = client.service.loop.drafted(batch, client.drafter.draft(batch), client.now)
         answered += sum(len(out.message.drafts) for out in outs if isinstance(out.message, Drafts))
@@ -258,7 +258,7 @@ def latency(client: ServiceClient, crowd: Callable[[], None], rounds: int = 60) 
 
 def cost(batch: Batch) -> float:
     """Return the seconds of a batch: 1 ms a pass and 20 µs a token."""
-    read = sum(request.retained + len(request.new_tokens) - request.computed for request in batch.requests)
+    read = sum(request.length - request.computed for request in batch.requests)
     depth = max(request.depth for request in batch.requests)
     nodes = sum(request.nodes for request in batch.requests)
     return 0.001 * max(depth, 1) + 2e-5 * (read + nodes)

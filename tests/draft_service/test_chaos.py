@@ -55,7 +55,7 @@ def test_trees_always_fit_and_come_back(seed, network, config, targets, services
     for service in star.services:
         for session in service.sessions.values():
             for sequence in session.sequences.values():
-                assert sequence.synced <= len(sequence.tokens)
+                assert sequence.read <= len(sequence.tokens)
 
 
 @given(st.integers(0, 2**32), networks)

@@ -38,6 +38,7 @@ class Side:
         addresses = [f"tcp://host{number}:1" for number in range(links)]
         self.client = Client(Identity("t", "v", "me", 100), addresses, 1, **fields)
         self.now = 0.0
+        self.texts: dict[int, list[int]] = {}
         self.tags = itertools.count(1)
 
     def open(self, *numbers: int) -> None:
@@ -46,7 +47,12 @@ class Side:
                 self.client.heard(out.link, welcome(out.message.nonce, next(self.tags)), self.now)
 
     def begin(self, tokens, retained=0, epoch=0, params=GREEDY, depth=4, id=1) -> list:
-        request = DraftRequest(id, epoch, retained, tokens, 0, 0, params, depth, 1, depth, 0, [])
+        """Request a tree after the first `retained` tokens of the sequence as it was, and `tokens`."""
+        text = self.texts.setdefault(id, [])
+        if retained < len(text):  # an edit makes a new list
+            text = self.texts[id] = text[:retained]
+        text += tokens
+        request = DraftRequest(id, epoch, text, len(text), 0, 0, params, depth, 1, depth, 0, [])
         outs = self.client.begin([request], self.now, 0.1, 0.0, 0.0)
         return [(out.link, delta) for out in outs for delta in out.message.deltas]
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 from msgspec.structs import replace
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.protocol.config import EngineConfig
@@ -22,7 +23,6 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor, expected_outputs
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 
 VOCAB = 97
 EOS = 96

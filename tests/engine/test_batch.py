@@ -7,13 +7,13 @@ from typing import get_args
 import pytest
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig, Order
 from streamserve.protocol.messages import Event, Submit, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.executor import CostExecutor
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 
 

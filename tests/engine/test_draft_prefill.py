@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, DraftRequest
 from streamserve.protocol.config import EngineConfig
@@ -14,7 +15,6 @@ from streamserve.protocol.transfers import CacheAddress, Join, Push
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from streamserve.speculation.tree import TokenTree, root
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 
@@ -31,20 +31,17 @@ class RecordingDrafter:
         self.requests: list[DraftRequest] = []
         self._begun: list[DraftRequest] = []
         self._executor = executor
-        self._tokens: dict[int, list[int]] = {}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         self.requests += requests
         self._begun = list(requests)
         for request in requests:
-            tokens = self._tokens.setdefault(request.id, [])
-            tokens[request.retained :] = request.new_tokens
-            for position in range(request.computed, len(tokens)):
+            for position in range(request.computed, request.length):
                 block, slot = divmod(position, CONFIG.block_size)
-                self._executor._kv[DRAFT, request.blocks[block], slot] = tokens[position]
+                self._executor._kv[DRAFT, request.blocks[block], slot] = request.tokens[position]
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
-        return {request.id: root(request.new_tokens[-1]) for request in self._begun}
+        return {request.id: root(request.tokens[request.length - 1]) for request in self._begun}
 
     def release(self, ids: Sequence[int]) -> None:
         pass
@@ -99,7 +96,7 @@ def hand_over(prefill: Worker, decode: Worker, **params: object) -> tuple[Push, 
 def test_the_draft_models_kv_is_sent_under_the_same_reservation(workers: tuple[Worker, Worker]) -> None:
     prefill, decode = workers
     push, pushed, outputs = hand_over(prefill, decode)
-    assert [len(request.new_tokens) for request in prefill[1].requests] == [128, 128, 44]
+    assert [request.length for request in prefill[1].requests] == [128, 256, 300]
     assert [request.computed for request in prefill[1].requests] == [0, 128, 256]
     assert pushed.groups == 2
     assert not pushed.error
@@ -142,4 +139,4 @@ def test_a_prefix_cached_on_both_workers_is_neither_prefilled_nor_sent_again(
     push, pushed, _ = hand_over(prefill, decode)
     assert push.reservation.start == 296
     assert pushed.groups == 2
-    assert sum(len(request.new_tokens) - request.computed for request in prefill[1].requests) == 4
+    assert sum(request.length - request.computed for request in prefill[1].requests) == 4

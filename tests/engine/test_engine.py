@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.baselines.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 from streamserve.simulate.executor import expected_outputs
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import SpeculationPolicy
-from streamserve.speculation.shapes import Shape
 from streamserve.speculation.tree import TokenTree, chain
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
 
@@ -279,17 +278,15 @@ class Oracle:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.params: dict[int, SamplingParams] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.epochs: dict[int, int] = {}
+        self.tokens: dict[int, tuple[int, list[int]]] = {}
         self.requests: list = []
 
     def begin(self, requests) -> None:
         for request in requests:
-            if self.epochs.get(request.id, request.epoch) == request.epoch:
-                assert request.retained == len(self.tokens.get(request.id, []))
-            self.epochs[request.id] = request.epoch
-            retained = self.tokens.get(request.id, [])[: request.retained]
-            self.tokens[request.id] = retained + request.new_tokens
+            tokens = request.tokens[: request.length]
+            epoch, known = self.tokens.get(request.id, (request.epoch, []))
+            assert epoch != request.epoch or tokens[: len(known)] == known, "in an epoch, tokens only grow"
+            self.tokens[request.id] = request.epoch, tokens
         self.requests = list(requests)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
@@ -299,15 +296,15 @@ class Oracle:
                 continue  # late for this step
             depth = self.rng.randint(0, min(request.depth, request.nodes))
             params = SamplingParams(temperature=0)
-            draft_tokens = expected_outputs(self.tokens[request.id], params, 0, depth, VOCAB)
+            tokens = request.tokens[: request.length]
+            draft_tokens = expected_outputs(tokens, params, 0, depth, VOCAB)
             draft_tokens = [t if self.rng.random() < 0.8 else (t + 1) % VOCAB for t in draft_tokens]
-            trees[request.id] = chain([self.tokens[request.id][-1], *draft_tokens])
+            trees[request.id] = chain([tokens[-1], *draft_tokens])
         return trees
 
     def release(self, ids) -> None:
         for id in ids:
             self.tokens.pop(id, None)
-            self.epochs.pop(id, None)
 
 
 @given(
@@ -356,15 +353,15 @@ def test_accepted_draft_tokens_save_steps():
 class RecordingSpeculation(Speculation):
     """Records how many latency requirements limit the choice of draft tokens."""
 
-    def choose(self, trees, sampled, plain, requirements, *further):
-        self.decoding = len(requirements)
-        return super().choose(trees, sampled, plain, requirements, *further)
+    def begin(self, batch):
+        self.decoding = len(batch.requirements)
+        return super().begin(batch)
 
 
 @pytest.mark.parametrize(("tokens_left", "decoding"), [(1, 1), (2, 2)])
 def test_a_request_that_gets_its_last_token_does_not_limit_draft_tokens_of_others(tokens_left, decoding):
     """Steps stay short for requests without draft tokens, unless these have no further steps."""
-    speculation = RecordingSpeculation(SpeculationPolicy("fixed", Shape(4, 1)), lambda rows, kv_tokens: 1.0)
+    speculation = RecordingSpeculation(parse_policy("fixed:4"), lambda rows, kv_tokens: 1.0)
     engine = make_engine(CONFIG, Oracle(3), speculation=speculation)
     params = SamplingParams(temperature=0, max_tokens=30)
     alone = SamplingParams(

@@ -264,7 +264,7 @@ class Oracle:
     group = None
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng, self.tokens_by_id, self.requests = rng, {}, []
+        self.rng, self.requests = rng, []
 
     def begin(self, requests) -> None:
         self.requests = requests
@@ -272,8 +272,7 @@ class Oracle:
     def collect(self, deadline):
         trees = {}
         for request in self.requests:
-            tokens = self.tokens_by_id.get(request.id, [])[: request.retained] + request.new_tokens
-            self.tokens_by_id[request.id] = tokens
+            tokens = request.tokens[: request.length]
             prompt = tokens[: len(tokens) - request.output]
             draft_tokens = expected_outputs(
                 prompt, request.params, request.choice, request.output + request.depth, VOCAB
@@ -285,8 +284,7 @@ class Oracle:
         return trees
 
     def release(self, ids) -> None:
-        for id in ids:
-            self.tokens_by_id.pop(id, None)
+        pass
 
 
 class StreamClient:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, Pushed
@@ -14,7 +15,6 @@ from streamserve.protocol.transfers import CacheAddress, Push, TransferReservati
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
 from streamserve.speculation.controller import Speculation, default_cost
-from streamserve.speculation.policies import parse_policy
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 
 CONFIG = EngineConfig(num_blocks=32, block_size=4, max_model_len=64)

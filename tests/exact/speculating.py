@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
 from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, DraftVerified, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
+from streamserve.speculation.controller import DecodeBatch, MeasuredStep, Round, Speculation
 from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.output import ChoiceText
@@ -84,14 +84,29 @@ class Watched(Speculation):
         super().__init__(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64)
         self.events: Counter[str] = Counter()
 
-    def record_verification(self, id: int, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
-        super().record_verification(id, tree, tokens, sampled)
+    def begin(self, batch: DecodeBatch) -> Round:
+        return WatchedRound(self, batch)
+
+    def watch(self, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
         path, parents = tree.follow(tokens), tree.parents
         self.events["all guesses wrong"] += len(path) == 1 < len(tree)
         self.events["all guesses right"] += len(path) == 1 + max(tree.depths()) > 1
         self.events["accepted by a sampled request"] += sampled and len(path) > 1
         self.events["a sibling accepted"] += any(parents[node] in parents[:node] for node in path[1:])
         self.events["KV moved"] += path != list(range(len(path)))
+
+
+class WatchedRound(Round):
+    """A step's round that counts the outcomes of its trees."""
+
+    def __init__(self, watched: Watched, batch: DecodeBatch) -> None:
+        super().__init__(watched, batch)
+        self._watched = watched
+
+    def learn(self, step: MeasuredStep) -> None:
+        super().learn(step)
+        for id, tree, tokens in step.verified:
+            self._watched.watch(tree, tokens, self.drafted[id].sampled)
 
 
 def make_engine(pair: tuple[Path, Path], case: Case, mode: SpeculationMode = "coupled") -> Engine:

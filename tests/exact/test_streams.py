@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
 from streamserve.protocol.config import Eviction, ModelConfig
 from streamserve.protocol.messages import Submit
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.engine.drive import Collected

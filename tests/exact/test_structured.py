@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
@@ -18,7 +19,6 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Finished, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint

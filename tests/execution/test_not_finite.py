@@ -122,7 +122,7 @@ def test_a_draft_model_that_overflows_gives_no_tree(folder, backend):
     assert isinstance(drafter, ModelDrafter)
 
     def make_request(id: int, tokens: list[int]) -> DraftRequest:
-        return DraftRequest(id, 0, 0, tokens, 0, 0, GREEDY, 3, 2, 6, 0, [2 * id, 2 * id + 1])
+        return DraftRequest(id, 0, tokens, len(tokens), 0, 0, GREEDY, 3, 2, 6, 0, [2 * id, 2 * id + 1])
 
     drafter.begin([make_request(0, [9, 8, 7])])
     (alone,) = drafter.collect(0.0).values()

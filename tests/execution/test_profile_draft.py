@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.load import load
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.protocol.config import ModelConfig
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 
 
 @pytest.mark.parametrize("draft", ["model", "self:1"])

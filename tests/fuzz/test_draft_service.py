@@ -136,7 +136,7 @@ def honest_drafter(service: Drafting, keyed_service: KeyedService, keys: KeyPair
 
 def tree_for(drafter: RemoteDrafter, sequence: int, prompt: list[int]) -> TokenTree:
     """The draft tree for a prompt, requested until it arrives."""
-    request = DraftRequest(sequence, 0, 0, prompt, 0, 0, GREEDY, 4, 1, 4, 0, [])
+    request = DraftRequest(sequence, 0, prompt, len(prompt), 0, 0, GREEDY, 4, 1, 4, 0, [])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         drafter.begin([request])

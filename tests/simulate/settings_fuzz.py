@@ -13,6 +13,7 @@ import msgspec
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import parse_router
+from streamserve.baselines.speculation import NAMES
 from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
@@ -24,7 +25,6 @@ from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.simulation import ClientEvent, Simulation
 from streamserve.simulate.worker import WorkerSpec
-from streamserve.speculation.policies import NAMES
 from tests.engine.drive import assert_engine_empty, expected, model_info
 from tests.simulate.test_lifecycle_events import RandomDrafter
 

@@ -40,7 +40,6 @@ class RandomDrafter:
     group = None
 
     def __init__(self, executor: CostExecutor) -> None:
-        self._known: dict[int, list[int]] = {}
         self._trees: dict[int, TokenTree] = {}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -50,12 +49,10 @@ class RandomDrafter:
         return self._trees
 
     def release(self, ids: Sequence[int]) -> None:
-        for id in ids:
-            self._known.pop(id, None)
+        pass
 
     def _draft(self, request: DraftRequest) -> TokenTree:
-        tokens = self._known.get(request.id, [])[: request.retained] + request.new_tokens
-        self._known[request.id] = tokens
+        tokens = request.tokens[: request.length]
         correct = next_token(np.array(tokens, np.int64), request.params, request.choice, VOCAB)
         chain = (tokens[-1], correct, (correct + 1) % VOCAB)[: 1 + min(request.depth, request.nodes)]
         ones = (1.0,) * len(chain)

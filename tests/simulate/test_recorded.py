@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamserve.baselines.speculation import NAMES
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open
 from streamserve.protocol.config import EngineConfig
@@ -13,7 +14,6 @@ from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.recorded import KINDS, RecordedDrafter, Recording, pack, unpack
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
-from streamserve.speculation.policies import NAMES
 from tests.engine.drive import assert_engine_empty, expected, model_info
 
 ENGINE = EngineConfig(num_blocks=200, block_size=4, max_model_len=96, max_num_seqs=8)

@@ -1,31 +1,46 @@
-"""The statistics of drafted trees, verified or not."""
+"""One round of speculation for each step; what is learned from drafted trees, verified or not."""
 
 import pytest
 
-from streamserve.speculation import policies
-from streamserve.speculation.controller import INITIAL_ACCEPTANCE, Speculation
+from streamserve.baselines.speculation import parse_policy
+from streamserve.speculation.controller import (
+    CATCH_UP,
+    NO_CANDIDATES,
+    DecodeBatch,
+    MeasuredStep,
+    Round,
+    Speculation,
+)
+from streamserve.speculation.level_acceptance import INITIAL_ACCEPTANCE
 from streamserve.speculation.outlook import Candidate, Outlook
-from streamserve.speculation.policies import parse_policy
+from streamserve.speculation.policies import GOODPUT, SpeculationPolicy
 from streamserve.speculation.shapes import PLAIN, Shape
 from streamserve.speculation.slo import NO_REQUIREMENT
 from streamserve.speculation.tree import TokenTree, root
 
 CHAIN = TokenTree((7, 3, 5), (-1, 0, 1), (1.0, 0.9, 0.9), (1.0, 0.9, 0.8))
+BATCH = DecodeBatch([Candidate(4, 16, id=1)], {1: NO_REQUIREMENT}, 1, 0, 16, 64)
 
 
 def speculation() -> Speculation:
     return Speculation(parse_policy("fixed:4"), lambda query_tokens, kv_tokens: 1.0)
 
 
-def draft(controller: Speculation, tree: TokenTree, requested: Shape) -> TokenTree:
-    return controller.choose({1: tree}, {1: False}, 1, {1: NO_REQUIREMENT}, 0, 0.0, 64, {1: requested})[1]
+def draft(controller: Speculation, tree: TokenTree, requested: Shape) -> tuple[Round, TokenTree]:
+    """A round in which the tree of one request arrives, and what is verified of it."""
+    current = controller.begin(BATCH)
+    return current, current.select({1: tree}, [requested], 0, 0.0)[1]
+
+
+def verify(current: Round, tree: TokenTree, tokens: list[int]) -> None:
+    current.learn(MeasuredStep(len(tree), 0, 1.0, len(tokens), [(1, tree, tokens)]))
 
 
 def learn(tree: TokenTree, requested: Shape, tokens: list[int], times: int = 50) -> list[list[float]]:
     controller = speculation()
     for _ in range(times):
-        controller.record_verification(1, draft(controller, tree, requested), tokens, sampled=False)
-    return controller._level_acceptance()
+        verify(*draft(controller, tree, requested), tokens)
+    return controller.level_acceptance.by_width()
 
 
 def test_levels_are_learned_separately() -> None:
@@ -52,24 +67,54 @@ def test_a_sibling_is_counted_separately() -> None:
 
 def test_trees_that_were_not_verified_are_learned_from() -> None:
     controller = speculation()
-    draft(controller, CHAIN, Shape(2, 1))
-    controller.record_verification(1, root(7), [8], sampled=False)
-    assert controller._level_acceptance()[0][0] < INITIAL_ACCEPTANCE[0]
+    current, _ = draft(controller, CHAIN, Shape(2, 1))
+    verify(current, root(7), [8])
+    assert controller.level_acceptance.by_width()[0][0] < INITIAL_ACCEPTANCE[0]
     assert controller.counters.verified == 0
 
 
-def test_trees_of_an_earlier_step_are_not_learned_from() -> None:
+def test_a_round_knows_only_the_trees_of_its_own_step() -> None:
     controller = speculation()
     draft(controller, CHAIN, Shape(2, 1))
-    controller.shapes([], 1, 0, 16)
-    controller.record_verification(1, root(7), [8], sampled=False)
-    assert controller._level_acceptance()[0][0] == INITIAL_ACCEPTANCE[0]
+    later = controller.begin(BATCH)
+    assert not later.drafted
+    later.learn(MeasuredStep(1, 0, 1.0, 1))
+    assert controller.level_acceptance.by_width()[0][0] == INITIAL_ACCEPTANCE[0]
+    assert controller.counters.verified == 0
+
+
+def test_a_round_without_candidates_only_times_its_step() -> None:
+    controller = speculation()
+    current = controller.begin(NO_CANDIDATES)
+    assert current.shapes == []
+    current.learn(MeasuredStep(1, 0, 1.0, 1))
+    assert controller.step_cost.observed
+    assert controller.throughput > 0.0
+
+
+def test_a_round_that_is_not_executed_leaves_no_trace_of_its_drafting_time() -> None:
+    controller = speculation()
+    current, _ = draft(controller, CHAIN, Shape(2, 1))
+    assert current.drafting_seconds == 0.0
+    slow = controller.begin(BATCH)
+    slow.select({1: CHAIN}, [Shape(2, 1)], 0, 9.0)
+    assert slow.drafting_seconds == 9.0
+    assert controller.begin(BATCH).drafting_seconds == 0.0
+
+
+@pytest.mark.parametrize(("catch_up", "measured"), [(0, True), (CATCH_UP + 1, True), (CATCH_UP + 2, False)])
+def test_drafting_that_first_read_many_tokens_is_no_measurement_of_its_cost(
+    catch_up: int, measured: bool
+) -> None:
+    controller = speculation()
+    controller.begin(BATCH).select({1: CHAIN}, [Shape(2, 1)], catch_up, 1.0)
+    assert bool(controller.pass_cost.observed) == measured
 
 
 def test_a_draft_model_reads_a_long_text_only_for_a_long_output() -> None:
     """A token takes a tenth of a step to read, and two of three draft tokens are accepted."""
     controller = Speculation(
-        parse_policy("goodput"), lambda query_tokens, kv_tokens: 1.0, lambda query_tokens: query_tokens / 10
+        GOODPUT, lambda query_tokens, kv_tokens: 1.0, lambda query_tokens: query_tokens / 10
     )
     assert controller.worth_catching_up(1, 0)(20, 0), (
         "unread tokens of one step are read in the first draft pass"
@@ -88,14 +133,26 @@ def test_a_draft_model_reads_a_long_text_only_for_a_long_output() -> None:
 
 @pytest.mark.parametrize(("tokens", "accepted", "tested"), [([8], 0, 1), ([3, 9], 1, 2), ([3, 5, 9], 2, 2)])
 def test_draft_tokens_after_a_rejected_one_were_not_tested(
-    monkeypatch: pytest.MonkeyPatch, tokens: list[int], accepted: int, tested: int
+    tokens: list[int], accepted: int, tested: int
 ) -> None:
     outlooks: list[Outlook] = []
-    controller = speculation()
-    monkeypatch.setattr(
-        policies, "shapes", lambda policy, outlook, flow: (outlooks.append(outlook) or [PLAIN], flow)
+
+    def shapes(seen: Outlook, state: None) -> tuple[list[Shape], None]:
+        outlooks.append(seen)
+        return [PLAIN] * len(seen.candidates), state
+
+    controller = Speculation(SpeculationPolicy("recording", shapes), lambda query_tokens, kv_tokens: 1.0)
+    current, _ = draft(controller, CHAIN, Shape(2, 1))
+    verify(current, CHAIN, tokens)
+    controller.begin(BATCH)
+    assert (outlooks[-1].accepted, outlooks[-1].tested) == (accepted, tested)
+    assert outlooks[-1].acceptance == accepted / 2
+
+
+def test_a_policys_state_is_kept_from_step_to_step_and_not_shared() -> None:
+    counting = SpeculationPolicy(
+        "counting", lambda outlook, state: ([Shape(state, 1)] * len(outlook.candidates), state + 1), state=1
     )
-    controller.record_verification(1, draft(controller, CHAIN, Shape(2, 1)), tokens, sampled=False)
-    controller.shapes([Candidate(2, 2)], 1, 0, 16)
-    assert (outlooks[0].accepted, outlooks[0].tested) == (accepted, tested)
-    assert outlooks[0].acceptance == accepted / 2
+    one, other = (Speculation(counting, lambda query_tokens, kv_tokens: 1.0) for _ in range(2))
+    assert [one.begin(BATCH).shapes[0].depth for _ in range(3)] == [1, 2, 3]
+    assert other.begin(BATCH).shapes[0].depth == 1

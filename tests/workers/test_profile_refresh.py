@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import Loaded, load
 from streamserve.execution.profile.lock import exclusive_measurement
@@ -18,7 +19,6 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 from streamserve.workers.profile_refresh import FIRST_SECONDS, IDLE_SECONDS, ProfileRefresher, command_of
 from tests.checkpoints import make_checkpoint
 

@@ -41,8 +41,8 @@ def make(address: str, seed: int = 1) -> RemoteDrafter:
     return RemoteDrafter(identity, parse_endpoints(address), None, seed, (), NGramDrafter())
 
 
-def request(tokens: list[int], retained: int = 0, id: int = 1) -> DraftRequest:
-    return DraftRequest(id, 0, retained, tokens, 0, 0, GREEDY, 4, 1, 4, 0, [])
+def request(tokens: list[int], id: int = 1) -> DraftRequest:
+    return DraftRequest(id, 0, tokens, len(tokens), 0, 0, GREEDY, 4, 1, 4, 0, [])
 
 
 def hear(socket: zmq.Socket, drafter: RemoteDrafter) -> tuple[bytes, object]:
@@ -60,7 +60,7 @@ def test_without_trees_of_a_service_n_grams_draft(endpoint: tuple[zmq.Socket, st
     drafter.begin([request([5, 6, 7, 8, 5, 6])])
     trees = drafter.collect(time.monotonic() + 1.0)
     assert trees[1].tokens == (6, 7, 8, 5, 6)
-    drafter.begin([request([7, 8, 9], retained=6)])
+    drafter.begin([request([5, 6, 7, 8, 5, 6, 7, 8, 9])])
     assert drafter.collect(time.monotonic() + 1.0) == {}, "9 was never seen before"
     report = drafter.report()
     assert (report.services, report.trees, report.accepted) == (0, 0, 0)
@@ -96,7 +96,7 @@ def test_a_tree_of_a_service_takes_precedence_over_n_grams(endpoint: tuple[zmq.S
     trees = drafter.collect(time.monotonic() + 0.2)
     assert trees[1].tokens == (6, 1, 2), "the service's"
     assert trees[2].tokens == (2, 1, 2), "its tree has not come"
-    drafter.begin([request([1, 9], retained=6)])
+    drafter.begin([request([5, 6, 7, 8, 5, 6, 1, 9])])
     report = drafter.report()
     assert (report.services, report.trees, report.accepted) == (1, 1, 1)
     drafter.close()

@@ -8,8 +8,7 @@ from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.protocol.config import EngineConfig
-from streamserve.speculation.controller import Speculation
+from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round, Speculation
 from streamserve.speculation.outlook import Candidate
 from streamserve.speculation.shapes import PLAIN, Shape, fit
 from streamserve.speculation.tree import TokenTree
@@ -24,7 +23,6 @@ class Drafting:
         drafter: Drafter | None,
         speculation: Speculation,
         scheduler: Scheduler,
-        config: EngineConfig,
         clock: Callable[[], float],
         wait: float,
         observer: Observer,
@@ -34,67 +32,78 @@ class Drafting:
         self._drafter = drafter
         self.speculation = speculation
         self._scheduler = scheduler
-        self._config = config
+        self._config = scheduler.config
         self._clock = clock
         self._wait = wait
         self._observer = observer
         self._averages = averages
         self._journal = journal
+        self._read: dict[int, tuple[int, int]] = {}
+        """For a drafter without KV: epoch and length of each sequence's latest request."""
 
-    def trees(self, proposals: list[Proposal]) -> dict[int, TokenTree]:
-        """Return the trees worth verifying, of the proposals that may have draft tokens; none without a
-        drafter."""
+    def draft(self, proposals: list[Proposal]) -> tuple[Round, dict[int, TokenTree]]:
+        """Begin the step's round of speculation; returns it, and the trees worth verifying, of the proposals
+        that may have draft tokens: none without a drafter."""
         if self._drafter is None:
-            return {}
+            return self.speculation.begin(NO_CANDIDATES), {}
         if self._scheduler.released:
             self._drafter.release(self._scheduler.released)
-        query_tokens = sum(proposal.slots for proposal in proposals)
-        kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
-        decoding = sum(proposal.slots == proposal.sequence.pending for proposal in proposals)
-        worth = self.speculation.worth_catching_up(decoding, kv_tokens)
-        eligible = [p for p in proposals if p.nodes and self._worth_catching_up(p.sequence, worth)]
-        budget = self._config.max_num_batched_tokens - len(eligible)
-        drafted_ids = {proposal.sequence.id for proposal in eligible}
-        requirements = {
-            p.sequence.id: p.sequence.requirement
-            for p in proposals
-            if p.sequence.id in drafted_ids or self._latency_sensitive(p.sequence)
-        }
-        shapes = self.speculation.shapes(
-            [_candidate(proposal) for proposal in eligible],
-            query_tokens - len(eligible),
-            kv_tokens,
-            min(self._config.draft_nodes, budget // max(len(eligible), 1)),
-            [requirement for id, requirement in requirements.items() if id not in drafted_ids],
-            len(self._scheduler.allocator.running()) / self._config.max_num_seqs,
-        )
-        shapes = [self._allocate(p, shape) for p, shape in zip(eligible, shapes, strict=True)]
+            for id in self._scheduler.released:
+                self._read.pop(id, None)
+        eligible, round = self._begin(proposals)
+        shapes = [self._allocate(p, shape) for p, shape in zip(eligible, round.shapes, strict=True)]
         requests = {
             proposal.sequence.id: self._request(proposal.sequence, shape)
             for proposal, shape in zip(eligible, shapes, strict=True)
             if shape != PLAIN
         }
         if not requests:
-            return {}
+            return round, {}
         self._enter(requests)
         started = self._clock()
         self._drafter.begin(list(requests.values()))
         self._observer.on_event("mid-draft")
+        trees = self._collect(requests, started)
+        spent = self._clock() - started
+        catch_up = sum(self._unread(request) for request in requests.values())
+        selected = round.select(trees, shapes, catch_up, spent)
+        self.speculation.counters.select_seconds += self._clock() - started - spent
+        return round, selected
+
+    def _begin(self, proposals: list[Proposal]) -> tuple[list[Proposal], Round]:
+        """Return the proposals that may have draft tokens, and the step's round with them as candidates."""
+        query_tokens = sum(proposal.slots for proposal in proposals)
+        kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
+        decoding = sum(proposal.slots == proposal.sequence.pending for proposal in proposals)
+        worth = self.speculation.worth_catching_up(decoding, kv_tokens)
+        eligible = [p for p in proposals if p.nodes and self._worth_catching_up(p.sequence, worth)]
+        eligible_ids = {proposal.sequence.id for proposal in eligible}
+        budget = self._config.max_num_batched_tokens - len(eligible)
+        batch = DecodeBatch(
+            candidates=[_candidate(proposal) for proposal in eligible],
+            requirements={
+                p.sequence.id: p.sequence.requirement
+                for p in proposals
+                if p.sequence.id in eligible_ids or self._latency_sensitive(p.sequence)
+            },
+            query_tokens=query_tokens,
+            kv_tokens=kv_tokens,
+            nodes=min(self._config.draft_nodes, budget // max(len(eligible), 1)),
+            budget=budget,
+            load=len(self._scheduler.allocator.running()) / self._config.max_num_seqs,
+        )
+        return eligible, self.speculation.begin(batch)
+
+    def _collect(self, requests: dict[int, DraftRequest], started: float) -> dict[int, TokenTree]:
+        """Return the trees that arrive in time and match their requests. Their sequences have KV for all
+        tokens in the draft model's cache."""
+        assert self._drafter is not None
         collected = self._drafter.collect(started + self._wait)
         trees = {id: tree for id, tree in collected.items() if id in requests and _fits(tree, requests[id])}
-        spent = self._clock() - started
-        catch_up = sum(_unread(request, self._drafter.group) for request in requests.values())
-        self.speculation.record_drafting(shapes, catch_up, spent)
-        for id in trees:
-            if self._drafter.group == DRAFT:
-                self._scheduler.sequences[id].computed[DRAFT] = _length(requests[id])
-        sampled = {id: not request.params.greedy for id, request in requests.items()}
-        requested = {id: Shape(request.depth, request.width) for id, request in requests.items()}
-        chosen = self.speculation.choose(
-            trees, sampled, query_tokens, requirements, kv_tokens, spent, budget, requested
-        )
-        self.speculation.counters.select_seconds += self._clock() - started - spent
-        return chosen
+        if self._drafter.group == DRAFT:
+            for id in trees:
+                self._scheduler.sequences[id].computed[DRAFT] = requests[id].length
+        return trees
 
     def catch_up_prompts(self, proposals: list[Proposal]) -> None:
         """Let a draft model compute KV of prompt tokens that the target has computed, at most a chunk a step:
@@ -118,16 +127,17 @@ class Drafting:
         for sequence, last in ends:
             known = sequence.computed[DRAFT]
             end = min(last, known + left)
-            if sequence.params.speculation.enabled and max(known, sequence.synced) < end:
+            if sequence.params.speculation.enabled and known < end:
                 requests.append(self._request(sequence, PLAIN, end))
                 left -= end - known
         if requests:
-            self._read(requests)
+            self._compute_kv(requests)
 
-    def _read(self, requests: list[DraftRequest]) -> None:
+    def _compute_kv(self, requests: list[DraftRequest]) -> None:
         assert self._drafter is not None
         self._enter(
-            [request.id for request in requests], sum(len(request.new_tokens) for request in requests)
+            [request.id for request in requests],
+            sum(request.length - request.computed for request in requests),
         )
         started = self._clock()
         self._drafter.begin(requests)
@@ -135,7 +145,7 @@ class Drafting:
         self.speculation.counters.draft_seconds += self._clock() - started
         for request in requests:
             if request.id in collected:
-                self._scheduler.sequences[request.id].computed[DRAFT] = _length(request)
+                self._scheduler.sequences[request.id].computed[DRAFT] = request.length
 
     def _enter(self, ids: Iterable[int], query_tokens: int = 0) -> None:
         """Write to the journal that the drafter is about to work for these sequences. Reading
@@ -172,16 +182,13 @@ class Drafting:
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _request(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
-        """Return a request for a tree after all tokens, or for reading those before `end`. Marks the tokens
-        as synced."""
+        """Return a request for a tree after all tokens, or for reading those before `end`."""
         group = self._drafter.group if self._drafter else None
-        new, retained = sequence.tokens[sequence.synced : end], sequence.synced
-        sequence.synced = retained + len(new)
         return DraftRequest(
             id=sequence.id,
             epoch=sequence.epoch,
-            retained=retained,
-            new_tokens=new,
+            tokens=sequence.tokens,
+            length=len(sequence.tokens) if end is None else end,
             choice=sequence.choices[0],
             output=sequence.outputs,
             params=sequence.params,
@@ -193,27 +200,29 @@ class Drafting:
             blocks=[] if group is None else list(sequence.blocks),
         )
 
+    def _unread(self, request: DraftRequest) -> int:
+        """Return how many tokens the drafter has to read before it drafts. One without KV has read those of
+        the sequence's latest request."""
+        if self._drafter is not None and self._drafter.group is not None:
+            return request.length - request.computed
+        epoch, length = self._read.get(request.id, (request.epoch, 0))
+        self._read[request.id] = request.epoch, request.length
+        return request.length - length if epoch == request.epoch else request.length
+
 
 def _candidate(proposal: Proposal) -> Candidate:
     sequence = proposal.sequence
     depth = sequence.params.speculation.max_depth
-    return Candidate(depth, proposal.nodes, sequence.requirement, sequence.priority, sequence.id)
+    return Candidate(
+        depth,
+        proposal.nodes,
+        sequence.requirement,
+        sequence.priority,
+        sequence.id,
+        not sequence.params.greedy,
+    )
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
     """Whether a tree matches its request: a late answer or another sequence's tree is dropped."""
-    return (
-        len(tree) - 1 <= request.nodes
-        and bool(request.new_tokens)
-        and tree.tokens[0] == request.new_tokens[-1]
-    )
-
-
-def _unread(request: DraftRequest, group: int | None) -> int:
-    """Return how many tokens the drafter has to read before it drafts."""
-    return len(request.new_tokens) if group is None else _length(request) - request.computed
-
-
-def _length(request: DraftRequest) -> int:
-    """Return how many committed tokens the request covers."""
-    return request.retained + len(request.new_tokens)
+    return len(tree) - 1 <= request.nodes and tree.tokens[0] == request.tokens[request.length - 1]

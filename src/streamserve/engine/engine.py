@@ -37,8 +37,8 @@ from streamserve.protocol.reports import EvictionReport, Report, StepParts, Stre
 from streamserve.protocol.transfers import CacheAddress, Join, Push, Release
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, CostModel, SwapCost
 from streamserve.scheduling.prefix import namespace
-from streamserve.speculation.controller import Speculation, default_cost
-from streamserve.speculation.policies import SpeculationPolicy
+from streamserve.speculation.controller import MeasuredStep, Round, Speculation, default_cost
+from streamserve.speculation.policies import GOODPUT
 
 
 class Engine:
@@ -77,7 +77,7 @@ class Engine:
         self.executor = executor
         self.clock = clock
         self.drafter = drafter
-        speculation = speculation or Speculation(SpeculationPolicy("goodput"), default_cost)
+        speculation = speculation or Speculation(GOODPUT, default_cost)
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
         costs = CostModel(speculation.step_cost, swap_cost)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)
@@ -85,7 +85,7 @@ class Engine:
         self._journal = journal or NullJournal()
         self.averages = RunningAverages()
         self._drafting = Drafting(
-            drafter, speculation, self.scheduler, config, clock, draft_wait, self._observer, self.averages,
+            drafter, speculation, self.scheduler, clock, draft_wait, self._observer, self.averages,
             self._journal,
         )  # fmt: skip
         self.streams = Streams(self.scheduler, config, model)
@@ -171,7 +171,7 @@ class Engine:
         proposals = self.scheduler.plan(
             batch_candidates(able, self.config, self._order, started, self.speculation, self.averages)
         )
-        trees = self._drafting.trees(proposals)
+        round, trees = self._drafting.draft(proposals)
         self._drafting.catch_up_prompts(proposals)
         plan = self.scheduler.select(proposals, trees)
         if self.config.check:
@@ -180,7 +180,7 @@ class Engine:
         for span in plan.spans:
             self.transfers.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
-        result = self._run(plan)
+        result = self._run(plan, round)
         self.transfers.issue()
         events = self._admissions(proposals, started)
         for event in events:
@@ -306,7 +306,7 @@ class Engine:
         if not sequence.choices:
             self.transfers.remove(sequence)
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan, round: Round) -> StepResult:
         """Execute the plan; learn the cost of the step and which draft tokens were accepted."""
         query_tokens = sum(span.query_tokens for span in plan.spans)
         kv_tokens = sum(span.start for span in plan.spans)
@@ -330,15 +330,13 @@ class Engine:
             prompts = sum(len(span.tokens) for span in plan.spans) - len(decoding)
             tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
             draft_tokens = query_tokens - prompts - len(decoding)
-            self.averages.stepped(
-                len(decoding), tokens, prompts, draft_tokens, self.speculation.drafting_seconds
-            )
-            self.speculation.record_step(query_tokens, kv_tokens, spent, new_tokens)
-            for span, outcome in zip(plan.spans, result.spans, strict=True):
-                if span.tree is not None and outcome.outputs and not outcome.error:
-                    chosen = [one.token for one in outcome.outputs[0]]
-                    sampled = not self.scheduler.sequences[span.sequence].params.greedy
-                    self.speculation.record_verification(span.sequence, span.tree, chosen, sampled)
+            self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, round.drafting_seconds)
+            verified = [
+                (span.sequence, span.tree, [sampled.token for sampled in outcome.outputs[0]])
+                for span, outcome in zip(plan.spans, result.spans, strict=True)
+                if span.sequence in round.drafted and span.tree and outcome.outputs and not outcome.error
+            ]
+            round.learn(MeasuredStep(query_tokens, kv_tokens, spent, new_tokens, verified))
         return result
 
     def _enter(self, plan: StepPlan, query_tokens: int, kv_tokens: int) -> list[Sequence]:

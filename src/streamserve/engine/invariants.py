@@ -83,8 +83,8 @@ def _sequence_faults(sequence: Sequence, tables: BlockTables) -> Iterator[str]:
     slots = (len(sequence.blocks) or len(sequence.swapped)) * size
     if max(computed) > slots:
         yield f"{computed} tokens are computed, but there are {slots} slots"
-    if max(computed) > len(sequence.tokens) or sequence.synced > len(sequence.tokens):
-        yield f"{computed} tokens are computed and {sequence.synced} synced of {len(sequence.tokens)}"
+    if max(computed) > len(sequence.tokens):
+        yield f"{computed} tokens are computed of {len(sequence.tokens)}"
     if sequence.prompt_length > len(sequence.tokens) or not sequence.choices:
         yield f"it has {len(sequence.tokens)} tokens for choices {sequence.choices}"
     if len(sequence.hashes) * size > len(sequence.tokens):

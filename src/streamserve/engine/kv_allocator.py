@@ -168,7 +168,6 @@ class KVAllocator:
         self._recomputing[sequence.id] = tokens
         self._tables.drop(sequence)
         sequence.epoch += 1
-        sequence.synced = 0
 
     def preempt_lowest(self) -> None:
         """Preempt the lowest-ranked running sequence that got a token since its last preemption, so that

@@ -140,9 +140,11 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """Request a draft tree after a sequence's committed tokens. Of what the drafter knows of sequence `id`,
-    the first `retained` tokens still hold; `new_tokens` follow them. A changed `epoch` says that `retained`
-    may be shorter than before.
+    """Request a draft tree after the committed tokens of sequence `id`: the first `length` of `tokens`.
+
+    `tokens` is the sequence's list itself, not a copy. It is not to be modified, and it may only be appended
+    to afterwards. With another `epoch` than before, tokens, outputs and `params` may be others; what the
+    drafter derived from earlier ones is void.
 
     The draft tokens are for output number `output` and the following ones of `choice`, sampled as `params`
     say: a drafter that uses the target's sampling noise drafts what the target will sample. `depth`, `width`
@@ -157,8 +159,8 @@ class DraftRequest:
 
     id: int
     epoch: int
-    retained: int
-    new_tokens: list[int]
+    tokens: list[int]
+    length: int
     choice: int
     output: int
     params: SamplingParams

@@ -134,7 +134,6 @@ class Streams:
         sequence.first_token_at, sequence.decode_seconds, sequence.clock_start = None, 0.0, 1
         sequence.preempted_at = -1
         sequence.epoch += 1
-        sequence.synced = min(sequence.synced, message.retained)
         sequence.state_stale = True
         sequence.last_chunk_at = message.arrival
 

@@ -25,8 +25,7 @@ class Sequence:
     hashes     of the full blocks, as far as needed
 
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
-    choices; they fork when its prompt is computed, and then each has one. `synced`: the number of tokens sent
-    to the drafter.
+    choices; they fork when its prompt is computed, and then each has one.
 
     While its prompt is `open` (a prompt stream) it may be edited, which `version` counts, and it is only
     sampled if answered `early`; the prompt's last `tail` tokens are computed last.
@@ -53,7 +52,6 @@ class Sequence:
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0
     epoch: int = 0
-    synced: int = 0
     preempted_at: int = -1
     """Number of outputs when it was last preempted."""
     first_token_at: float | None = None

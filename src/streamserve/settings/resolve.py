@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from streamserve.baselines.routers import parse_router
+from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, pools, unified
 from streamserve.protocol import keys
@@ -22,7 +23,6 @@ from streamserve.protocol.config import ModelConfig, ServerConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.settings.checkpoints import locate, packaged_draft
-from streamserve.speculation.policies import parse_policy
 
 S = TypeVar("S", bound=msgspec.Struct)
 

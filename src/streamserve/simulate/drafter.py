@@ -2,7 +2,8 @@
 
 Each slot of its group holds the token that was written there, as in CostExecutor. The drafter reads the KV
 that counts as computed back through the block table, and raises where it differs from what it wrote: a block
-that was trimmed, shared, swapped or moved without its draft KV is detected at once.
+that was trimmed, shared, swapped or moved without its draft KV is detected at once. So is a sequence whose
+tokens change within an epoch.
 """
 
 import random
@@ -39,16 +40,17 @@ class SimulatedDrafter:
         self._late = late
         self._cost = cost
         self._random = random.Random(seed)
-        self._synced: dict[int, tuple[int, list[int]]] = {}
+        self._seen: dict[int, tuple[int, list[int]]] = {}
         self._trees: dict[int, TokenTree] = {}
         self.trees = 0
         """Trees that arrived in time."""
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Read unread tokens and draft, one pass a level. Raises RuntimeError if KV that counts as computed
-        is missing, and IndexError if the block table has too few slots."""
+        is missing, or if tokens of a known epoch have changed, and IndexError if the block table has too few
+        slots."""
         self._trees = {request.id: self._draft(request) for request in requests}
-        self._executor.seconds += self._cost(sum(len(request.new_tokens) for request in requests))
+        self._executor.seconds += self._cost(sum(request.length - request.computed for request in requests))
         for level in range(1, max((request.depth for request in requests), default=0)):
             self._executor.seconds += self._cost(
                 sum(request.width for request in requests if request.depth > level)
@@ -62,15 +64,14 @@ class SimulatedDrafter:
 
     def release(self, ids: Sequence[int]) -> None:
         for id in ids:
-            self._synced.pop(id, None)
+            self._seen.pop(id, None)
 
     def _draft(self, request: DraftRequest) -> TokenTree:
-        epoch, tokens = self._synced.get(request.id, (request.epoch, []))
-        if len(tokens) < request.retained or (epoch == request.epoch and len(tokens) > request.retained):
-            raise RuntimeError(f"sequence {request.id}: {request.retained} of {len(tokens)} tokens retained")
-        self._synced[request.id] = request.epoch, tokens
-        del tokens[request.retained :]
-        tokens += request.new_tokens
+        tokens = request.tokens[: request.length]
+        epoch, seen = self._seen.get(request.id, (request.epoch, []))
+        if epoch == request.epoch and tokens[: len(seen)] != seen[: len(tokens)]:
+            raise RuntimeError(f"the tokens of sequence {request.id} changed within an epoch")
+        self._seen[request.id] = request.epoch, tokens
         cached = self._executor.read(self.group, request.blocks, request.computed)
         if cached.tolist() != tokens[: request.computed]:
             raise RuntimeError(f"the draft KV of sequence {request.id} is not that of its tokens")

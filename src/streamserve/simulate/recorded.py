@@ -78,7 +78,6 @@ class RecordedDrafter:
         self._recording = recording
         self._executor = executor
         self._cost = cost
-        self._tokens: dict[int, list[int]] = {}
         self._trees: dict[int, TokenTree] = {}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -95,13 +94,10 @@ class RecordedDrafter:
         return trees
 
     def release(self, ids: Sequence[int]) -> None:
-        for id in ids:
-            self._tokens.pop(id, None)
+        pass
 
     def _draft(self, request: DraftRequest) -> TokenTree:
-        tokens = self._tokens.setdefault(request.id, [])
-        del tokens[request.retained :]
-        tokens += request.new_tokens
+        tokens = request.tokens[: request.length]
         recorded = self._recording.tree(
             request.params.seed or 0, request.output, request.width, bool(request.expansion)
         )

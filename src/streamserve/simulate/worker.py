@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
@@ -29,7 +30,6 @@ from streamserve.simulate.faults import FaultInjector, FaultObserver, InjectedCr
 from streamserve.simulate.journal import SimulatedJournal
 from streamserve.simulate.transport import Pool, SimulatedTransport
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.policies import parse_policy
 
 
 @dataclass(frozen=True)

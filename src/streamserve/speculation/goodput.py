@@ -20,10 +20,10 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.speculation.adaserve import MAX_SELECTED, Selection, likeliest
-from streamserve.speculation.outlook import DraftedStep, Outlook
+from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
 from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level
 from streamserve.speculation.slo import LatencyRequirement
+from streamserve.speculation.tree import likeliest
 
 SLOWEST = 0.9
 """Requests without draft tokens, or without a target, keep this share of the speed they would have without
@@ -31,6 +31,8 @@ speculation."""
 
 CATCH_UP_STEPS = 8
 """Catch-up horizon: steps over which a request that lags its target is to catch up."""
+MAX_SELECTED = 16
+"""The most nodes, the root included, that a request gets for its target."""
 SLACK = 1.0
 """Slack in tokens: a request that is on target may fall this far below it, where others gain more by it."""
 WIDTHS = (1, 2, 3, 4)

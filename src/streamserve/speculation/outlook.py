@@ -8,6 +8,9 @@ from streamserve.speculation.shapes import Seconds, Shape
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 from streamserve.speculation.tree import TokenTree
 
+Selection = list[list[int]]
+"""For each tree the nodes to verify, ascending, with the root."""
+
 RELIABLE_LEVELS = 4
 """Consecutive draft tokens whose mean acceptance is relied on: texts differ, so a mean overestimates long
 chains."""
@@ -15,13 +18,14 @@ chains."""
 
 class Candidate(NamedTuple):
     """A decoding request that may have draft tokens: the maximum depth of its tree, the maximum number of
-    nodes, its latency requirement, and its priority (lower is more urgent)."""
+    nodes, its latency requirement, its priority (lower is more urgent), and whether it is sampled."""
 
     depth: int
     nodes: int
     requirement: LatencyRequirement = NO_REQUIREMENT
     priority: int = 0
     id: int = 0
+    sampled: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,6 @@ class Shape:
 
 PLAIN = Shape(0, 0)
 
-SPECINFER = Shape(8, 3, (1, 1, 3, 1, 1, 1, 1, 1))
-"""SpecInfer's fixed tree, a baseline of AdaServe."""
-
 
 def fit(shape: Shape, depth: int, nodes: int) -> Shape:
     """Return the shape, truncated to at most so many levels and nodes."""

@@ -7,7 +7,7 @@ tokens   7 ─┬─ 3 ─── 9        node     0  1  2  3
  the last committed token)    depth    0  1  1  2
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -92,6 +92,12 @@ class TokenTree:
             tuple(self.accept[node] for node in nodes),
             {place[node]: self.draws[node] for node in nodes if node in self.draws},
         )
+
+
+def likeliest(tree: TokenTree) -> Iterator[int]:
+    """Return all nodes but the root, the likeliest path first and a parent always before its children: ties
+    are in node order, where parents come first."""
+    return iter(sorted(range(1, len(tree)), key=lambda node: (-tree.accept[node], node)))
 
 
 @lru_cache(maxsize=1 << 10)

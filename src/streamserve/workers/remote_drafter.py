@@ -71,6 +71,8 @@ class RemoteDrafter:
         self.waiting = Waiting()
         self._collected: float | None = None
         self._had_trees = False
+        self._lengths: dict[int, int] = {}
+        """Lengths of the sequences in the latest `begin`, after which trees were returned."""
         self._returned_trees: dict[int, TokenTree] = {}
         self._fallback = fallback
         self._fallback_returned: dict[int, TokenTree] = {}
@@ -147,17 +149,19 @@ class RemoteDrafter:
 
     def _learn(self, requests: Sequence[DraftRequest]) -> None:
         """Update the acceptance statistics of the trees that were returned last."""
+        lengths, self._lengths = self._lengths, {request.id: request.length for request in requests}
         for request in requests:
+            new = request.tokens[lengths.get(request.id, 0) : request.length]
             tree = self._returned_trees.pop(request.id, None)
             if tree is not None:
-                accepted = len(tree.follow(request.new_tokens)) - 1
+                accepted = len(tree.follow(new)) - 1
                 self.waiting.gained(accepted)
                 self._trees += 1
                 self._accepted += accepted
             other = self._fallback_returned.pop(request.id, None)
             if other is not None:
                 self._fallback_trees += 1
-                self._fallback_accepted += len(other.follow(request.new_tokens)) - 1
+                self._fallback_accepted += len(other.follow(new)) - 1
 
     def _receive(self, seconds: float) -> None:
         """Process received messages; wait up to `seconds` for the first."""

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 from llguidance import LLTokenizer
 
+from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.transport import TransferError
@@ -44,7 +45,6 @@ from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
-from streamserve.speculation.policies import parse_policy
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.nixl import NixlMemory, NixlTransport

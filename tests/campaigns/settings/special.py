@@ -6,9 +6,9 @@ from random import Random
 from typing import Any
 
 from streamserve.baselines.routers import ROUTERS
+from streamserve.baselines.speculation import NAMES
 from streamserve.fleet.tracing.telemetry import telemetry_installed
 from streamserve.protocol.nixl import nixl_package
-from streamserve.speculation.policies import NAMES
 from tests.campaigns.settings.draw import Draw
 
 API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"

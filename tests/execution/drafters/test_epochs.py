@@ -51,15 +51,9 @@ def make(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> Make:
 
 
 def make_request(
-    tokens: list[int],
-    params: SamplingParams,
-    output: int,
-    retained: int = 0,
-    epoch: int = 0,
-    computed: int = 0,
+    tokens: list[int], params: SamplingParams, output: int, epoch: int = 0, computed: int = 0
 ) -> DraftRequest:
-    new = tokens[retained:]
-    return DraftRequest(1, epoch, retained, new, 0, output, params, 4, 2, 8, computed, BLOCKS)
+    return DraftRequest(1, epoch, tokens, len(tokens), 0, output, params, 4, 2, 8, computed, BLOCKS)
 
 
 def tree(drafter: Drafter, request: DraftRequest) -> TokenTree | None:
@@ -86,9 +80,7 @@ def test_after_an_edit_a_drafter_drafts_as_a_new_one(make: Make, name: str, outp
     edited = [*REPEATED, *(PATTERN * 2)[:outputs]]
     old = make()
     tree(old, make_request(first, params, 7))
-    after_edit = tree(
-        old, make_request(edited, params, outputs, retained=len(REPEATED), epoch=1, computed=len(REPEATED))
-    )
+    after_edit = tree(old, make_request(edited, params, outputs, epoch=1, computed=len(REPEATED)))
     fresh = tree(make(), make_request(edited, params, outputs, epoch=1))
     assert after_edit == fresh
     old.release([1])
@@ -121,9 +113,7 @@ def test_a_grammar_begins_again_after_an_edit(pair: tuple[Path, Path], kind: str
         drafter, new = (loaded(pair, "model").drafter for _ in range(2))  # type: ignore[assignment]
     tree(drafter, make_request([*prompt, *digits], grammar, 4))  # now letters must follow
     edited = [*prompt, digits[0], digits[1]]
-    after_edit = tree(
-        drafter, make_request(edited, grammar, 2, retained=len(prompt), epoch=1, computed=len(prompt))
-    )
+    after_edit = tree(drafter, make_request(edited, grammar, 2, epoch=1, computed=len(prompt)))
     fresh = tree(new, make_request(edited, grammar, 2, epoch=1))
     assert after_edit == fresh
     assert kind == "model" or fresh is not None

@@ -16,10 +16,8 @@ from streamserve.text.tokenizer import Tokenizer
 from tests.text.folders import byte_level_folder
 
 
-def make_request(
-    tokens: list[int], retained: int = 0, epoch: int = 0, depth: int = 4, id: int = 1
-) -> DraftRequest:
-    return DraftRequest(id, epoch, retained, tokens, 0, 0, SamplingParams(), depth, 1, depth, 0, [])
+def make_request(tokens: list[int], epoch: int = 0, depth: int = 4, id: int = 1) -> DraftRequest:
+    return DraftRequest(id, epoch, tokens, len(tokens), 0, 0, SamplingParams(), depth, 1, depth, 0, [])
 
 
 def draft(drafter: NGramDrafter, request: DraftRequest) -> tuple[int, ...]:
@@ -41,16 +39,15 @@ def test_text_without_repetition_gives_no_tree():
 
 
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=40), st.data())
-def test_deltas_with_truncations_are_equivalent_to_one_request(tokens, data):
-    drafter, sent, epoch = NGramDrafter(), [], 0
-    while len(sent) < len(tokens):
-        retained = len(sent)
-        if sent and data.draw(st.booleans()):
-            retained, epoch = data.draw(st.integers(0, len(sent))), epoch + 1
-        end = data.draw(st.integers(retained + 1, len(tokens)))
-        drafted = draft(drafter, make_request(tokens[retained:end], retained, epoch))
-        sent = tokens[:end]
-    assert drafted == draft(NGramDrafter(), make_request(tokens))
+def test_growth_and_edits_are_equivalent_to_one_request(tokens, data):
+    """In an epoch a sequence only grows; in another one it may be any other."""
+    drafter, length = NGramDrafter(), 0
+    for epoch in range(data.draw(st.integers(0, 3))):
+        draft(drafter, make_request(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=40)), epoch))
+    while length < len(tokens):
+        length = data.draw(st.integers(length + 1, len(tokens)))
+        drafted = draft(drafter, replace(make_request(tokens, epoch=9), length=length))
+        assert drafted == draft(NGramDrafter(), make_request(tokens[:length]))
 
 
 def test_a_released_sequence_is_forgotten():
@@ -65,7 +62,9 @@ def test_what_the_grammar_forbids_is_not_drafted(tmp_path: Path):
     grammars = Grammars(lambda: vocabulary(tokenizer, tokenizer.vocab_size, eos), eos)
     prompt, output = tokenizer.encode("ab7ab7ab")[1:], tokenizer.encode("7ab")[1:]
     params = SamplingParams(grammar=Grammar(kind="regex", text="7ab7b*"))
-    request = DraftRequest(1, 0, 0, [*prompt, *output], 0, len(output), params, 4, 1, 4, 0, [])
+    request = DraftRequest(
+        1, 0, [*prompt, *output], len(prompt + output), 0, len(output), params, 4, 1, 4, 0, []
+    )
     free = replace(request, params=SamplingParams())
     assert tokenizer.decode(list(draft(NGramDrafter(eos, grammars), free)[1:])) == "7ab"
     assert tokenizer.decode(list(draft(NGramDrafter(eos, grammars), request)[1:])) == "7"
@@ -73,5 +72,5 @@ def test_what_the_grammar_forbids_is_not_drafted(tmp_path: Path):
 
 def test_only_allowed_tokens_are_drafted():
     params = SamplingParams(allowed_token_ids=[1, 2, 4])
-    request = DraftRequest(1, 0, 0, [1, 2, 4, 9, 1, 2], 0, 1, params, 4, 1, 4, 0, [])
+    request = DraftRequest(1, 0, [1, 2, 4, 9, 1, 2], 6, 0, 1, params, 4, 1, 4, 0, [])
     assert draft(NGramDrafter(), request) == (2, 4)

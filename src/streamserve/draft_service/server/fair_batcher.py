@@ -171,7 +171,7 @@ class FairBatcher:
     def _learn(self, done: Batch, seconds: float, now: float) -> None:
         requests = done.requests
         depth = max(request.depth for request in requests)
-        unread = sum(request.retained + len(request.new_tokens) - request.computed for request in requests)
+        unread = sum(request.length - request.computed for request in requests)
         read = unread > FEW_TOKENS + len(requests)
         self._statistics.drafted(len(done.members), depth, seconds, read)
         waited = max(done.waited.values())
@@ -186,4 +186,4 @@ class FairBatcher:
 def _work(request: DraftRequest) -> int:
     """Return the units by which a request shares the cost of its batch: the tokens it reads and the nodes of
     its tree."""
-    return request.retained + len(request.new_tokens) - request.computed + request.nodes + 1
+    return request.length - request.computed + request.nodes + 1

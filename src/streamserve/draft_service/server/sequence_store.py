@@ -1,4 +1,4 @@
-"""The sequence store of a draft service: the part of each sequence synced to the drafter, and its KV blocks.
+"""The sequence store of a draft service: the tokens of each sequence, and its KV blocks.
 
 delta ── take ──▶ sequence ── request ──▶ drafter ── finish ──▶ answer
 
@@ -70,21 +70,15 @@ class SequenceStore:
         end = sequence.computed + self._max_read if reading else length
         if not self.memory.reserve(sequence, end + (0 if reading else delta.nodes)):
             return None
-        if sequence.synced > sequence.computed and not sequence.computed:
+        if sequence.read and not sequence.computed:
             self.rebuilt += 1
-        if end < sequence.synced:  # evicted: what must be recomputed is synced to the drafter again
-            self._rename(sequence)
-        new = sequence.tokens[sequence.synced : end]
-        retained = sequence.synced
-        if not new:
-            retained, new = end - 1, sequence.tokens[end - 1 : end]
         sequence.begin(end)
         sequence.used = now
         return DraftRequest(
             id=sequence.id,
             epoch=sequence.epoch,
-            retained=retained,
-            new_tokens=new,
+            tokens=sequence.tokens,
+            length=end,
             choice=delta.choice,
             output=delta.output if not reading else 0,
             params=sequence.params,
@@ -105,8 +99,7 @@ class SequenceStore:
             self.memory.release(sequence)
             return None
         delta, tree = sequence.requested, trees.get(request.id)
-        reached = request.retained + len(request.new_tokens)
-        if delta is None or sequence.id != request.id or reached < len(sequence.tokens):
+        if delta is None or sequence.id != request.id or request.length < len(sequence.tokens):
             return None  # there is more to read, or it was edited meanwhile
         sequence.set_request(None)
         sequence.answer = Draft(
@@ -142,7 +135,7 @@ class SequenceStore:
         if not self.memory.pool.free:
             return None
         return DraftRequest(
-            id=DUMMY_ID, epoch=0, retained=0, new_tokens=[0], choice=0, output=0, params=GREEDY, depth=1,
+            id=DUMMY_ID, epoch=0, tokens=[0], length=1, choice=0, output=0, params=GREEDY, depth=1,
             width=1, nodes=1, computed=0, blocks=[self.memory.pool.allocate()],
         )  # fmt: skip
 
@@ -159,7 +152,7 @@ class SequenceStore:
     def _rename(self, sequence: DraftedSequence) -> None:
         """Give an edited sequence a new id for the drafter; its KV stays as far as it is valid."""
         self._released.append(sequence.id)
-        sequence.id, sequence.synced = self._new_id(), 0
+        sequence.id, sequence.read = self._new_id(), 0
 
     def _new_id(self) -> int:
         self._ids += 1

@@ -16,8 +16,8 @@ class DraftedSequence:
     """A sequence of a target, as far as its deltas came.
 
     tokens     ─────────────────────────┐
-    synced     ───────────────────┐         the drafter has these tokens
-    computed   ────────────┐                and KV for these, in `blocks`
+    read       ───────────────────┐         the drafter has read these tokens
+    computed   ────────────┐                and has KV for these, in `blocks`
 
     `number` is the last delta applied, `requested` the one that waits for a tree, `answer` the result of the
     last one. While it is `running`, its blocks are being written.
@@ -30,9 +30,10 @@ class DraftedSequence:
     account: Account
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
+    """A batch that is being drafted reads this list: it is only appended to, or replaced."""
     epoch: int = 0
     number: int = 0
-    synced: int = 0
+    read: int = 0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     requested: Delta | None = None
@@ -54,9 +55,12 @@ class DraftedSequence:
         old, new = self.tokens[delta.retained :], delta.tokens
         same = next((i for i, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
         unchanged = delta.retained + (min(len(old), len(new)) if same is None else same)
-        self.synced, self.computed = min(self.synced, unchanged), min(self.computed, unchanged)
+        self.read, self.computed = min(self.read, unchanged), min(self.computed, unchanged)
         self.stable_length = min(self.stable_length, unchanged)
-        self.tokens[delta.retained :] = new
+        if old:
+            self.tokens = self.tokens[: delta.retained] + new
+        else:
+            self.tokens += new
         self.epoch, self.number = delta.epoch, delta.number
         self.answer = None
         self.set_request(delta)
@@ -69,7 +73,7 @@ class DraftedSequence:
 
     def begin(self, length: int) -> None:
         """Record that its first `length` tokens are being read, to draft after them."""
-        self.running, self.stable_length, self.synced = True, length, length
+        self.running, self.stable_length, self.read = True, length, length
 
     def end(self) -> None:
         """Record that they have been read: the part not edited meanwhile has KV now."""

@@ -91,7 +91,7 @@ class Client:
             for request, sequence in synced
             if request.depth
             and sequence.may_request(link.times.usual, now)
-            and len(sequence.tokens) + request.nodes <= link.max_model_len
+            and sequence.length + request.nodes <= link.max_model_len
         ]
         released = self.sequences.take_released() if deltas else []
         messages = [

@@ -1,12 +1,12 @@
 """A target's sequences: what of them is synced to the current draft service, and the trees it has sent.
 
-tokens   ────────────────────────────┐
+length   ────────────────────────────┐        of the engine's list of tokens
 sent     ───────────────────────┐        the service has these tokens
 at       ────────────────────┐           the tree begins after these
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -32,12 +32,13 @@ class WrongAnswerError(Exception):
 
 @dataclass
 class SyncedSequence:
-    """A sequence, the part of it that is synced to the service, and the tree received for its first `at`
-    tokens."""
+    """A sequence: the first `length` of the engine's `tokens`, of which `sent` are synced to the service, and
+    the tree received for its first `at` tokens."""
 
     params: SamplingParams
     epoch: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
+    length: int
     number: int = 0
     base: int = 0
     sent: int = 0
@@ -53,13 +54,12 @@ class SyncedSequence:
 
     def sync(self, request: DraftRequest) -> None:
         """Update the tokens from the engine's request."""
-        if request.epoch != self.epoch or request.retained < len(self.tokens):
+        if request.epoch != self.epoch or request.length < self.length:
             # Sync it as a whole: the service finds the unchanged prefix itself and retains its KV.
             self.epoch, self.params = request.epoch, needed_params(request.params)
             self.tree = None
             self.reset()
-        del self.tokens[request.retained :]
-        self.tokens += request.new_tokens
+        self.tokens, self.length = request.tokens, request.length
 
     def reset(self) -> None:
         """Record that the service has nothing of it."""
@@ -68,11 +68,11 @@ class SyncedSequence:
 
     def ready(self) -> TokenTree | None:
         """Return the part of its tree after its present tokens, or None."""
-        if self.tree is None or not 0 < self.at <= len(self.tokens):
+        if self.tree is None or not 0 < self.at <= self.length:
             return None
         if self.tree.tokens[0] != self.tokens[self.at - 1]:
             return None
-        return rebase(self.tree, self.tokens[self.at :])
+        return rebase(self.tree, self.tokens[self.at : self.length])
 
     def may_request(self, usual: float, now: float) -> bool:
         """Return whether to request a tree: it has no usable tree and no request in flight. Answers take
@@ -88,14 +88,14 @@ class SyncedSequence:
         """Return the message that syncs it and requests a tree."""
         self.number += 1
         # In a repeated request, the last token is sent twice.
-        repeated = self.sent == len(self.tokens)
+        retained = min(self.sent, self.length - 1)
         delta = Delta(
             sequence=request.id,
             epoch=self.epoch,
             number=self.number,
             base=self.base,
-            retained=self.sent - repeated,
-            tokens=self.tokens[self.sent - repeated :],
+            retained=retained,
+            tokens=self.tokens[retained : self.length],
             output=request.output,
             choice=request.choice,
             depth=request.depth,
@@ -104,8 +104,8 @@ class SyncedSequence:
             expansion=request.expansion,
             params=None if self.base else self.params,
         )
-        self.base, self.sent = self.number, len(self.tokens)
-        self.requested_at, self.requested_length, self.last_delta = now, len(self.tokens), delta
+        self.base, self.sent = self.number, self.length
+        self.requested_at, self.requested_length, self.last_delta = now, self.length, delta
         return delta
 
     def accept(self, draft: Draft, vocab_size: int, now: float) -> float | None:
@@ -121,7 +121,7 @@ class SyncedSequence:
             raise WrongAnswerError("foreign", "it answers a request for another epoch of the sequence")
         seconds, self.requested_at = now - self.requested_at, None
         if draft.tree is not None:
-            root = self.tokens[self.requested_length - 1]
+            root = self.last_delta.tokens[-1]
             try:
                 self.tree = validated_tree(draft.tree, root, self.last_delta, vocab_size)
             except ValueError as error:
@@ -166,7 +166,7 @@ class SyncedSequences:
             if tree is None or not request.depth:
                 continue
             self.used += 1
-            self.late += sequence.at < len(sequence.tokens)
+            self.late += sequence.at < sequence.length
             trees[id] = tree
             sequence.tree = None
         self._requests = {}
@@ -207,7 +207,9 @@ class SyncedSequences:
     def _sync(self, request: DraftRequest) -> SyncedSequence:
         sequence = self.by_id.get(request.id)
         if sequence is None:
-            sequence = SyncedSequence(needed_params(request.params), request.epoch)
+            sequence = SyncedSequence(
+                needed_params(request.params), request.epoch, request.tokens, request.length
+            )
             self.by_id[request.id] = sequence
         sequence.sync(request)
         return sequence

@@ -43,7 +43,6 @@ class _TreeBuilder:
     """A tree under construction; `level` are the nodes whose children are drafted next."""
 
     request: DraftRequest
-    length: int
     tokens: list[int]
     state: PathState | None = None
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -124,7 +123,6 @@ class ModelDrafter:
         self._model = model
         self.cache = cache
         self._attention = attention
-        self._tokens: dict[int, list[int]] = {}
         self._trees: dict[int, TokenTree] = {}
 
     @torch.inference_mode()
@@ -149,28 +147,25 @@ class ModelDrafter:
 
     def release(self, ids: Sequence[int]) -> None:
         for id in ids:
-            self._tokens.pop(id, None)
             self._states.forget(id)
 
     def _start(self, request: DraftRequest) -> _TreeBuilder:
-        tokens = self._tokens.setdefault(request.id, [])
-        del tokens[request.retained :]
-        tokens += request.new_tokens
-        return _TreeBuilder(request, len(tokens), [tokens[-1]], self._states.of(request, tokens))
+        return _TreeBuilder(request, [request.tokens[request.length - 1]], self._states.of(request))
 
     def _read(self, trees: Sequence[_TreeBuilder]) -> Tensor:
         """Read all committed tokens that have no KV yet; return the hidden states of each sequence's last
         token."""
         spans = []
         for tree in trees:
-            start = min(tree.request.computed, tree.length - 1)
-            tokens = self._tokens[tree.request.id]
-            while tree.length - start > MAX_QUERY_TOKENS:
+            request = tree.request
+            tokens, length = request.tokens, request.length
+            start = min(request.computed, length - 1)
+            while length - start > MAX_QUERY_TOKENS:
                 piece = tokens[start : start + MAX_QUERY_TOKENS]
-                hidden, _ = self._forward([Span(tree.request.id, start, piece, tree.request.blocks)])
+                hidden, _ = self._forward([Span(request.id, start, piece, request.blocks)])
                 tree.finite &= bool(finite_rows(hidden).all())
                 start += MAX_QUERY_TOKENS
-            spans.append(Span(tree.request.id, start, tokens[start:], tree.request.blocks))
+            spans.append(Span(request.id, start, tokens[start:length], request.blocks))
         hidden, offsets = self._forward(spans)
         finite = finite_rows(hidden)
         for tree, offset, span in zip(trees, offsets, spans, strict=True):
@@ -185,8 +180,8 @@ class ModelDrafter:
     def _span(self, tree: _TreeBuilder) -> Span:
         request, node = tree.request, tree.level[-1]
         if request.width == 1:
-            return Span(request.id, tree.length - 1 + tree.depth, [tree.tokens[node]], request.blocks)
-        start, root, done = tree.length - 1, [tree.tokens[0]], tree.level[0]
+            return Span(request.id, request.length - 1 + tree.depth, [tree.tokens[node]], request.blocks)
+        start, root, done = request.length - 1, [tree.tokens[0]], tree.level[0]
         return Span(request.id, start, root, request.blocks, tree=tree.tree(), skip=done)
 
     def _forward(self, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:

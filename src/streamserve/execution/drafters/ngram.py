@@ -13,25 +13,27 @@ MAX_NGRAM, MIN_NGRAM = 4, 2
 
 
 @dataclass
-class _History:
-    """A sequence's tokens, and for each n-gram in them the index after its latest occurrence."""
+class _Index:
+    """For each n-gram in the first `length` tokens of a sequence, the last one excluded, the index after its
+    latest occurrence."""
 
     epoch: int
-    tokens: list[int] = field(default_factory=list)
+    length: int = 0
     following: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            end = len(self.tokens)
+    def extend(self, tokens: list[int], length: int) -> None:
+        """Index the tokens up to `length`."""
+        for end in range(self.length, length):
             for size in range(MIN_NGRAM, min(MAX_NGRAM, end) + 1):
-                self.following[tuple(self.tokens[end - size :])] = end
-            self.tokens.append(token)
+                self.following[tuple(tokens[end - size : end])] = end
+        self.length = length
 
-    def find_match(self) -> tuple[int, int]:
-        """Return the index after the longest n-gram that the text ends with, and its length; (0, 0) if
-        none."""
-        for size in range(min(MAX_NGRAM, len(self.tokens)), MIN_NGRAM - 1, -1):
-            start = self.following.get(tuple(self.tokens[-size:]))
+    def find_match(self, tokens: list[int]) -> tuple[int, int]:
+        """Return the index after the longest n-gram that the indexed tokens end with, and its length; (0, 0)
+        if none."""
+        length = self.length
+        for size in range(min(MAX_NGRAM, length), MIN_NGRAM - 1, -1):
+            start = self.following.get(tuple(tokens[length - size : length]))
             if start is not None:
                 return start, size
         return 0, 0
@@ -45,35 +47,34 @@ class NGramDrafter:
 
     def __init__(self, eos_token_ids: Sequence[int] = (), grammars: Grammars | None = None) -> None:
         self._states = PathStates(eos_token_ids, grammars)
-        self._histories: dict[int, _History] = {}
+        self._indexes: dict[int, _Index] = {}
         self._requests: Sequence[DraftRequest] = ()
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         self._requests = requests
         for request in requests:
-            history = self._histories.get(request.id)
-            if history is None or history.epoch != request.epoch or len(history.tokens) != request.retained:
-                retained = history.tokens[: request.retained] if history else []
-                history = self._histories[request.id] = _History(request.epoch)
-                history.extend(retained)
-            history.extend(request.new_tokens)
+            index = self._indexes.get(request.id)
+            if index is None or index.epoch != request.epoch or index.length > request.length:
+                index = self._indexes[request.id] = _Index(request.epoch)
+            index.extend(request.tokens, request.length)
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         trees = {}
         for request in self._requests:
-            history = self._histories[request.id]
-            start, size = history.find_match()
-            draft_tokens = history.tokens[start : start + min(request.depth, request.nodes)] if size else []
-            if draft_tokens and (state := self._states.of(request, history.tokens)):
+            tokens, length = request.tokens, request.length
+            start, size = self._indexes[request.id].find_match(tokens)
+            end = min(start + min(request.depth, request.nodes), length)
+            draft_tokens = tokens[start:end] if size else []
+            if draft_tokens and (state := self._states.of(request)):
                 draft_tokens = draft_tokens[: state.count_accepted(draft_tokens)]
             if draft_tokens:
-                trees[request.id] = _chain(history.tokens[-1], draft_tokens, (size + 1) / (MAX_NGRAM + 2))
+                trees[request.id] = _chain(tokens[length - 1], draft_tokens, (size + 1) / (MAX_NGRAM + 2))
         self._requests = ()
         return trees
 
     def release(self, ids: Sequence[int]) -> None:
         for id in ids:
-            self._histories.pop(id, None)
+            self._indexes.pop(id, None)
             self._states.forget(id)
 
 

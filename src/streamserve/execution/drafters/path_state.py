@@ -30,17 +30,14 @@ class PathState:
     parser has failed, drafting continues without the grammar.
     """
 
-    def __init__(
-        self, request: DraftRequest, tokens: Sequence[int], eos: Sequence[int], grammars: Grammars | None
-    ) -> None:
-        """`tokens`: all committed tokens, the last `request.output` of which are outputs."""
+    def __init__(self, request: DraftRequest, eos: Sequence[int], grammars: Grammars | None) -> None:
         self._epoch = request.epoch
         self._params = request.params
         self._choice = request.choice
         self._eos = eos
-        prompt_length = len(tokens) - request.output
-        self._prompt = np.unique(np.asarray(tokens[:prompt_length], dtype=np.int64))
-        self._outputs = list(tokens[prompt_length:])
+        prompt_length = request.length - request.output
+        self._prompt = np.unique(np.asarray(request.tokens[:prompt_length], dtype=np.int64))
+        self._outputs = request.tokens[prompt_length : request.length]
         self._matcher: Matcher | None = None
         if request.params.grammar is not None and grammars is not None:
             try:
@@ -93,15 +90,15 @@ class PathStates:
         self._grammars = grammars
         self._states: dict[int, PathState] = {}
 
-    def of(self, request: DraftRequest, tokens: Sequence[int]) -> PathState | None:
-        """Return the state after all committed `tokens`, for a request that asks for draft tokens. A state of
+    def of(self, request: DraftRequest) -> PathState | None:
+        """Return the state after all committed tokens, for a request that asks for draft tokens. A state of
         another epoch is dropped: an edit may change prompt, outputs and parameters."""
         if not request.depth or not has_path_state(request.params):
             return None
-        outputs = tokens[len(tokens) - request.output :]
+        outputs = request.tokens[request.length - request.output : request.length]
         state = self._states.get(request.id)
         if state is None or not state.matches(request, outputs):
-            state = PathState(request, tokens, self._eos_token_ids, self._grammars)
+            state = PathState(request, self._eos_token_ids, self._grammars)
             self._states[request.id] = state
         state.commit(outputs)
         return state

@@ -27,7 +27,7 @@ def _level(drafter: Drafter, chains: int) -> float:
     params = SamplingParams(temperature=0.0)
     requests = [
         DraftRequest(
-            id=-1 - block, epoch=0, retained=0, new_tokens=[0], choice=0, output=0, params=params,
+            id=-1 - block, epoch=0, tokens=[0], length=1, choice=0, output=0, params=params,
             depth=DEPTH, width=1, nodes=DEPTH, computed=0, blocks=[block],
         )
         for block in range(chains)

@@ -13,8 +13,10 @@ None of them knows what verification costs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from streamserve.speculation.outlook import Outlook
+from streamserve.speculation.policies import SpeculationPolicy
 from streamserve.speculation.shapes import PLAIN, Shape
 
 HISTORY = 10
@@ -114,3 +116,10 @@ def _idle_share(load: float) -> float:
 
 def _clip(depth: int) -> int:
     return min(max(depth, MIN_DEPTH), MAX_DEPTH)
+
+
+POLICIES = (
+    SpeculationPolicy("specustream", corrected, state=Flow()),
+    SpeculationPolicy("specustream-as-published", as_published, state=Flow()),
+    SpeculationPolicy("specustream-equations", partial(as_published, equations=True), state=Flow()),
+)

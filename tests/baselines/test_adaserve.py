@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.speculation.adaserve import (
+from streamserve.baselines.adaserve import (
     MAX_SELECTED,
     beam,
     customized,

@@ -9,9 +9,11 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
+from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
+from streamserve.speculation.policies import SpeculationPolicy, stateless
 from streamserve.speculation.shapes import Seconds, Shape
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import TokenTree
+from streamserve.speculation.tree import TokenTree, likeliest
 
 MAX_DEPTH, MAX_WIDTH = 8, 4
 """D_max and W_max of Algorithm 2."""
@@ -19,9 +21,6 @@ MAX_SELECTED = 16
 """n_max: the most nodes, the root included, that the selection for targets gives one request."""
 MARGINAL = (256, 512)
 """Query tokens between which a pass is taken to be compute-bound, to read off the cost of one more."""
-
-Selection = list[list[int]]
-"""For each tree the nodes to verify, ascending, with the root."""
 
 
 def token_budget(step: Seconds) -> int:
@@ -105,12 +104,6 @@ def required_tokens(requirements: Iterable[LatencyRequirement], seconds: float) 
     return [requirement.tokens(seconds) for requirement in requirements]
 
 
-def likeliest(tree: TokenTree) -> Iterator[int]:
-    """Return all nodes but the root, the likeliest path first and a parent always before its children: ties
-    are in node order, where parents come first."""
-    return iter(sorted(range(1, len(tree)), key=lambda node: (-tree.accept[node], node)))
-
-
 def add_best(trees: Sequence[TokenTree], selected: Selection, left: int) -> Selection:
     """Return `selected` with the `left` best of the other nodes added; ascending."""
     taken = [set(nodes) for nodes in selected]
@@ -132,3 +125,39 @@ def _conditional(tree: TokenTree, node: int) -> float:
 
 def _first(nodes: Iterator[int], count: int) -> list[int]:
     return [node for node, _ in zip(nodes, range(count), strict=False)]
+
+
+def shapes(outlook: Outlook) -> list[Shape]:
+    """Return the shape of the candidate trees, the same for every request."""
+    count = len(outlook.candidates)
+    return [beam(token_budget(outlook.step), max(count + len(outlook.undrafted), 1))] * count
+
+
+def _budget(drafted: DraftedStep) -> int:
+    """Return the draft tokens that the budget leaves after the roots."""
+    return min(token_budget(drafted.step) - drafted.decoding, drafted.budget)
+
+
+def select(drafted: DraftedStep) -> Selection:
+    """Return which nodes of each tree to verify: Algorithm 2 with its faults corrected."""
+    seconds = drafted.step(token_budget(drafted.step))
+    return customized(drafted.trees, required_tokens(drafted.requirements, seconds), _budget(drafted))
+
+
+def select_as_published(drafted: DraftedStep) -> Selection:
+    """Do as `select` does, with the faults. The one node too many still fits the step."""
+    budget = token_budget(drafted.step)
+    left = min(budget - drafted.decoding, drafted.budget - 1)
+    requirements = required_tokens(drafted.requirements, drafted.step(budget))
+    return customized(drafted.trees, requirements, left, as_published=True)
+
+
+_SHAPES = stateless(shapes)
+POLICIES = (
+    SpeculationPolicy("adaserve", _SHAPES, select),
+    SpeculationPolicy("adaserve-as-published", _SHAPES, select_as_published, calibrated=False),
+    SpeculationPolicy("equal-greedy", _SHAPES, lambda drafted: equal_greedy(drafted.trees, _budget(drafted))),
+    SpeculationPolicy(
+        "global-greedy", _SHAPES, lambda drafted: global_greedy(drafted.trees, _budget(drafted))
+    ),
+)

@@ -4,15 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.speculation.adaserve import token_budget
+from streamserve.baselines import adaserve
+from streamserve.baselines.adaserve import token_budget
+from streamserve.baselines.fixed import SPECINFER, fixed_shape
+from streamserve.baselines.speculation import NAMES, parse_policy
 from streamserve.speculation.outlook import Candidate, DraftedStep, Outlook
-from streamserve.speculation.policies import BUDGETED, NAMES, parse_policy, select, shapes
-from streamserve.speculation.shapes import PLAIN, SPECINFER, Shape, fit
+from streamserve.speculation.shapes import PLAIN, Shape, fit
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.specustream import Flow
 from streamserve.speculation.tree import chain
 from tests.speculation.strategies import connected, curves, requirements, trees
 
+BUDGETED = [policy.name for policy in adaserve.POLICIES]
 POLICIES = (*NAMES, "fixed:3", "fixed-tree:2x3")
 
 candidate_lists = st.lists(
@@ -42,7 +44,9 @@ def outlook(candidates, curve=None, undrafted=()) -> Outlook:
 @pytest.mark.parametrize("name", POLICIES)
 @given(candidates=candidate_lists, curve=curves, undrafted=st.lists(requirements, max_size=3))
 def test_every_request_gets_a_shape(name, candidates, curve, undrafted) -> None:
-    chosen, _ = shapes(parse_policy(name), outlook(candidates, curve, undrafted), Flow())
+    policy = parse_policy(name)
+    assert policy.name == name
+    chosen, _ = policy.shapes(outlook(candidates, curve, undrafted), policy.state)
     assert len(chosen) == len(candidates)
     for shape, candidate in zip(chosen, candidates, strict=True):
         truncated = fit(shape, candidate.depth, candidate.nodes)
@@ -60,7 +64,7 @@ def test_what_is_verified_is_connected_and_within_the_budget(
         forest, [data.draw(requirements) for _ in forest], undrafted, len(forest) + len(undrafted), spent,
         lambda query_tokens: curve[query_tokens], budget,
     )  # fmt: skip
-    selected = select(parse_policy(name), drafted)
+    selected = parse_policy(name).select(drafted)
     assert len(selected) == len(forest), "every request keeps its own token"
     assert all(connected(tree, nodes) for tree, nodes in zip(forest, selected, strict=True))
     draft_tokens = sum(len(nodes) - 1 for nodes in selected)
@@ -81,7 +85,7 @@ def test_a_larger_lag_gets_no_fewer_draft_tokens(name) -> None:
             [LatencyRequirement(1.0, 10.0 + late / 2, 10), LatencyRequirement(50.0, 1.0, 10)], [], 2, 0.0,
             lambda query_tokens: 0.3 + query_tokens / 20, 16,
         )  # fmt: skip
-        counts.append(len(select(parse_policy(name), drafted)[0]))
+        counts.append(len(parse_policy(name).select(drafted)[0]))
     assert counts == sorted(counts)
 
 
@@ -90,7 +94,7 @@ def test_threshold_drafts_less_as_the_batch_grows_except_for_urgent_requests() -
     drafted_for = {
         (size, priority): sum(
             shape != PLAIN
-            for shape in shapes(policy, outlook([Candidate(16, 16, priority=priority)] * size), Flow())[0]
+            for shape in policy.shapes(outlook([Candidate(16, 16, priority=priority)] * size), None)[0]
         )
         for size in (8, 9, 31, 32)
         for priority in (0, -1)
@@ -112,3 +116,15 @@ def test_specinfers_tree_is_truncated_by_levels() -> None:
 def test_other_names_are_refused(text) -> None:
     with pytest.raises(ValueError, match="choose one of goodput"):
         parse_policy(text)
+
+
+def test_fixed_shapes_are_read_from_the_name() -> None:
+    assert fixed_shape("fixed:3") == Shape(3, 1)
+    assert fixed_shape("fixed-tree:2x3") == Shape(3, 2)
+    assert fixed_shape("specinfer-tree") == SPECINFER
+    assert fixed_shape("goodput") is None
+
+
+def test_only_the_product_s_own_policy_weighs_costs() -> None:
+    assert [name for name in NAMES if parse_policy(name).weighs_costs] == ["goodput"]
+    assert [name for name in NAMES if not parse_policy(name).drafts] == ["off"]

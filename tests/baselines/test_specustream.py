@@ -3,9 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.speculation.outlook import Candidate, Outlook
-from streamserve.speculation.shapes import PLAIN, Shape
-from streamserve.speculation.specustream import (
+from streamserve.baselines.specustream import (
     BASE_DEPTH,
     HISTORY,
     MAX_DEPTH,
@@ -17,6 +15,8 @@ from streamserve.speculation.specustream import (
     corrected,
     corrected_depth,
 )
+from streamserve.speculation.outlook import Candidate, Outlook
+from streamserve.speculation.shapes import PLAIN, Shape
 
 shares, loads = st.floats(0, 1), st.floats(0, 1)
 
