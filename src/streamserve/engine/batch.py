@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit
 from streamserve.scheduling.feasibility import Load
@@ -90,7 +91,7 @@ class BatchCandidates:
 
     def deferred(self, sequence: Sequence) -> bool:
         """Whether the sequence is deferred: it only gets what complete prompts leave."""
-        return self.defer_streams and sequence.open
+        return self.defer_streams and sequence.stream.open
 
 
 def batch_candidates(
@@ -116,11 +117,15 @@ def batch_candidates(
     serving = service_order(order, candidates, [i for i in ranking if todo[i]], now)
     ordered = [sequences[i] for i in serving]
     prompts = [sequences[i] for i in serving if not candidates[i].decoding]
-    prompts = [sequence for sequence in prompts if not (sequence.reserved or sequence.waiting)]
-    kv_tokens = sum(sequence.computed[TARGET] for sequence in ordered)
+    prompts = [
+        sequence
+        for sequence in prompts
+        if not sequence.passed_over and sequence.transfer.role is not TransferRole.RECEIVER
+    ]
+    kv_tokens = sum(sequence.kv.computed[TARGET] for sequence in ordered)
     if order in CAPPED:
         held = list(
-            accumulate((sequence.computed[TARGET] for sequence in ordered if sequence.decoding), initial=0)
+            accumulate((sequence.kv.computed[TARGET] for sequence in ordered if sequence.decoding), initial=0)
         )
         budget = batch_cap(
             requirements,
@@ -138,7 +143,7 @@ def batch_candidates(
             budget, config.max_chunk, averages.step,
         )  # fmt: skip
         for open in (False, True):  # prompt streams after complete prompts
-            group = [sequence for sequence in prompts if sequence.open == open]
+            group = [sequence for sequence in prompts if sequence.stream.open == open]
             group = _first_prompts(group, STREAM_BUDGETS * budget, idle) if open else group
             if not group:
                 continue
@@ -152,14 +157,19 @@ def batch_candidates(
         waiting = [
             sequence
             for sequence in ordered
-            if sequence.waiting or (sequence.granted and not sequence.running)
+            if sequence.passed_over
+            or (sequence.transfer.has_reservation and sequence.status is not SequenceStatus.RUNNING)
         ]
-        limits |= {sequence.id: Chunk(1, 1) for sequence in waiting if not sequence.reserved}
+        limits |= {
+            sequence.id: Chunk(1, 1)
+            for sequence in waiting
+            if sequence.transfer.role is not TransferRole.RECEIVER
+        }
     if defer_streams:
         limits |= {
             sequence.id: _edit_stable_chunk(sequence, limits.get(sequence.id), config)
             for sequence in prompts
-            if sequence.open
+            if sequence.stream.open
         }
     return BatchCandidates(ranked, ordered, budget, limits, order == EXCLUSIVE, defer_streams, idle)
 
@@ -186,7 +196,7 @@ def _admitted_prompts(
     begun = [
         sequence
         for sequence in prompts
-        if not (_needs_admission(sequence) or sequence.open or sequence.handoff)
+        if not (_needs_admission(sequence) or sequence.stream.open or sequence.transfer.role.sends)
     ]
     present = [
         _request(sequence, now)
@@ -216,7 +226,12 @@ def _request(sequence: Sequence, now: float, aged_in: bool = False) -> Request:
 
 def _needs_admission(sequence: Sequence) -> bool:
     """Whether a prompt has not begun yet and will decode on this worker once it is computed."""
-    return not (sequence.running or sequence.outputs or sequence.open or sequence.handoff)
+    return not (
+        sequence.status is SequenceStatus.RUNNING
+        or sequence.outputs
+        or sequence.stream.open
+        or sequence.transfer.role.sends
+    )
 
 
 def workload(
@@ -236,10 +251,10 @@ def workload(
             for sequence in prompts
             if sequence.deadline is not None and sequence.deadline <= deadline
         ]
-    kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
+    kv_tokens = sum(sequence.kv.computed[TARGET] for sequence in sequences)
     draft_seconds, acceptance, max_depth = speculation.single_request_estimates()
     return Load(
-        decoding=sum(sequence.running and bool(sequence.outputs) for sequence in sequences),
+        decoding=sum(bool(sequence.kv.blocks and sequence.outputs) for sequence in sequences),
         queued_tokens=sum(sequence.todo(idle=False) for sequence in prompts),
         step_seconds=lambda query_tokens: speculation.step_cost(query_tokens, kv_tokens),
         max_prompt_tokens=min(config.max_chunk, config.max_num_batched_tokens),
@@ -256,25 +271,25 @@ def _idle_candidate(sequence: Sequence) -> Candidate:
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,
-        computed=sequence.computed[TARGET],
-        complete=not sequence.open,
-        last_chunk_at=sequence.last_chunk_at,
+        computed=sequence.kv.computed[TARGET],
+        complete=not sequence.stream.open,
+        last_chunk_at=sequence.stream.last_chunk_at,
         completed_at=sequence.completed_at,
-        idle=sequence.open,
+        idle=sequence.stream.open,
     )
 
 
 def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
-    if sequence.open and not sequence.early:  # there may be hundreds: this path is cheap
+    if sequence.stream.open and not sequence.stream.early:  # there may be hundreds: this path is cheap
         return Candidate(
             arrival=sequence.arrival,
             priority=sequence.priority,
             remaining=sequence.pending,
             prefill_seconds=sequence.pending * token_seconds,
-            computed=sequence.computed[TARGET],
-            running=bool(sequence.blocks),
+            computed=sequence.kv.computed[TARGET],
+            running=sequence.status is SequenceStatus.RUNNING,
             complete=False,
-            last_chunk_at=sequence.last_chunk_at,
+            last_chunk_at=sequence.stream.last_chunk_at,
             completed_at=sequence.arrival,
             edit_stability=sequence.edit_stability,
         )
@@ -283,13 +298,13 @@ def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
         priority=sequence.priority,
         remaining=sequence.pending,
         prefill_seconds=sequence.pending * token_seconds if sequence.streamed else 0.0,
-        computed=sequence.computed[TARGET],
-        running=sequence.running,
+        computed=sequence.kv.computed[TARGET],
+        running=sequence.status is SequenceStatus.RUNNING,
         decoding=sequence.decoding,
-        complete=not sequence.open,
-        last_chunk_at=sequence.last_chunk_at,
+        complete=not sequence.stream.open,
+        last_chunk_at=sequence.stream.last_chunk_at,
         completed_at=sequence.completed_at,
-        edit_stability=sequence.edit_stability if sequence.open else 0,
+        edit_stability=sequence.edit_stability if sequence.stream.open else 0,
         deadline=sequence.deadline,
         requirement=sequence.requirement,
     )
@@ -305,8 +320,9 @@ def _edit_stable_chunk(sequence: Sequence, chunk: Chunk | None, config: EngineCo
 def _prompt(sequence: Sequence, now: float, idle: bool) -> Prompt:
     deadline = sequence.deadline
     due_in = None if deadline is None else deadline - now
-    waited = 0.0 if sequence.open else max(0.0, now - sequence.completed_at)
-    planned = 0 if sequence.running else sequence.cached
+    waited = 0.0 if sequence.stream.open else max(0.0, now - sequence.completed_at)
+    running = sequence.status is SequenceStatus.RUNNING
+    planned = 0 if running else sequence.kv.cached
     remaining = max(1, sequence.todo(idle) - planned)
-    length = max(remaining, len(sequence.tokens) - sequence.cached)
-    return Prompt(remaining, length, waited, due_in, sequence.running, sequence.streamed)
+    length = max(remaining, len(sequence.tokens) - sequence.kv.cached)
+    return Prompt(remaining, length, waited, due_in, running, sequence.streamed)

@@ -12,6 +12,7 @@ from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResu
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import TransferRole
 from streamserve.engine.transport import Incoming, Outgoing, Transport
 from streamserve.engine.validation import (
     final_events,
@@ -164,7 +165,7 @@ class Engine:
     def _step(self) -> list[Event]:
         started, elsewhere = self.clock(), self._computing_seconds
         self._journal.enter("plan", None)
-        able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
+        able = [s for s in self.scheduler.sequences.values() if s.status.schedulable]
         for sequence in able:
             sequence.tick(started)
         proposals = self.scheduler.plan(
@@ -199,7 +200,11 @@ class Engine:
     def _give_up_write_backs(self) -> list[Event]:
         """End the KV write-backs that have no free blocks, when nothing else can proceed either: all other
         sequences may be waiting for the blocks reserved for them on another worker."""
-        waiting = [s for s in self.scheduler.sequences.values() if s.returned and s.waiting]
+        waiting = [
+            s
+            for s in self.scheduler.sequences.values()
+            if s.transfer.role is TransferRole.WRITE_BACK and s.passed_over
+        ]
         for sequence in waiting:
             self.transfers.remove(sequence)
         return [
@@ -259,9 +264,14 @@ class Engine:
         for choices in parts:
             root = namespace(self.model.fingerprint, message.cache_salt)
             groups, survival = self.scheduler.tables.groups, self.streams.survival
-            sequence = make_sequence(message, choices, self.scheduler.new_id(), root, groups, survival)
+            sequence = make_sequence(
+                message, choices, self.scheduler.new_id(), root, groups, survival, self.config.check
+            )
             self.scheduler.add(sequence)
-            if sequence.returned and sequence.pending - sequence.cached > self.config.block_size:
+            if (
+                sequence.transfer.role is TransferRole.WRITE_BACK
+                and sequence.pending - sequence.kv.cached > self.config.block_size
+            ):
                 self.scheduler.remove(sequence)
                 return final_events(message, "its KV is no longer in this worker's cache")
         if message.phase in ("both", "prefill") and not message.open:

@@ -18,6 +18,7 @@ from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_allocator import KVAllocator
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.swap import SwapSpace, truncate
 from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.budget import divide
@@ -89,7 +90,7 @@ class Scheduler:
         """Whether a step could do anything: run a sequence, or let the executor forget one. A prompt stream
         whose known tokens are computed is no work."""
         sequences = self.sequences.values()
-        return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
+        return bool(self.released) or any(s.status.schedulable and s.todo(idle=True) for s in sequences)
 
     def of(self, request: str) -> list[Sequence]:
         """Return the sequences of a request."""
@@ -112,6 +113,7 @@ class Scheduler:
         branches = [sequence.branch(self.new_id(), choice) for choice in others]
         for branch in branches:
             self.tables.fork(sequence, branch)
+            branch.become(SequenceStatus.RUNNING)
             self.add(branch)
         return [sequence, *branches]
 
@@ -133,8 +135,8 @@ class Scheduler:
             if chunk is None:
                 continue
             cached = None
-            sequence.waiting = not sequence.running
-            if sequence.waiting:
+            sequence.passed_over = sequence.status is not SequenceStatus.RUNNING
+            if sequence.passed_over:
                 cached = self._start(sequence, step)
                 if cached is None:
                     continue
@@ -159,7 +161,7 @@ class Scheduler:
             self.allocator.preempt_lowest()
         if len(decoding) < len(candidates.service_order):
             for other in candidates.service_order:
-                if other.running:
+                if other.status is SequenceStatus.RUNNING:
                     step.pending_hashes[candidates.deferred(other)].update(self.tables.pending_hashes(other))
         return step
 
@@ -170,7 +172,7 @@ class Scheduler:
         if not sequence.todo(candidates.idle) or sequence.id in self.swap.moving:
             return None
         with_prompt = candidates.exclusive and not step.decoding.issuperset(step.proposals)
-        if sequence.id in step.decoding and (not sequence.running or with_prompt):
+        if sequence.id in step.decoding and (sequence.status is not SequenceStatus.RUNNING or with_prompt):
             return None  # just evicted for one that ranks higher, or not to decode in a batch with a prompt
         if step.has_complete_prompt and candidates.deferred(sequence):
             return None  # deferred: no client waits for its output yet
@@ -181,14 +183,18 @@ class Scheduler:
         """Admit a waiting sequence. Returns the number of its tokens that were cached; None if it is not to
         compute anything now. A sequence that holds a transfer reservation waits for no other: others may be
         waiting for the blocks reserved for it."""
-        if not (step.starts_left or sequence.granted):
+        if not (step.starts_left or sequence.transfer.has_reservation):
             return None
         deferred = step.candidates.deferred(sequence)
-        head = None if sequence.reserved or sequence.granted else self.tables.next_hash(sequence)
+        head = (
+            None
+            if sequence.transfer.role is TransferRole.RECEIVER or sequence.transfer.has_reservation
+            else self.tables.next_hash(sequence)
+        )
         if any(head in hashes for hashes in step.pending_hashes[: 1 + deferred]):
             step.starts_left -= 1
             return None  # another computes its next block: it will be a prefix hit soon
-        if sequence.swapped and not self.allocator.drop_if_cached(sequence):
+        if sequence.status is SequenceStatus.SWAPPED and not self.allocator.drop_if_cached(sequence):
             if self.allocator.must_yield(sequence):
                 return None
             step.starts_left = step.starts_left if self.allocator.swap_in(sequence) else 0
@@ -196,11 +202,10 @@ class Scheduler:
         cached = self.allocator.admit(sequence)
         if cached is None:
             step.starts_left *= deferred
-        elif not sequence.reserved:
+        elif sequence.transfer.role is not TransferRole.RECEIVER:
             step.pending_hashes[deferred].update(self.tables.pending_hashes(sequence))
             return cached
         elif self.allocator.reserve(sequence):
-            sequence.held = True
             self.reserved.append(sequence)
         else:
             step.starts_left = 0
@@ -211,14 +216,17 @@ class Scheduler:
     ) -> None:
         """Add a sequence to the step, with `tokens` query tokens."""
         step.has_complete_prompt = step.has_complete_prompt or not (
-            sequence.open or sequence.id in step.decoding
+            sequence.stream.open or sequence.id in step.decoding
         )
         step.budget -= tokens
         step.slots_left -= len(sequence.choices)
-        sequence.waiting = False
+        sequence.passed_over = False
         nodes = self._nodes(sequence, tokens) if self.drafting else 0
         step.proposals[sequence.id] = Proposal(sequence, tokens, min(tokens, chunk.due), nodes, cached)
-        if cached is not None and not sequence.returned:
+        if cached is None:
+            return
+        sequence.become(SequenceStatus.RUNNING)
+        if sequence.transfer.role is not TransferRole.WRITE_BACK:
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += cached
 
@@ -233,8 +241,12 @@ class Scheduler:
             sequence = proposal.sequence
             self.tables.trim(sequence, chunk + (len(tree) - 1 if tree else 0))
             if not chunk:
+                if not sequence.kv.blocks:
+                    sequence.become(SequenceStatus.WAITING)
                 continue
-            if (sequence.state_stale or not sequence.state_sent) and (sequence.early or not sequence.open):
+            if (sequence.state_stale or not sequence.state_sent) and (
+                sequence.stream.early or not sequence.stream.open
+            ):
                 admitted.append(_state(sequence))
                 sequence.state_sent, sequence.state_stale = True, False
             spans.append(_span(sequence, chunk, tree))
@@ -266,11 +278,11 @@ class Scheduler:
         pending = sequence.pending
         if (
             tokens < pending
-            or pending > (1 if sequence.open else MAX_PROMPT_TAIL)
+            or pending > (1 if sequence.stream.open else MAX_PROMPT_TAIL)
             or len(sequence.choices) > 1
         ):
             return 0
-        if not sequence.params.speculation.enabled or sequence.handoff:
+        if not sequence.params.speculation.enabled or sequence.transfer.role.sends:
             return 0  # a prefill worker samples one token of each choice
         max_nodes = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(max_nodes, sequence.outputs_left(self.config.max_model_len) - 1))
@@ -287,7 +299,7 @@ def _state(sequence: Sequence) -> SequenceState:
 
 
 def _span(sequence: Sequence, chunk: int, tree: TokenTree | None) -> Span:
-    start = sequence.computed[TARGET]
+    start = sequence.kv.computed[TARGET]
     tokens = sequence.tokens[start : start + chunk]
     if chunk == sequence.pending:
         tree = tree or root(tokens[-1])
@@ -295,7 +307,7 @@ def _span(sequence: Sequence, chunk: int, tree: TokenTree | None) -> Span:
         sequence.id,
         start,
         tokens,
-        list(sequence.blocks),
+        list(sequence.kv.blocks),
         tree=tree,
         choices=sequence.choices if tree else (),
         prompt_logprobs=None if sequence.prompt_logprobs_done else sequence.params.prompt_logprobs,
