@@ -6,6 +6,7 @@ from functools import cache
 from itertools import accumulate
 
 from streamserve.engine.plan import TARGET
+from streamserve.engine.reservations import may_fail_to_start
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.config import EngineConfig
@@ -151,20 +152,9 @@ def batch_candidates(
             planned = chunks(inputs, decode_batch, averages.output, config.prefill_share)
             limits |= {sequence.id: chunk for sequence, chunk in zip(group, planned, strict=True)}
     # Tokens planned for a sequence that cannot start would be lost to the sequences it waits for. So it gets
-    # one token, in case it can start after all. The same holds for a sequence with a transfer
-    # reservation: the running ones may be waiting for the blocks reserved for it.
+    # one token, in case it can start after all.
     if order == "slo":
-        waiting = [
-            sequence
-            for sequence in ordered
-            if sequence.passed_over
-            or (sequence.transfer.has_reservation and sequence.status is not SequenceStatus.RUNNING)
-        ]
-        limits |= {
-            sequence.id: Chunk(1, 1)
-            for sequence in waiting
-            if sequence.transfer.role is not TransferRole.RECEIVER
-        }
+        limits |= {sequence.id: Chunk(1, 1) for sequence in ordered if may_fail_to_start(sequence)}
     if defer_streams:
         limits |= {
             sequence.id: _edit_stable_chunk(sequence, limits.get(sequence.id), config)

@@ -10,6 +10,7 @@ from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import ClientObserver, Journal, NoObserver, NullJournal, Observer, StepPhase
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
 from streamserve.engine.prompt_edits import Streams
+from streamserve.engine.reservations import write_backs_without_blocks
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
@@ -198,13 +199,8 @@ class Engine:
         return events
 
     def _give_up_write_backs(self) -> list[Event]:
-        """End the KV write-backs that have no free blocks, when nothing else can proceed either: all other
-        sequences may be waiting for the blocks reserved for them on another worker."""
-        waiting = [
-            s
-            for s in self.scheduler.sequences.values()
-            if s.transfer.role is TransferRole.WRITE_BACK and s.passed_over
-        ]
+        """End the KV write-backs that have no free blocks."""
+        waiting = write_backs_without_blocks(self.scheduler.sequences.values())
         for sequence in waiting:
             self.transfers.remove(sequence)
         return [

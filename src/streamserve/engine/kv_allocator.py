@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.plan import TARGET, StepPlan
+from streamserve.engine.reservations import evictable, outranks, status_when_dropped
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.status import SequenceStatus, TransferRole
+from streamserve.engine.status import SequenceStatus
 from streamserve.engine.swap import SwapSpace
 from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.eviction import Costs, decide
@@ -124,18 +125,20 @@ class KVAllocator:
             - self._swap.blocks_needed(sequence, cached)
             - 1
         )
-        holds, above = _holds_reservation(sequence), True
+        above = True
         for other in self._ranked:
             if other is sequence:
                 above = False
-            elif other.passed_over and not other.kv.blocks and other.todo(self._idle):
-                other_holds = _holds_reservation(other)
-                outranks = other_holds if other_holds != holds else above
-                if outranks:
-                    shared = self._tables.match(other)
-                    left -= self._missing(other, shared) + sum(map(self._tables.pool.is_free, shared))
-                    if left < 0:
-                        return True
+            elif (
+                other.passed_over
+                and not other.kv.blocks
+                and other.todo(self._idle)
+                and outranks(other, sequence, above)
+            ):
+                shared = self._tables.match(other)
+                left -= self._missing(other, shared) + sum(map(self._tables.pool.is_free, shared))
+                if left < 0:
+                    return True
         return False
 
     def drop_if_cached(self, sequence: Sequence) -> bool:
@@ -170,7 +173,7 @@ class KVAllocator:
         self.evictions.recomputes += 1
         self._recomputing[sequence.id] = tokens
         self._tables.drop(sequence)
-        sequence.become(SequenceStatus.AWAITING_RESERVATION if sending else SequenceStatus.WAITING)
+        sequence.become(status_when_dropped(sequence))
         sequence.epoch += 1
         sequence.synced = 0
 
@@ -228,22 +231,11 @@ class KVAllocator:
         return self._tables.blocks_for(len(sequence.tokens) + 1) - len(cached)
 
     def _evictable(self, sequence: Sequence) -> list[Sequence]:
-        """Return the running sequences that may be evicted for this one and are not part of the step yet:
-        those that rank lower. The last of them is evicted first. A prompt that holds a transfer reservation
-        waits neither for sequences without one, whatever their ranks, nor for those that wait for theirs.
-        Otherwise both workers might wait for each other's blocks for ever."""
-        index, first = self._ranked.index(sequence), _holds_reservation(sequence)
-        lower = [s for s in self._ranked[:index] if first and not _holds_reservation(s)]
-        lower += [s for s in self._ranked[index + 1 :] if first or not _holds_reservation(s)]
-        lower = [s for s in lower if s.status.schedulable]  # blocks reserved in this very step are promised
-        if sequence.transfer.has_reservation:
-            lower += [
-                s
-                for s in self._sequences.values()
-                if s.status is SequenceStatus.SENDING and not s.transfer.has_reservation
-            ]
+        """Return the sequences with blocks that may be evicted for this one and are not part of the step yet.
+        The last of them is evicted first."""
+        below = evictable(sequence, self._ranked, self._sequences.values())
         return [
-            s for s in lower if s.kv.blocks and s.id not in self._proposed and s.id not in self._swap.moving
+            s for s in below if s.kv.blocks and s.id not in self._proposed and s.id not in self._swap.moving
         ]
 
     def _evict_for(self, sequence: Sequence, tokens: int) -> bool:
@@ -262,12 +254,6 @@ class KVAllocator:
             idle = [s for s in below if s.stream.open and not s.todo(self._idle)]
             self.preempt(_best_fit(idle, missing) if idle else below[-1])
         return bool(below)
-
-
-def _holds_reservation(sequence: Sequence) -> bool:
-    """Whether another worker holds blocks for the sequence and a request waits for its KV, as for every
-    prompt that is handed over. A KV write-back may be given up: no request waits for it."""
-    return sequence.transfer.has_reservation and sequence.transfer.role is not TransferRole.WRITE_BACK
 
 
 def _slots(sequences: Iterable[Sequence]) -> int:

@@ -17,6 +17,7 @@ from streamserve.engine.batch import BatchCandidates
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_allocator import KVAllocator
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
+from streamserve.engine.reservations import is_admitted_first, waits_for_prefix
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.swap import SwapSpace, truncate
@@ -48,9 +49,11 @@ class _Step:
     """A step being composed, from the batch candidates `candidates`; the sequences in `decoding` decode.
 
     * `budget`: query tokens left.
-    * `starts_left`: how many waiting sequences may still start; 0 once one has to wait that must not be
-      overtaken.
-    * `slots_left`: sequence slots left, one for each output choice.
+    * `free_slots`: sequence slots left, one for each output choice.
+    * `prefix_waits_left`: how many sequences may still be passed over because another one computes their next
+      block.
+    * `admission_open`: whether waiting sequences may still start. Not once one has to wait that must not be
+      overtaken, or no prefix waits are left.
     * `pending_hashes`: hashes of the blocks that running sequences are about to compute, of complete prompts
       and of prompt streams.
     * `has_complete_prompt`: whether a complete prompt is part of the step.
@@ -59,8 +62,9 @@ class _Step:
     candidates: BatchCandidates
     decoding: set[int]
     budget: int
-    starts_left: int
-    slots_left: int
+    free_slots: int
+    prefix_waits_left: int
+    admission_open: bool = True
     pending_hashes: tuple[set[bytes], set[bytes]] = field(default_factory=lambda: (set(), set()))
     proposals: dict[int, Proposal] = field(default_factory=dict)
     has_complete_prompt: bool = False
@@ -147,7 +151,7 @@ class Scheduler:
                 self._propose(sequence, tokens, chunk, cached, step)
             elif cached is not None:
                 self.tables.drop(sequence)
-                step.starts_left = 0
+                step.admission_open = False
         return list(step.proposals.values())
 
     def _begin(self, candidates: BatchCandidates) -> "_Step":
@@ -177,39 +181,41 @@ class Scheduler:
         if step.has_complete_prompt and candidates.deferred(sequence):
             return None  # deferred: no client waits for its output yet
         chunk = candidates.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
-        return chunk if chunk.tokens and step.slots_left >= len(sequence.choices) else None
+        return chunk if chunk.tokens and step.free_slots >= len(sequence.choices) else None
 
     def _start(self, sequence: Sequence, step: "_Step") -> int | None:
         """Admit a waiting sequence. Returns the number of its tokens that were cached; None if it is not to
-        compute anything now. A sequence that holds a transfer reservation waits for no other: others may be
-        waiting for the blocks reserved for it."""
-        if not (step.starts_left or sequence.transfer.has_reservation):
+        compute anything now."""
+        if not (step.admission_open or is_admitted_first(sequence)):
             return None
         deferred = step.candidates.deferred(sequence)
-        head = (
-            None
-            if sequence.transfer.role is TransferRole.RECEIVER or sequence.transfer.has_reservation
-            else self.tables.next_hash(sequence)
-        )
-        if any(head in hashes for hashes in step.pending_hashes[: 1 + deferred]):
-            step.starts_left -= 1
-            return None  # another computes its next block: it will be a prefix hit soon
+        if self._next_block_is_pending(sequence, step):
+            step.prefix_waits_left -= 1
+            step.admission_open = step.prefix_waits_left > 0
+            return None
         if sequence.status is SequenceStatus.SWAPPED and not self.allocator.drop_if_cached(sequence):
-            if self.allocator.must_yield(sequence):
-                return None
-            step.starts_left = step.starts_left if self.allocator.swap_in(sequence) else 0
+            if not self.allocator.must_yield(sequence) and not self.allocator.swap_in(sequence):
+                step.admission_open = False
             return None
         cached = self.allocator.admit(sequence)
         if cached is None:
-            step.starts_left *= deferred
+            step.admission_open = step.admission_open and deferred
         elif sequence.transfer.role is not TransferRole.RECEIVER:
             step.pending_hashes[deferred].update(self.tables.pending_hashes(sequence))
             return cached
         elif self.allocator.reserve(sequence):
             self.reserved.append(sequence)
         else:
-            step.starts_left = 0
+            step.admission_open = False
         return None
+
+    def _next_block_is_pending(self, sequence: Sequence, step: "_Step") -> bool:
+        """Whether a sequence waits because another one computes its next block: it will be a prefix hit soon.
+        Complete prompts do not wait for prompt streams that are deferred."""
+        if not waits_for_prefix(sequence):
+            return False
+        head, deferred = self.tables.next_hash(sequence), step.candidates.deferred(sequence)
+        return any(head in hashes for hashes in step.pending_hashes[: 1 + deferred])
 
     def _propose(
         self, sequence: Sequence, tokens: int, chunk: Chunk, cached: int | None, step: "_Step"
@@ -219,7 +225,7 @@ class Scheduler:
             sequence.stream.open or sequence.id in step.decoding
         )
         step.budget -= tokens
-        step.slots_left -= len(sequence.choices)
+        step.free_slots -= len(sequence.choices)
         sequence.passed_over = False
         nodes = self._nodes(sequence, tokens) if self.drafting else 0
         step.proposals[sequence.id] = Proposal(sequence, tokens, min(tokens, chunk.due), nodes, cached)

@@ -15,8 +15,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from streamserve.engine.block_pool import BlockPool
+from streamserve.engine.reservations import take_reservation
 from streamserve.engine.sequence import Sequence as Running
-from streamserve.engine.status import SequenceStatus, TransferRole
+from streamserve.engine.status import TransferRole
 from streamserve.protocol.messages import Pushed
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, TransferReservation
@@ -131,10 +132,7 @@ class Outgoing:
             len(sequence.kv.computed),
             sequence.transfer.role is not TransferRole.WRITE_BACK,
         )
-        sequence.transfer.has_reservation = True
-        if sequence.status is SequenceStatus.AWAITING_RESERVATION:  # evicted: compute it again
-            sequence.become(SequenceStatus.WAITING)
-            sequence.state_stale = True
+        take_reservation(sequence)
         return self.advance(sequence)
 
     def _fits(self, reservation: TransferReservation) -> bool:
