@@ -45,7 +45,7 @@ def test_without_a_target_there_is_no_requirement() -> None:
     engine.handle(submit("r", [1, 2], SamplingParams(max_tokens=9, seed=1)))
     for _ in range(3):
         engine.step()
-    assert only(engine).decode_seconds > 0
+    assert only(engine).clock.seconds > 0
     assert only(engine).requirement == NO_REQUIREMENT
 
 

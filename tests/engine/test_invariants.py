@@ -7,7 +7,8 @@ import pytest
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError, check_state
 from streamserve.engine.plan import DRAFT, TARGET
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, Transfer
+from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import assert_engine_empty, make_engine, submit
@@ -44,11 +45,11 @@ def _first(engine: Engine) -> Sequence:
 
 
 def _grow_draft(engine: Engine) -> None:
-    _first(engine).computed[DRAFT] += 40
+    _first(engine).kv.computed[DRAFT] += 40
 
 
 def _grow_target(engine: Engine) -> None:
-    _first(engine).computed[TARGET] = len(_first(engine).blocks) * CONFIG.block_size + 1
+    _first(engine).kv.computed[TARGET] = len(_first(engine).kv.blocks) * CONFIG.block_size + 1
 
 
 def _leak_block(engine: Engine) -> None:
@@ -56,11 +57,11 @@ def _leak_block(engine: Engine) -> None:
 
 
 def _free_held(engine: Engine) -> None:
-    engine.scheduler.tables.pool.release(_first(engine).blocks[-1:])
+    engine.scheduler.tables.pool.release(_first(engine).kv.blocks[-1:])
 
 
 def _drop_from_table(engine: Engine) -> None:
-    _first(engine).blocks.pop()
+    _first(engine).kv.blocks.pop()
 
 
 def _lose_host_block(engine: Engine) -> None:
@@ -69,15 +70,34 @@ def _lose_host_block(engine: Engine) -> None:
 
 def _rename(engine: Engine) -> None:
     pool = engine.scheduler.tables.pool
-    pool._hashes[_first(engine).blocks[0]] = b"another"
+    pool._hashes[_first(engine).kv.blocks[0]] = b"another"
 
 
-def _hold(engine: Engine) -> None:
-    _first(engine).held = True
+def _await_kv(engine: Engine) -> None:
+    _first(engine).status = SequenceStatus.AWAITING_KV
+
+
+def _send(engine: Engine) -> None:
+    _first(engine).status = SequenceStatus.SENDING
+
+
+def _swap(engine: Engine) -> None:
+    _first(engine).status = SequenceStatus.SWAPPED
+
+
+def _receive(engine: Engine) -> None:
+    _first(engine).transfer.role = TransferRole.RECEIVER
 
 
 def _grant(engine: Engine) -> None:
-    _first(engine).granted = True
+    _first(engine).transfer.has_reservation = True
+
+
+def _await_the_reservation_held(engine: Engine) -> None:
+    sequence = _first(engine)
+    engine.scheduler.tables.drop(sequence)
+    sequence.status = SequenceStatus.AWAITING_RESERVATION
+    sequence.transfer = Transfer(TransferRole.SENDER, has_reservation=True)
 
 
 def _double(engine: Engine) -> None:
@@ -95,8 +115,12 @@ def _double(engine: Engine) -> None:
         (_drop_from_table, "other references than holders"),
         (_lose_host_block, "host blocks"),
         (_rename, "names lead to other blocks"),
-        (_hold, "excluded from steps"),
-        (_grant, "without handing over"),
+        (_await_kv, "is awaiting KV, but its role is local"),
+        (_send, "is sending, but its role is local"),
+        (_swap, "is swapped with 9 blocks"),
+        (_receive, "is running, but its KV has not landed"),
+        (_grant, "holds a transfer reservation, but its role is local"),
+        (_await_the_reservation_held, "awaits the transfer reservation that it holds"),
         (_double, "computed by 2 sequences"),
     ],
 )
@@ -110,7 +134,7 @@ def test_a_violated_invariant_is_named(
 
 def test_a_plan_that_writes_to_a_shared_block_is_refused(engine: Engine) -> None:
     sequence = _first(engine)
-    engine.scheduler.tables.pool.share(sequence.blocks[-1])
+    engine.scheduler.tables.pool.share(sequence.kv.blocks[-1])
     engine.scheduler.tables._copy_needed = lambda sequence: False  # type: ignore[method-assign]
     with pytest.raises(InvariantError, match="is not its sequence's alone"):
         engine.step()

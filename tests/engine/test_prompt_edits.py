@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.engine.engine import Engine
+from streamserve.engine.status import SequenceStatus
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, Edit, Progress, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
@@ -55,15 +56,15 @@ def test_an_idle_prompt_stream_is_swapped_out_and_back_in_for_as_many_new_tokens
         collected.take(engine.handle(opened(prompt, name)))
         steps(engine, collected)
     (waiting,), (there,) = engine.scheduler.of("first"), engine.scheduler.of("second")
-    assert waiting.swapped, "the second stream is computed while the first is idle"
-    assert there.running
+    assert waiting.status is SequenceStatus.SWAPPED, "the second stream is computed while the first is idle"
+    assert there.status is SequenceStatus.RUNNING
     collected.take(engine.handle(Edit("first", 0, 1, 32, list(range(8)))))
     assert not waiting.todo(idle=False), "it is not swapped in for a quarter more while others have work"
     collected.take(engine.handle(Edit("first", 0, 2, 40, list(range(24)))))
     assert waiting.todo(idle=False) == 32
     prompts = {"first": [*first, *range(8), *range(24)], "second": second}
     for name, prompt in prompts.items():
-        version = engine.scheduler.of(name)[0].version + 1
+        version = engine.scheduler.of(name)[0].stream.version + 1
         collected.take(engine.handle(Edit(name, 0, version, len(prompt), [7], finish=True)))
     finish(engine, collected)
     for name, prompt in prompts.items():
@@ -157,7 +158,7 @@ def test_the_tail_is_computed_when_nothing_else_can_run() -> None:
 
 
 def computed(engine) -> dict[str, int]:
-    return {sequence.request: sequence.computed[0] for sequence in engine.scheduler.sequences.values()}
+    return {sequence.request: sequence.kv.computed[0] for sequence in engine.scheduler.sequences.values()}
 
 
 @pytest.mark.parametrize("order", ["slo", "fcfs"])

@@ -9,7 +9,9 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from streamserve.engine.plan import TARGET
+from streamserve.engine.reservations import may_fail_to_start
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit
 from streamserve.scheduling.feasibility import Load
@@ -89,7 +91,7 @@ class BatchCandidates:
 
     def deferred(self, sequence: Sequence) -> bool:
         """Whether the sequence is deferred: it only gets what complete prompts leave."""
-        return self.defer_streams and sequence.open
+        return self.defer_streams and sequence.stream.open
 
 
 def batch_candidates(
@@ -115,7 +117,11 @@ def batch_candidates(
     if order.cap:
         budget = _capped_budget(order.cap, [views[i] for i in serving], cost, budget)
     prefilling = [(sequences[i], views[i]) for i in serving if not views[i].decoding]
-    startable = [entry for entry in prefilling if not (entry[0].reserved or entry[0].waiting)]
+    startable = [
+        entry
+        for entry in prefilling
+        if not entry[0].passed_over and entry[0].transfer.role is not TransferRole.RECEIVER
+    ]
     limits: dict[int, Chunk] = {}
     if order.by_targets and prefilling:
         if startable:
@@ -138,9 +144,9 @@ def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float
     """Return what policies may know of a sequence that has `todo` tokens to compute, of which each takes
     about `token_seconds`. There may be hundreds of sequences in a step: properties are read only where they
     can differ from their defaults."""
-    computed, is_open, arrival = sequence.computed[TARGET], sequence.open, sequence.arrival
-    finished_at = sequence.finished_at
-    length, running = len(sequence.tokens), bool(sequence.blocks)
+    kv, stream, arrival = sequence.kv, sequence.stream, sequence.arrival
+    computed, is_open, finished_at = kv.computed[TARGET], stream.open, stream.finished_at
+    length, running = len(sequence.tokens), sequence.status is SequenceStatus.RUNNING
     outputs = length - sequence.prompt_length
     streamed = is_open or finished_at is not None
     requirement = sequence.requirement if outputs else NO_REQUIREMENT
@@ -151,13 +157,13 @@ def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float
         computed=computed,
         length=length,
         outputs=outputs,
-        decodes_here=not sequence.handoff,
-        cached=sequence.cached,
+        decodes_here=not sequence.transfer.role.sends,
+        cached=kv.cached,
         prefill_seconds=(length - computed) * token_seconds if streamed else 0.0,
         running=running,
-        decoding=running and length == computed + 1 and (not is_open or sequence.early),
+        decoding=running and length == computed + 1 and (not is_open or stream.early),
         complete=not is_open,
-        last_chunk_at=sequence.last_chunk_at,
+        last_chunk_at=sequence.stream.last_chunk_at,
         completed_at=arrival if finished_at is None else finished_at,
         streamed=streamed,
         edit_stability=sequence.edit_stability if is_open else 0,
@@ -174,12 +180,12 @@ def _idle_view(sequence: Sequence, now: float) -> RequestView:
     return RequestView(
         arrival=sequence.arrival,
         priority=sequence.priority,
-        computed=sequence.computed[TARGET],
-        complete=not sequence.open,
-        last_chunk_at=sequence.last_chunk_at,
+        computed=sequence.kv.computed[TARGET],
+        complete=not sequence.stream.open,
+        last_chunk_at=sequence.stream.last_chunk_at,
         completed_at=sequence.completed_at,
         tpot=sequence.tpot(now),
-        idle=sequence.open,
+        idle=sequence.stream.open,
     )
 
 
@@ -264,14 +270,9 @@ def _admitted_prompts(
 
 
 def _tentative_chunks(prefilling: list[Prefilling]) -> dict[int, Chunk]:
-    """Return a token each for the sequences that may not be able to start: planned tokens would be lost to
-    the sequences they wait for. That holds for those that could not start lately, and for those with a
-    transfer reservation: the running ones may be waiting for the blocks reserved for it."""
-    return {
-        sequence.id: Chunk(1, 1)
-        for sequence, view in prefilling
-        if not sequence.reserved and (sequence.waiting or (sequence.granted and not view.running))
-    }
+    """Return a token each for the sequences that may fail to start: planned tokens would be lost to the
+    sequences they wait for."""
+    return {sequence.id: Chunk(1, 1) for sequence, _ in prefilling if may_fail_to_start(sequence)}
 
 
 def _edit_stable_chunks(
@@ -306,9 +307,9 @@ def workload(
             for sequence in prompts
             if sequence.deadline is not None and sequence.deadline <= deadline
         ]
-    kv_tokens = sum(sequence.computed[TARGET] for sequence in sequences)
+    kv_tokens = sum(sequence.kv.computed[TARGET] for sequence in sequences)
     return Load(
-        decoding=sum(sequence.running and bool(sequence.outputs) for sequence in sequences),
+        decoding=sum(bool(sequence.kv.blocks and sequence.outputs) for sequence in sequences),
         queued_tokens=sum(sequence.todo(idle=False) for sequence in prompts),
         max_prompt_tokens=min(config.max_chunk, config.max_num_batched_tokens),
         mean_output=averages.output,

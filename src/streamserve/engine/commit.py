@@ -6,6 +6,7 @@ from streamserve.engine.observer import Observer
 from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.messages import DraftVerified, Event, Finished, FinishReason, PromptLogprobs, Token
 
 NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
@@ -39,7 +40,7 @@ class StepCommitter:
         events: list[Event] = []
         if outcome.prompt_logprobs:
             events += _prompt_logprobs(sequence, span, outcome)
-        sequence.computed[span.group] += len(span.tokens)
+        sequence.kv.computed[span.group] += len(span.tokens)
         if outcome.not_finite:
             return self._corrupted(sequence)
         if outcome.error:
@@ -49,7 +50,7 @@ class StepCommitter:
             self._scheduler.tables.register(sequence)
             self._transfers.advance(sequence)
             return events
-        if sequence.handoff:
+        if sequence.transfer.role.sends:
             return events + self._hand_over(sequence, outcome)
         if len(span.tree) > 1:
             drafted, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
@@ -72,12 +73,13 @@ class StepCommitter:
         ]
 
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
-        """Emit one token of each choice. The sequence is held until the decode worker has the KV."""
+        """Emit one token of each choice. The sequence keeps its blocks until the decode worker has
+        the KV."""
         events: list[Event] = []
         continuing = []
         self._scheduler.tables.register(sequence)
-        if sequence.returned:
-            sequence.held = True
+        if sequence.transfer.role is TransferRole.WRITE_BACK:
+            sequence.become(SequenceStatus.SENDING)
             self._transfers.advance(sequence)
             return events
         for choice, (token,) in zip(sequence.choices, outcome.outputs, strict=True):
@@ -91,7 +93,8 @@ class StepCommitter:
             if not finish:
                 continuing.append(choice)
         if continuing:
-            sequence.choices, sequence.held = tuple(continuing), True
+            sequence.choices = tuple(continuing)
+            sequence.become(SequenceStatus.SENDING)
             self._transfers.advance(sequence)
         else:
             self._transfers.remove(sequence)
@@ -109,7 +112,7 @@ class StepCommitter:
             if finish:
                 break
             sequence.tokens.append(token.token)
-            sequence.computed[TARGET] += number > 0
+            sequence.kv.computed[TARGET] += number > 0
             finish = sequence.finish_reason(self._eos, self._max_model_len)
             finish = "stop" if token.ends else finish
             self.generation_tokens += 1
@@ -117,8 +120,8 @@ class StepCommitter:
         self._scheduler.tables.register(sequence)
         if finish:
             self._observer.on_event("finishing", sequence.request)
-        if finish and sequence.open:
-            sequence.final_event = _last(events)
+        if finish and sequence.stream.open:
+            sequence.stream.final_event = _last(events)
         elif finish:
             self._averages.ended(sequence.outputs)
             self._transfers.remove(sequence)

@@ -73,7 +73,7 @@ class Drafting:
     def _begin(self, proposals: list[Proposal]) -> tuple[list[Proposal], Round]:
         """Return the proposals that may have draft tokens, and the step's round with them as candidates."""
         query_tokens = sum(proposal.slots for proposal in proposals)
-        kv_tokens = sum(proposal.sequence.computed[TARGET] for proposal in proposals)
+        kv_tokens = sum(proposal.sequence.kv.computed[TARGET] for proposal in proposals)
         decoding = sum(proposal.slots == proposal.sequence.pending for proposal in proposals)
         worth = self.speculation.worth_catching_up(decoding, kv_tokens)
         eligible = [p for p in proposals if p.nodes and self._worth_catching_up(p.sequence, worth)]
@@ -102,15 +102,17 @@ class Drafting:
         trees = {id: tree for id, tree in collected.items() if id in requests and _fits(tree, requests[id])}
         if self._drafter.group == DRAFT:
             for id in trees:
-                self._scheduler.sequences[id].computed[DRAFT] = requests[id].length
+                self._scheduler.sequences[id].kv.computed[DRAFT] = requests[id].length
         return trees
 
     def catch_up_prompts(self, proposals: list[Proposal]) -> None:
         """Let a draft model compute KV of prompt tokens that the target has computed, at most a chunk a step:
         reading a whole prompt at once would delay the other requests' next tokens."""
         if self._catches_up:
-            prompts = [p.sequence for p in proposals if p.sequence.pending > 1 and not p.sequence.handoff]
-            ends = [(sequence, sequence.computed[TARGET]) for sequence in prompts]
+            prompts = [
+                p.sequence for p in proposals if p.sequence.pending > 1 and not p.sequence.transfer.role.sends
+            ]
+            ends = [(sequence, sequence.kv.computed[TARGET]) for sequence in prompts]
             self._catch_up(ends, self._config.max_chunk)
 
     def read_ahead(self, plan: StepPlan) -> None:
@@ -118,14 +120,14 @@ class Drafting:
         computes: its KV is sent with the target's."""
         if self._catches_up:
             spans = [(self._scheduler.sequences[span.sequence], span) for span in plan.spans]
-            ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.handoff]
+            ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.transfer.role.sends]
             self._catch_up(ends, sum(end for _, end in ends))
 
     def _catch_up(self, ends: list[tuple[Sequence, int]], left: int) -> None:
         """Let the draft model read each sequence up to its end, `left` tokens in all."""
         requests = []
         for sequence, last in ends:
-            known = sequence.computed[DRAFT]
+            known = sequence.kv.computed[DRAFT]
             end = min(last, known + left)
             if sequence.params.speculation.enabled and known < end:
                 requests.append(self._request(sequence, PLAIN, end))
@@ -145,7 +147,7 @@ class Drafting:
         self.speculation.counters.draft_seconds += self._clock() - started
         for request in requests:
             if request.id in collected:
-                self._scheduler.sequences[request.id].computed[DRAFT] = request.length
+                self._scheduler.sequences[request.id].kv.computed[DRAFT] = request.length
 
     def _enter(self, ids: Iterable[int], query_tokens: int = 0) -> None:
         """Write to the journal that the drafter is about to work for these sequences. Reading
@@ -166,7 +168,7 @@ class Drafting:
         if self._drafter is None or self._drafter.group != DRAFT:
             return True
         left = min(sequence.outputs_left(self._config.max_model_len), self._averages.output)
-        return worth(len(sequence.tokens) - sequence.computed[DRAFT], left)
+        return worth(len(sequence.tokens) - sequence.kv.computed[DRAFT], left)
 
     def _allocate(self, proposal: Proposal, shape: Shape) -> Shape:
         """Allocate slots for the shape's nodes; returns the shape, truncated to the slots there are."""
@@ -196,8 +198,8 @@ class Drafting:
             width=shape.width,
             nodes=shape.nodes,
             expansion=shape.expansion,
-            computed=0 if group is None else sequence.computed[group],
-            blocks=[] if group is None else list(sequence.blocks),
+            computed=0 if group is None else sequence.kv.computed[group],
+            blocks=[] if group is None else list(sequence.kv.blocks),
         )
 
     def _unread(self, request: DraftRequest) -> int:

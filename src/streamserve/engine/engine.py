@@ -11,8 +11,10 @@ from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import ClientObserver, Journal, NoObserver, NullJournal, Observer, StepPhase
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
 from streamserve.engine.prompt_edits import Streams
+from streamserve.engine.reservations import write_backs_without_blocks
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import TransferRole
 from streamserve.engine.transport import Incoming, Outgoing, Transport
 from streamserve.engine.validation import (
     final_events,
@@ -165,7 +167,7 @@ class Engine:
     def _step(self) -> list[Event]:
         started, elsewhere = self.clock(), self._computing_seconds
         self._journal.enter("plan", None)
-        able = [sequence for sequence in self.scheduler.sequences.values() if not sequence.held]
+        able = [s for s in self.scheduler.sequences.values() if s.status.schedulable]
         for sequence in able:
             sequence.tick(started)
         proposals = self.scheduler.plan(
@@ -198,9 +200,8 @@ class Engine:
         return events
 
     def _give_up_write_backs(self) -> list[Event]:
-        """End the KV write-backs that have no free blocks, when nothing else can proceed either: all other
-        sequences may be waiting for the blocks reserved for them on another worker."""
-        waiting = [s for s in self.scheduler.sequences.values() if s.returned and s.waiting]
+        """End the KV write-backs that have no free blocks."""
+        waiting = write_backs_without_blocks(self.scheduler.sequences.values())
         for sequence in waiting:
             self.transfers.remove(sequence)
         return [
@@ -260,9 +261,14 @@ class Engine:
         for choices in parts:
             root = namespace(self.model.fingerprint, message.cache_salt)
             groups, survival = self.scheduler.tables.groups, self.streams.survival
-            sequence = make_sequence(message, choices, self.scheduler.new_id(), root, groups, survival)
+            sequence = make_sequence(
+                message, choices, self.scheduler.new_id(), root, groups, survival, self.config.check
+            )
             self.scheduler.add(sequence)
-            if sequence.returned and sequence.pending - sequence.cached > self.config.block_size:
+            if (
+                sequence.transfer.role is TransferRole.WRITE_BACK
+                and sequence.pending - sequence.kv.cached > self.config.block_size
+            ):
                 self.scheduler.remove(sequence)
                 return final_events(message, "its KV is no longer in this worker's cache")
         if message.phase in ("both", "prefill") and not message.open:

@@ -3,7 +3,7 @@
     plan    query tokens within the budget; each has a slot; written blocks belong to their sequence alone
     pool    references = holders of the block: tables, copies to the host, transfers, quarantine
     group   computed ≤ slots held, in every KV cache group; a host block belongs to one sequence
-    status  a sequence runs, or is swapped, or holds no KV; its transfer role is one of those that exist
+    status  it agrees with the blocks and host blocks held, the transfer role and the reservation
 
 Serving does not need these checks: they find a wrong count where it is made, not where it shows.
 """
@@ -16,6 +16,7 @@ from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus, TransferRole
 
 
 class InvariantError(AssertionError):
@@ -62,10 +63,10 @@ def _plan_faults(plan: StepPlan, scheduler: Scheduler) -> Iterator[str]:
 
 def _state_faults(scheduler: Scheduler, transfers: KVTransferManager) -> Iterator[str]:
     sequences = scheduler.sequences.values()
-    holders = Counter(block for sequence in sequences for block in sequence.blocks)
+    holders = Counter(block for sequence in sequences for block in sequence.kv.blocks)
     holders.update(transfers.held_blocks())
     yield from scheduler.tables.pool.faults(holders)
-    yield from scheduler.swap.faults(sequence.swapped for sequence in sequences)
+    yield from scheduler.swap.faults(sequence.kv.host_blocks for sequence in sequences)
     yield from transfers.faults()
     for sequence in sequences:
         for fault in _sequence_faults(sequence, scheduler.tables):
@@ -75,23 +76,37 @@ def _state_faults(scheduler: Scheduler, transfers: KVTransferManager) -> Iterato
 
 
 def _sequence_faults(sequence: Sequence, tables: BlockTables) -> Iterator[str]:
-    size, computed = tables.block_size, sequence.computed
-    if sequence.blocks and sequence.swapped:
-        yield "it holds blocks and is swapped"
+    size, computed = tables.block_size, sequence.kv.computed
     if len(computed) != tables.groups:
         yield f"it counts {len(computed)} KV groups of {tables.groups}"
-    slots = (len(sequence.blocks) or len(sequence.swapped)) * size
+    slots = (len(sequence.kv.blocks) or len(sequence.kv.host_blocks)) * size
     if max(computed) > slots:
         yield f"{computed} tokens are computed, but there are {slots} slots"
     if max(computed) > len(sequence.tokens):
         yield f"{computed} tokens are computed of {len(sequence.tokens)}"
     if sequence.prompt_length > len(sequence.tokens) or not sequence.choices:
         yield f"it has {len(sequence.tokens)} tokens for choices {sequence.choices}"
-    if len(sequence.hashes) * size > len(sequence.tokens):
-        yield f"{len(sequence.hashes)} blocks have hashes, of {len(sequence.tokens)} tokens"
-    if (sequence.handoff and sequence.reserved) or (sequence.granted and not sequence.handoff):
-        yield "it hands its KV over and receives it, or holds a reservation without handing over"
-    if sequence.held and not (sequence.handoff or sequence.reserved):
-        yield "it is excluded from steps without a transfer"
-    if sequence.reserved and sequence.held and len(sequence.blocks) * size <= computed[TARGET]:
+    if len(sequence.kv.hashes) * size > len(sequence.tokens):
+        yield f"{len(sequence.kv.hashes)} blocks have hashes, of {len(sequence.tokens)} tokens"
+    yield from _status_faults(sequence, size)
+
+
+def _status_faults(sequence: Sequence, block_size: int) -> Iterator[str]:
+    """Yield where the status disagrees with blocks, host blocks, the role and the reservation."""
+    status, role, kv = sequence.status, sequence.transfer.role, sequence.kv
+    if bool(kv.blocks) != status.holds_blocks:
+        yield f"it is {status.label} with {len(kv.blocks)} blocks"
+    if bool(kv.host_blocks) != (status is SequenceStatus.SWAPPED):
+        yield f"it is {status.label} with {len(kv.host_blocks)} host blocks"
+    if status is SequenceStatus.AWAITING_KV and role is not TransferRole.RECEIVER:
+        yield f"it is {status.label}, but its role is {role.label}"
+    if status in (SequenceStatus.SENDING, SequenceStatus.AWAITING_RESERVATION) and not role.sends:
+        yield f"it is {status.label}, but its role is {role.label}"
+    if role is TransferRole.RECEIVER and status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED):
+        yield f"it is {status.label}, but its KV has not landed"
+    if sequence.transfer.has_reservation and not role.sends:
+        yield f"it holds a transfer reservation, but its role is {role.label}"
+    if sequence.transfer.has_reservation and status is SequenceStatus.AWAITING_RESERVATION:
+        yield "it awaits the transfer reservation that it holds"
+    if status is SequenceStatus.AWAITING_KV and len(kv.blocks) * block_size <= kv.computed[TARGET]:
         yield "its reservation has no blocks"

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.plan import TARGET, StepPlan
+from streamserve.engine.reservations import evictable, outranks, status_when_dropped
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus
 from streamserve.engine.swap import SwapSpace
 from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.cost import CostModel
@@ -69,7 +71,7 @@ class KVAllocator:
         cached = self._tables.match(sequence)
         missing = self._missing(sequence, cached)
         free = self._free_after(cached) + self._swap.pending_free
-        below = sum(len(s.blocks) for s in self._evictable(sequence))
+        below = sum(len(s.kv.blocks) for s in self._evictable(sequence))
         if self.running() and missing > free + below:
             return None
         self._tables.attach(sequence, cached)
@@ -81,6 +83,7 @@ class KVAllocator:
         tokens = sequence.pending + 1
         if self._evict_for(sequence, tokens) and not self._tables.shortage(sequence, tokens):
             self._tables.grow(sequence, tokens)
+            sequence.become(SequenceStatus.AWAITING_KV)
             return True
         self._tables.drop(sequence)
         return False
@@ -123,40 +126,45 @@ class KVAllocator:
             - self._swap.blocks_needed(sequence, cached)
             - 1
         )
-        holds, above = _holds_reservation(sequence), True
+        above = True
         for other in self._ranked:
             if other is sequence:
                 above = False
-            elif other.waiting and not other.blocks and other.todo(self._idle):
-                other_holds = _holds_reservation(other)
-                outranks = other_holds if other_holds != holds else above
-                if outranks:
-                    shared = self._tables.match(other)
-                    left -= self._missing(other, shared) + sum(map(self._tables.pool.is_free, shared))
-                    if left < 0:
-                        return True
+            elif (
+                other.passed_over
+                and not other.kv.blocks
+                and other.todo(self._idle)
+                and outranks(other, sequence, above)
+            ):
+                shared = self._tables.match(other)
+                left -= self._missing(other, shared) + sum(map(self._tables.pool.is_free, shared))
+                if left < 0:
+                    return True
         return False
 
     def drop_if_cached(self, sequence: Sequence) -> bool:
         """Whether the prefix index finds as many tokens of a swapped sequence as its host blocks hold; if so,
         the host blocks are freed."""
         known = len(self._tables.match(sequence)) * self._config.block_size
-        if known >= sequence.computed[TARGET]:
+        if known >= sequence.kv.computed[TARGET]:
             self._swap.forget(sequence)
-            sequence.computed = [0] * self._tables.groups
-        return not sequence.swapped
+            sequence.kv.computed = [0] * self._tables.groups
+            sequence.become(SequenceStatus.WAITING)
+            return True
+        return False
 
     def preempt(self, sequence: Sequence) -> None:
         """Free a sequence's blocks. Its KV is swapped to the host pool, or recomputed as far as the prefix
-        index forgets it, as the policy decides. A sequence that only waits for its transfer reservation is
-        always recomputed: no step would swap it in."""
+        index forgets it, as the policy decides. A sequence that has only to be sent is always
+        recomputed: no step would swap it in."""
         sequence.preempted_at = sequence.outputs
         self.preemptions += 1
-        tokens = sequence.computed[TARGET]
+        tokens, sending = sequence.kv.computed[TARGET], sequence.status is SequenceStatus.SENDING
+        survival = sequence.stream.survival if sequence.stream.open else 1.0
         decision = decide(
-            "recompute" if sequence.held else self._config.eviction, self._costs,
-            self._config.max_chunk, max(sequence.computed), self._config.block_size,
-            sequence.survival if sequence.open else 1.0, self._swap.free,
+            "recompute" if sending else self._config.eviction, self._costs,
+            self._config.max_chunk, max(sequence.kv.computed), self._config.block_size,
+            survival, self._swap.free,
         )  # fmt: skip
         if decision.swap:
             self.evictions.swap_predicted += decision.swap_seconds
@@ -167,12 +175,13 @@ class KVAllocator:
         self.evictions.recomputes += 1
         self._recomputing[sequence.id] = tokens
         self._tables.drop(sequence)
+        sequence.become(status_when_dropped(sequence))
         sequence.epoch += 1
 
     def preempt_lowest(self) -> None:
         """Preempt the lowest-ranked running sequence that got a token since its last preemption, so that
         every sequence finishes."""
-        moving = [s for s in self._ranked if s.running and s.outputs > s.preempted_at]
+        moving = [s for s in self._ranked if s.kv.blocks and s.outputs > s.preempted_at]
         if moving:
             self.preempt(moving[-1])
 
@@ -197,16 +206,16 @@ class KVAllocator:
 
     def running(self) -> list[Sequence]:
         """Return the sequences that hold blocks."""
-        return [sequence for sequence in self._sequences.values() if sequence.blocks]
+        return [sequence for sequence in self._sequences.values() if sequence.kv.blocks]
 
     def _claim_slots(self, sequence: Sequence) -> bool:
         """Whether there are sequence slots for one more sequence to run with those that have something to
         compute. Frees slots by preempting lower-ranked sequences, but only if that suffices."""
         if _slots(self._sequences.values()) <= self._config.max_num_seqs:
             return True
-        working = [s for s in self.running() if s.held or s.todo(self._idle)]
+        working = [s for s in self.running() if not s.status.schedulable or s.todo(self._idle)]
         missing = _slots(working) + len(sequence.choices) - self._config.max_num_seqs
-        below = [s for s in self._evictable(sequence) if s.held or s.todo(self._idle)]
+        below = [s for s in self._evictable(sequence) if not s.status.schedulable or s.todo(self._idle)]
         if _slots(below) < missing:
             return False  # no eviction in vain: the victim would come back, and be evicted again
         while missing > 0:
@@ -223,17 +232,12 @@ class KVAllocator:
         return self._tables.blocks_for(len(sequence.tokens) + 1) - len(cached)
 
     def _evictable(self, sequence: Sequence) -> list[Sequence]:
-        """Return the running sequences that may be evicted for this one and are not part of the step yet:
-        those that rank lower. The last of them is evicted first. A prompt that holds a transfer reservation
-        waits neither for sequences without one, whatever their ranks, nor for those that wait for theirs.
-        Otherwise both workers might wait for each other's blocks for ever."""
-        index, first = self._ranked.index(sequence), _holds_reservation(sequence)
-        lower = [s for s in self._ranked[:index] if first and not _holds_reservation(s)]
-        lower += [s for s in self._ranked[index + 1 :] if first or not _holds_reservation(s)]
-        lower = [s for s in lower if not s.held]  # blocks reserved in this very step are promised
-        if sequence.granted:
-            lower += [s for s in self._sequences.values() if s.held and s.handoff and not s.granted]
-        return [s for s in lower if s.blocks and s.id not in self._proposed and s.id not in self._swap.moving]
+        """Return the sequences with blocks that may be evicted for this one and are not part of the step yet.
+        The last of them is evicted first."""
+        below = evictable(sequence, self._ranked, self._sequences.values())
+        return [
+            s for s in below if s.kv.blocks and s.id not in self._proposed and s.id not in self._swap.moving
+        ]
 
     def _evict_for(self, sequence: Sequence, tokens: int) -> bool:
         """Evict lower-ranked sequences until the next `tokens` tokens of a sequence fit, at the latest when
@@ -248,15 +252,9 @@ class KVAllocator:
         streams are evicted first."""
         below = self._evictable(sequence)
         if below:
-            idle = [s for s in below if s.open and not s.todo(self._idle)]
+            idle = [s for s in below if s.stream.open and not s.todo(self._idle)]
             self.preempt(_best_fit(idle, missing) if idle else below[-1])
         return bool(below)
-
-
-def _holds_reservation(sequence: Sequence) -> bool:
-    """Whether another worker holds blocks for the sequence and a request waits for its KV, as for every
-    prompt that is handed over. A KV write-back may be given up: no request waits for it."""
-    return sequence.granted and not sequence.returned
 
 
 def _slots(sequences: Iterable[Sequence]) -> int:
@@ -267,5 +265,5 @@ def _slots(sequences: Iterable[Sequence]) -> int:
 def _best_fit(idle: list[Sequence], missing: int) -> Sequence:
     """Return the smallest sequence that frees `missing` blocks, or else the largest: copying blocks out takes
     time."""
-    enough = [sequence for sequence in idle if len(sequence.blocks) >= missing]
-    return (min if enough else max)(enough or idle, key=lambda sequence: len(sequence.blocks))
+    enough = [sequence for sequence in idle if len(sequence.kv.blocks) >= missing]
+    return (min if enough else max)(enough or idle, key=lambda sequence: len(sequence.kv.blocks))

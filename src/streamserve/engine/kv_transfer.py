@@ -8,6 +8,7 @@ from streamserve.engine.observer import Observer
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
@@ -40,7 +41,11 @@ class KVTransferManager:
         """Return the sequences whose KV may be in transfer to other workers."""
         if self._outgoing is None:
             return []
-        return [s for s in self._scheduler.sequences.values() if s.handoff and s.granted]
+        return [
+            s
+            for s in self._scheduler.sequences.values()
+            if s.transfer.role.sends and s.transfer.has_reservation
+        ]
 
     def serves(self, phase: Phase) -> bool:
         """Whether this worker serves requests in this phase."""
@@ -72,14 +77,14 @@ class KVTransferManager:
     def advance(self, sequence: Sequence, coming: int = 0) -> None:
         """Send more KV of a sequence, including the next `coming` tokens that the step about to run
         computes."""
-        if self._outgoing and sequence.handoff and self._outgoing.advance(sequence, coming):
+        if self._outgoing and sequence.transfer.role.sends and self._outgoing.advance(sequence, coming):
             self._observer.on_event("mid-layer push", sequence.request)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; blocks that other workers read or write are kept until they no longer do."""
-        if self._outgoing and sequence.handoff:
+        if self._outgoing and sequence.transfer.role.sends:
             self._outgoing.drop(sequence)
-        if self._incoming and sequence.reserved:
+        if self._incoming and sequence.transfer.role is TransferRole.RECEIVER:
             self._incoming.withdraw(sequence)
         self._scheduler.remove(sequence)
 
@@ -109,7 +114,7 @@ class KVTransferManager:
             for sequence in side.sequences() if side else ():
                 if live.get(sequence.id) is not sequence:
                     yield f"a transfer reservation is for sequence {sequence.id}, which is gone"
-                if side is self._incoming and not (sequence.held and sequence.reserved):
+                if side is self._incoming and sequence.status is not SequenceStatus.AWAITING_KV:
                     yield f"sequence {sequence.id} waits for KV, but takes part in steps"
 
     def report(self) -> TransferReport | None:
@@ -140,11 +145,12 @@ class KVTransferManager:
             error = "no sequence waits for this reservation"
             self._updates.append(Pushed(message.request, message.attempt, message.reservation_id, error))
             return
-        sequence.held = sequence.reserved = False
-        have = sequence.computed[TARGET]
-        for group, known in enumerate(sequence.computed[: message.groups]):
+        sequence.become(SequenceStatus.RUNNING)
+        sequence.transfer.role = TransferRole.LOCAL
+        have = sequence.kv.computed[TARGET]
+        for group, known in enumerate(sequence.kv.computed[: message.groups]):
             if known >= have:  # the part that was not sent was cached in this group too
-                sequence.computed[group] = len(sequence.tokens)
+                sequence.kv.computed[group] = len(sequence.tokens)
         self._scheduler.tables.register(sequence)
         sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
         if not sequence.choices:
@@ -152,4 +158,4 @@ class KVTransferManager:
             return
         for branch in self._scheduler.fork(sequence):
             branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
-            branch.first_token_at = message.began[branch.choices[0]]
+            branch.clock.first_token_at = message.began[branch.choices[0]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import DecodeClock, Sequence
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Progress, Token, Withdrawn
 from streamserve.scheduling.eviction import learn_survival
@@ -58,11 +58,12 @@ class Streams:
             self._merge(sequence, others)
             self._change(sequence, message)
             branches = [sequence]
-            if sequence.early:
+            if sequence.stream.early:
                 events.append(Withdrawn(sequence.request, sequence.attempt, message.version))
         for branch in branches:
-            branch.version, branch.tail, branch.open = message.version, message.tail, not message.finish
-            branch.finished_at = message.arrival if message.finish else None
+            stream = branch.stream
+            stream.version, stream.tail, stream.open = message.version, message.tail, not message.finish
+            stream.finished_at = message.arrival if message.finish else None
         events.append(_progress(branches[0]))
         if message.finish:
             self._finish(branches[0])
@@ -73,11 +74,11 @@ class Streams:
     def progress(self, id: int, now: float) -> list[Event]:
         """Return the Progress event of a prompt stream after a step, if one is due."""
         sequence = self._scheduler.sequences.get(id)
-        if sequence is None or not sequence.open or sequence.outputs:
+        if sequence is None or not sequence.stream.open or sequence.outputs:
             return []
-        if sequence.todo(idle=False) and now - sequence.progress_at < PROGRESS_SECONDS:
+        if sequence.todo(idle=False) and now - sequence.stream.progress_at < PROGRESS_SECONDS:
             return []
-        sequence.progress_at = now
+        sequence.stream.progress_at = now
         return [_progress(sequence)]
 
     def _branches(self, message: Edit) -> list[Sequence]:
@@ -86,7 +87,8 @@ class Streams:
         return [
             sequence
             for sequence in self._scheduler.sequences.values()
-            if (sequence.request, sequence.attempt) == (message.request, message.attempt) and sequence.open
+            if (sequence.request, sequence.attempt) == (message.request, message.attempt)
+            and sequence.stream.open
         ]
 
     def _refusal(self, message: Edit, sequence: Sequence) -> str:
@@ -119,10 +121,10 @@ class Streams:
     def _change(self, sequence: Sequence, message: Edit) -> None:
         """Apply an edit to the sequence's tokens and KV. What executor and drafter know of it after the
         retained prefix is void."""
-        before = sequence.prompt_length - sequence.tail
-        sequence.survival = learn_survival(sequence.survival, message.retained, before)
+        before = sequence.prompt_length - sequence.stream.tail
+        sequence.stream.survival = learn_survival(sequence.stream.survival, message.retained, before)
         self.survival = learn_survival(self.survival, message.retained, before)
-        sequence.retained_lengths.append(message.retained)
+        sequence.stream.retained_lengths.append(message.retained)
         self.counters.chunks += 1
         # The last token is always computed anew, since its logits are needed.
         last = message.retained + len(message.tokens) - 1
@@ -130,21 +132,21 @@ class Streams:
         sequence.tokens = sequence.tokens[: message.retained] + message.tokens
         sequence.prompt_length = len(sequence.tokens)
         sequence.params = message.params or sequence.params
-        sequence.final_event = None
-        sequence.first_token_at, sequence.decode_seconds, sequence.clock_start = None, 0.0, 1
+        sequence.stream.final_event = None
+        sequence.clock = DecodeClock()
         sequence.preempted_at = -1
         sequence.epoch += 1
         sequence.state_stale = True
-        sequence.last_chunk_at = message.arrival
+        sequence.stream.last_chunk_at = message.arrival
 
     def _finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
         self.counters.tokens += sequence.prompt_length
-        self.counters.computed_before += min(sequence.computed[TARGET], sequence.prompt_length)
+        self.counters.computed_before += min(sequence.kv.computed[TARGET], sequence.prompt_length)
 
     def _release(self, sequence: Sequence) -> list[Event]:
         """Return the event that was held back, of an early answer that now stands."""
-        event: Token | Finished | None = sequence.final_event
+        event: Token | Finished | None = sequence.stream.final_event
         if event is None:
             return []
         self._scheduler.remove(sequence)
@@ -159,5 +161,7 @@ def _changes(message: Edit, sequence: Sequence) -> bool:
 
 
 def _progress(sequence: Sequence) -> Progress:
-    computed = min(sequence.computed[TARGET], sequence.prompt_length)
-    return Progress(sequence.request, sequence.attempt, sequence.version, computed, sequence.prompt_length)
+    computed = min(sequence.kv.computed[TARGET], sequence.prompt_length)
+    return Progress(
+        sequence.request, sequence.attempt, sequence.stream.version, computed, sequence.prompt_length
+    )

@@ -17,7 +17,9 @@ from streamserve.engine.batch import BatchCandidates
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_allocator import KVAllocator
 from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
+from streamserve.engine.reservations import is_admitted_first, waits_for_prefix
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.swap import SwapSpace, truncate
 from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.budget import divide
@@ -47,9 +49,11 @@ class _Step:
     """A step being composed, from the batch candidates `candidates`; the sequences in `decoding` decode.
 
     * `budget`: query tokens left.
-    * `starts_left`: how many waiting sequences may still start; 0 once one has to wait that must not be
-      overtaken.
-    * `slots_left`: sequence slots left, one for each output choice.
+    * `free_slots`: sequence slots left, one for each output choice.
+    * `prefix_waits_left`: how many sequences may still be passed over because another one computes their next
+      block.
+    * `admission_open`: whether waiting sequences may still start. Not once one has to wait that must not be
+      overtaken, or no prefix waits are left.
     * `pending_hashes`: hashes of the blocks that running sequences are about to compute, of complete prompts
       and of prompt streams.
     * `has_complete_prompt`: whether a complete prompt is part of the step.
@@ -58,8 +62,9 @@ class _Step:
     candidates: BatchCandidates
     decoding: set[int]
     budget: int
-    starts_left: int
-    slots_left: int
+    free_slots: int
+    prefix_waits_left: int
+    admission_open: bool = True
     pending_hashes: tuple[set[bytes], set[bytes]] = field(default_factory=lambda: (set(), set()))
     proposals: dict[int, Proposal] = field(default_factory=dict)
     has_complete_prompt: bool = False
@@ -89,7 +94,7 @@ class Scheduler:
         """Whether a step could do anything: run a sequence, or let the executor forget one. A prompt stream
         whose known tokens are computed is no work."""
         sequences = self.sequences.values()
-        return bool(self.released) or any(not s.held and s.todo(idle=True) for s in sequences)
+        return bool(self.released) or any(s.status.schedulable and s.todo(idle=True) for s in sequences)
 
     def of(self, request: str) -> list[Sequence]:
         """Return the sequences of a request."""
@@ -112,6 +117,7 @@ class Scheduler:
         branches = [sequence.branch(self.new_id(), choice) for choice in others]
         for branch in branches:
             self.tables.fork(sequence, branch)
+            branch.become(SequenceStatus.RUNNING)
             self.add(branch)
         return [sequence, *branches]
 
@@ -133,8 +139,8 @@ class Scheduler:
             if chunk is None:
                 continue
             cached = None
-            sequence.waiting = not sequence.running
-            if sequence.waiting:
+            sequence.passed_over = sequence.status is not SequenceStatus.RUNNING
+            if sequence.passed_over:
                 cached = self._start(sequence, step)
                 if cached is None:
                     continue
@@ -145,7 +151,7 @@ class Scheduler:
                 self._propose(sequence, tokens, chunk, cached, step)
             elif cached is not None:
                 self.tables.drop(sequence)
-                step.starts_left = 0
+                step.admission_open = False
         return list(step.proposals.values())
 
     def _begin(self, candidates: BatchCandidates) -> "_Step":
@@ -159,7 +165,7 @@ class Scheduler:
             self.allocator.preempt_lowest()
         if len(decoding) < len(candidates.service_order):
             for other in candidates.service_order:
-                if other.running:
+                if other.status is SequenceStatus.RUNNING:
                     step.pending_hashes[candidates.deferred(other)].update(self.tables.pending_hashes(other))
         return step
 
@@ -170,55 +176,63 @@ class Scheduler:
         if not sequence.todo(candidates.idle) or sequence.id in self.swap.moving:
             return None
         with_prompt = candidates.exclusive and not step.decoding.issuperset(step.proposals)
-        if sequence.id in step.decoding and (not sequence.running or with_prompt):
+        if sequence.id in step.decoding and (sequence.status is not SequenceStatus.RUNNING or with_prompt):
             return None  # just evicted for one that ranks higher, or not to decode in a batch with a prompt
         if step.has_complete_prompt and candidates.deferred(sequence):
             return None  # deferred: no client waits for its output yet
         chunk = candidates.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
-        return chunk if chunk.tokens and step.slots_left >= len(sequence.choices) else None
+        return chunk if chunk.tokens and step.free_slots >= len(sequence.choices) else None
 
     def _start(self, sequence: Sequence, step: "_Step") -> int | None:
         """Admit a waiting sequence. Returns the number of its tokens that were cached; None if it is not to
-        compute anything now. A sequence that holds a transfer reservation waits for no other: others may be
-        waiting for the blocks reserved for it."""
-        if not (step.starts_left or sequence.granted):
+        compute anything now."""
+        if not (step.admission_open or is_admitted_first(sequence)):
             return None
         deferred = step.candidates.deferred(sequence)
-        head = None if sequence.reserved or sequence.granted else self.tables.next_hash(sequence)
-        if any(head in hashes for hashes in step.pending_hashes[: 1 + deferred]):
-            step.starts_left -= 1
-            return None  # another computes its next block: it will be a prefix hit soon
-        if sequence.swapped and not self.allocator.drop_if_cached(sequence):
-            if self.allocator.must_yield(sequence):
-                return None
-            step.starts_left = step.starts_left if self.allocator.swap_in(sequence) else 0
+        if self._next_block_is_pending(sequence, step):
+            step.prefix_waits_left -= 1
+            step.admission_open = step.prefix_waits_left > 0
+            return None
+        if sequence.status is SequenceStatus.SWAPPED and not self.allocator.drop_if_cached(sequence):
+            if not self.allocator.must_yield(sequence) and not self.allocator.swap_in(sequence):
+                step.admission_open = False
             return None
         cached = self.allocator.admit(sequence)
         if cached is None:
-            step.starts_left *= deferred
-        elif not sequence.reserved:
+            step.admission_open = step.admission_open and deferred
+        elif sequence.transfer.role is not TransferRole.RECEIVER:
             step.pending_hashes[deferred].update(self.tables.pending_hashes(sequence))
             return cached
         elif self.allocator.reserve(sequence):
-            sequence.held = True
             self.reserved.append(sequence)
         else:
-            step.starts_left = 0
+            step.admission_open = False
         return None
+
+    def _next_block_is_pending(self, sequence: Sequence, step: "_Step") -> bool:
+        """Whether a sequence waits because another one computes its next block: it will be a prefix hit soon.
+        Complete prompts do not wait for prompt streams that are deferred."""
+        if not waits_for_prefix(sequence):
+            return False
+        head, deferred = self.tables.next_hash(sequence), step.candidates.deferred(sequence)
+        return any(head in hashes for hashes in step.pending_hashes[: 1 + deferred])
 
     def _propose(
         self, sequence: Sequence, tokens: int, chunk: Chunk, cached: int | None, step: "_Step"
     ) -> None:
         """Add a sequence to the step, with `tokens` query tokens."""
         step.has_complete_prompt = step.has_complete_prompt or not (
-            sequence.open or sequence.id in step.decoding
+            sequence.stream.open or sequence.id in step.decoding
         )
         step.budget -= tokens
-        step.slots_left -= len(sequence.choices)
-        sequence.waiting = False
+        step.free_slots -= len(sequence.choices)
+        sequence.passed_over = False
         nodes = self._nodes(sequence, tokens) if self.drafting else 0
         step.proposals[sequence.id] = Proposal(sequence, tokens, min(tokens, chunk.due), nodes, cached)
-        if cached is not None and not sequence.returned:
+        if cached is None:
+            return
+        sequence.become(SequenceStatus.RUNNING)
+        if sequence.transfer.role is not TransferRole.WRITE_BACK:
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += cached
 
@@ -233,8 +247,12 @@ class Scheduler:
             sequence = proposal.sequence
             self.tables.trim(sequence, chunk + (len(tree) - 1 if tree else 0))
             if not chunk:
+                if not sequence.kv.blocks:
+                    sequence.become(SequenceStatus.WAITING)
                 continue
-            if (sequence.state_stale or not sequence.state_sent) and (sequence.early or not sequence.open):
+            if (sequence.state_stale or not sequence.state_sent) and (
+                sequence.stream.early or not sequence.stream.open
+            ):
                 admitted.append(_state(sequence))
                 sequence.state_sent, sequence.state_stale = True, False
             spans.append(_span(sequence, chunk, tree))
@@ -266,11 +284,11 @@ class Scheduler:
         pending = sequence.pending
         if (
             tokens < pending
-            or pending > (1 if sequence.open else MAX_PROMPT_TAIL)
+            or pending > (1 if sequence.stream.open else MAX_PROMPT_TAIL)
             or len(sequence.choices) > 1
         ):
             return 0
-        if not sequence.params.speculation.enabled or sequence.handoff:
+        if not sequence.params.speculation.enabled or sequence.transfer.role.sends:
             return 0  # a prefill worker samples one token of each choice
         max_nodes = min(self.config.draft_nodes, sequence.params.speculation.max_nodes)
         return max(0, min(max_nodes, sequence.outputs_left(self.config.max_model_len) - 1))
@@ -287,7 +305,7 @@ def _state(sequence: Sequence) -> SequenceState:
 
 
 def _span(sequence: Sequence, chunk: int, tree: TokenTree | None) -> Span:
-    start = sequence.computed[TARGET]
+    start = sequence.kv.computed[TARGET]
     tokens = sequence.tokens[start : start + chunk]
     if chunk == sequence.pending:
         tree = tree or root(tokens[-1])
@@ -295,7 +313,7 @@ def _span(sequence: Sequence, chunk: int, tree: TokenTree | None) -> Span:
         sequence.id,
         start,
         tokens,
-        list(sequence.blocks),
+        list(sequence.kv.blocks),
         tree=tree,
         choices=sequence.choices if tree else (),
         prompt_logprobs=None if sequence.prompt_logprobs_done else sequence.params.prompt_logprobs,

@@ -1,4 +1,4 @@
-"""A sequence: the tokens of one output choice, and how many of them each KV cache group has computed."""
+"""A sequence: the tokens of one output choice, and the state of their computation."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from itertools import takewhile
 from math import inf
 
 from streamserve.engine.plan import TARGET
+from streamserve.engine.status import TRANSITIONS, SequenceStatus, TransferRole
 from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.slo import MISSED_REQUIREMENT, NO_REQUIREMENT, LatencyRequirement
@@ -14,24 +15,86 @@ MAX_EDITS = 64
 """Number of edits of a prompt stream that are remembered."""
 
 
+class StatusError(AssertionError):
+    """A sequence's status was to change in a way that is not legal."""
+
+
+@dataclass(slots=True)
+class KVState:
+    """The KV of a sequence: what each KV cache group has computed, and the blocks that hold it.
+
+    tokens     prompt ─────────────┬ outputs ──┐
+    computed   ──────────────┐ KV in the group │      number of tokens, for each group
+    blocks     [b0][b1][b2][b3]                       cover at least `computed` positions
+    hashes     of the full blocks, as far as needed; `root` is the hash before the first block
+
+    `cached`: cached prefix length in tokens, as of the last lookup in the prefix index. `host_blocks` hold
+    the KV while the sequence is swapped out.
+    """
+
+    root: bytes
+    computed: list[int]
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    cached: int = 0
+    host_blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class DecodeClock:
+    """The decode clock runs from the first token on, even while the sequence is preempted, because the client
+    waits meanwhile. `seconds` is its value when the step began, `start` the number of outputs when it
+    started."""
+
+    first_token_at: float | None = None
+    seconds: float = 0.0
+    start: int = 1
+
+
+@dataclass(slots=True)
+class PromptStreamState:
+    """The state of a prompt stream; that of a prompt that was complete at once never changes.
+
+    While its prompt is `open` it may be edited, which `version` counts, and it is only sampled if answered
+    `early`; the prompt's last `tail` tokens are computed last.
+
+    * `last_chunk_at`: when the latest part of the prompt arrived.
+    * `finished_at`: when the stream was finished; None while it is open, and for other prompts.
+    * `retained_lengths`: retained prefix lengths of the latest edits, in tokens.
+    * `survival`: the share of the prompt that is expected to survive its next edit.
+    * `progress_at`: when the latest Progress event was sent.
+    * `final_event`: the final event of an early answer, held back: it stands once the prompt is finished.
+    """
+
+    open: bool = False
+    early: bool = False
+    tail: int = 0
+    version: int = 0
+    last_chunk_at: float = 0.0
+    survival: float = 1.0
+    finished_at: float | None = None
+    retained_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EDITS))
+    progress_at: float = -1.0
+    final_event: Token | Finished | None = None
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A sequence's part in a KV transfer. `has_reservation`: whether it holds a transfer reservation, that is
+    blocks on the worker that its KV is sent to."""
+
+    role: TransferRole = TransferRole.LOCAL
+    has_reservation: bool = False
+
+
 @dataclass(eq=False)
 class Sequence:
-    """A sequence is *running* while it holds blocks, *swapped* while host blocks hold its KV, and otherwise
-    waits.
-
-    tokens     prompt ─────────────┬ outputs ──┐      len(tokens)
-    computed   ──────────────┐ KV in the group │      pending = len(tokens) - computed
-    blocks     [b0][b1][b2][b3]                       cover at least `computed` positions
-    hashes     of the full blocks, as far as needed
+    """The tokens of one output choice: its prompt and its outputs. Its `status` says what it holds
+    (engine/status.py); `pending` tokens have no KV yet.
 
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
-    choices; they fork when its prompt is computed, and then each has one.
-
-    While its prompt is `open` (a prompt stream) it may be edited, which `version` counts, and it is only
-    sampled if answered `early`; the prompt's last `tail` tokens are computed last.
-
-    The decode clock runs from the first token on, even while the sequence is preempted, because the client
-    waits meanwhile. `decode_seconds` is its value when the step began.
+    choices; they fork when its prompt is computed, and then each has one. With `check` an illegal change of
+    status raises.
     """
 
     id: int
@@ -41,111 +104,91 @@ class Sequence:
     params: SamplingParams
     prompt_length: int
     tokens: list[int]
-    root: bytes
     priority: int
     arrival: float
-    computed: list[int]
-    blocks: list[int] = field(default_factory=list)
-    cached: int = 0
-    """Cached prefix length in tokens, as of the last lookup in the prefix index."""
-    hashes: list[bytes] = field(default_factory=list)
+    kv: KVState
+    clock: DecodeClock = field(default_factory=DecodeClock)
+    stream: PromptStreamState = field(default_factory=PromptStreamState)
+    transfer: Transfer = field(default_factory=Transfer)
+    status: SequenceStatus = SequenceStatus.WAITING
+    passed_over: bool = False
+    """Whether it could not start when a step last considered it: for lack of memory or sequence slots, or
+    because another sequence computes its next block."""
+    aged_in: bool = False
+    """Whether it was aged in: admitted although that may make other requests miss their targets."""
+    preempted_at: int = -1
+    """Number of outputs when it was last preempted."""
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0
     epoch: int = 0
-    preempted_at: int = -1
-    """Number of outputs when it was last preempted."""
-    first_token_at: float | None = None
-    decode_seconds: float = 0.0
-    clock_start: int = 1
-    """Number of outputs when the decode clock started."""
     state_sent: bool = False
     """Whether the executor holds this sequence's sampling state."""
     state_stale: bool = False
     """Whether the executor's sampling state is of an earlier prompt."""
-    swapped: list[int] = field(default_factory=list)
-    """Host blocks that hold the `computed` tokens' KV while the sequence is swapped out."""
-    open: bool = False
-    early: bool = False
-    tail: int = 0
-    version: int = 0
-    last_chunk_at: float = 0.0
-    """When the latest part of the prompt arrived."""
-    finished_at: float | None = None
-    """When a prompt stream was finished; None for one that is open, and for other prompts."""
-    retained_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EDITS))
-    """Retained prefix lengths of the latest edits, in tokens."""
-    survival: float = 1.0
-    """The share of a prompt stream that is expected to survive its next edit."""
-    progress_at: float = -1.0
-    """When the latest Progress event was sent."""
-    final_event: Token | Finished | None = None
-    """The final event of an early answer, held back: it stands once the prompt is finished."""
-    handoff: bool = False
-    """Whether its KV goes to another worker."""
-    granted: bool = False
-    """Whether it holds a transfer reservation: blocks on that other worker."""
-    returned: bool = False
-    """Whether the transfer is a KV write-back for the next turn of a chat: no request waits for it."""
-    reserved: bool = False
-    """Whether another worker computes its KV: until that has arrived, it only needs blocks."""
-    aged_in: bool = False
-    """Whether it was aged in: admitted although that may make other requests miss their targets."""
-    held: bool = False
-    """Whether it takes no part in steps, because other workers read or write its blocks."""
-    waiting: bool = False
-    """Whether it could not start when it was last considered: for lack of memory or sequence slots, or
-    because another sequence computes its next block."""
+    check: bool = False
 
-    @property
-    def running(self) -> bool:
-        return bool(self.blocks)
+    def become(self, status: SequenceStatus) -> None:
+        """Change the status. Raises StatusError, with `check`, if it may not follow the present one."""
+        if self.check and status not in TRANSITIONS[self.status]:
+            raise StatusError(
+                f"sequence {self.id} of {self.request} cannot become {status.label}: "
+                f"it is {self.status.label}"
+            )
+        self.status = status
 
     @property
     def pending(self) -> int:
         """Number of tokens whose target KV is not computed yet; 1 while decoding."""
-        return len(self.tokens) - self.computed[TARGET]
+        return len(self.tokens) - self.kv.computed[TARGET]
 
     def todo(self, idle: bool) -> int:
         """Return how many tokens a step should compute. Of a prompt stream without an early answer that is
         all but the last token, whose output is not needed yet, and its tail only where a step would be `idle`
         otherwise. A swapped prompt stream has nothing to compute until as many new tokens have arrived as it
         has computed: for fewer, the copies would take longer than they save."""
-        if self.final_event is not None:
+        stream = self.stream
+        if stream.final_event is not None:
             return 0
-        pending = len(self.tokens) - self.computed[TARGET]
-        if not self.open or self.early:
+        computed = self.kv.computed[TARGET]
+        pending = len(self.tokens) - computed
+        if not stream.open or stream.early:
             return pending
-        last = 1 if idle else self.tail or 1
-        if self.swapped and not idle and pending - last < self.computed[TARGET]:
+        last = 1 if idle else stream.tail or 1
+        if self.status is SequenceStatus.SWAPPED and not idle and pending - last < computed:
             return 0
         return pending - last if pending > last else 0
 
     @property
     def streamed(self) -> bool:
         """Whether its prompt is, or was, a prompt stream."""
-        return self.open or self.finished_at is not None
+        return self.stream.open or self.stream.finished_at is not None
 
     @property
     def edit_stability(self) -> int:
         """Edit stability: how many of the latest edits in a row retained the token to compute next."""
-        computed = self.computed[TARGET]
-        return sum(1 for _ in takewhile(lambda kept: kept > computed, reversed(self.retained_lengths)))
+        computed = self.kv.computed[TARGET]
+        return sum(1 for _ in takewhile(lambda kept: kept > computed, reversed(self.stream.retained_lengths)))
 
     @property
     def edit_stable_tokens(self) -> int:
         """How many tokens from there on are about as edit-stable: up to the end of the next retained prefix
         of a recent edit."""
-        computed = self.computed[TARGET]
+        computed = self.kv.computed[TARGET]
         return (
-            min((kept for kept in self.retained_lengths if kept > computed), default=len(self.tokens))
+            min((kept for kept in self.stream.retained_lengths if kept > computed), default=len(self.tokens))
             - computed
         )
 
     @property
     def decoding(self) -> bool:
         """Whether it lacks only the KV of its last token, and is to be sampled."""
-        sampled = self.final_event is None and (not self.open or self.early)
-        return sampled and bool(self.blocks) and len(self.tokens) == self.computed[TARGET] + 1
+        stream = self.stream
+        sampled = stream.final_event is None and (not stream.open or stream.early)
+        return (
+            sampled
+            and self.status is SequenceStatus.RUNNING
+            and len(self.tokens) == self.kv.computed[TARGET] + 1
+        )
 
     @property
     def outputs(self) -> int:
@@ -154,14 +197,15 @@ class Sequence:
     @property
     def completed_at(self) -> float:
         """When the prompt was complete."""
-        return self.arrival if self.finished_at is None else self.finished_at
+        finished_at = self.stream.finished_at
+        return self.arrival if finished_at is None else finished_at
 
     @property
     def deadline(self) -> float | None:
         """When its first token is due; None without a target, after the first token, and while the prompt is
         a stream: the time to first token counts from the end of the prompt."""
         ttft = self.params.slo.ttft_ms
-        return None if ttft is None or self.outputs or self.open else self.completed_at + ttft / 1000
+        return None if ttft is None or self.outputs or self.stream.open else self.completed_at + ttft / 1000
 
     @property
     def requirement(self) -> LatencyRequirement:
@@ -170,14 +214,15 @@ class Sequence:
         tpot = self.params.slo.tpot_ms
         if tpot is None or not self.outputs:
             return NO_REQUIREMENT
-        if self.first_token_at is not None and self.late(self.first_token_at):
+        clock = self.clock
+        if clock.first_token_at is not None and self.late(clock.first_token_at):
             return MISSED_REQUIREMENT
-        return LatencyRequirement(tpot / 1000, self.decode_seconds, max(0, self.outputs - self.clock_start))
+        return LatencyRequirement(tpot / 1000, clock.seconds, max(0, self.outputs - clock.start))
 
     def late(self, now: float) -> bool:
         """Whether a first token at `now` would miss its target."""
         ttft = self.params.slo.ttft_ms
-        return ttft is not None and not self.open and now > self.completed_at + ttft / 1000
+        return ttft is not None and not self.stream.open and now > self.completed_at + ttft / 1000
 
     def tpot(self, now: float) -> float | None:
         """Return its target for the time per output token, in seconds; inf if it has missed its target for
@@ -185,17 +230,19 @@ class Sequence:
         tpot = self.params.slo.tpot_ms
         if tpot is None:
             return None
-        first = now if self.first_token_at is None and not self.outputs else self.first_token_at
+        first = self.clock.first_token_at
+        first = now if first is None and not self.outputs else first
         return inf if first is not None and self.late(first) else tpot / 1000
 
     def tick(self, now: float) -> None:
         """Read the decode clock as a step begins. The clock starts at the first step that finds an output
         token."""
-        if self.first_token_at is None:
+        clock = self.clock
+        if clock.first_token_at is None:
             if len(self.tokens) == self.prompt_length:
                 return
-            self.first_token_at, self.clock_start = now, self.outputs
-        self.decode_seconds = max(0.0, now - self.first_token_at)
+            clock.first_token_at, clock.start = now, self.outputs
+        clock.seconds = max(0.0, now - clock.first_token_at)
 
     def outputs_left(self, max_model_len: int) -> int:
         """Return how many tokens it may still output."""
@@ -226,14 +273,16 @@ class Sequence:
             params=self.params,
             prompt_length=self.prompt_length,
             tokens=list(self.tokens),
-            root=self.root,
             priority=self.priority,
             arrival=self.arrival,
-            computed=[],
-            open=self.open,
-            early=self.early,
-            tail=self.tail,
-            version=self.version,
-            last_chunk_at=self.last_chunk_at,
-            survival=self.survival,
+            kv=KVState(self.kv.root, []),
+            stream=PromptStreamState(
+                open=self.stream.open,
+                early=self.stream.early,
+                tail=self.stream.tail,
+                version=self.stream.version,
+                last_chunk_at=self.stream.last_chunk_at,
+                survival=self.stream.survival,
+            ),
+            check=self.check,
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import SequenceStatus
 
 
 class SwapSpace:
@@ -40,39 +41,41 @@ class SwapSpace:
 
     def out(self, sequence: Sequence) -> int:
         """Swap a running sequence out into host blocks, of which there must be enough; returns how many."""
-        self._tables.trim_to(sequence, max(sequence.computed))
-        blocks, sequence.blocks = sequence.blocks, []
-        sequence.swapped = [self._free.pop() for _ in blocks]
-        self._copies_out += zip(blocks, sequence.swapped, strict=True)
+        self._tables.trim_to(sequence, max(sequence.kv.computed))
+        blocks, sequence.kv.blocks = sequence.kv.blocks, []
+        sequence.kv.host_blocks = [self._free.pop() for _ in blocks]
+        self._copies_out += zip(blocks, sequence.kv.host_blocks, strict=True)
         self._pinned.append(blocks)
+        sequence.become(SequenceStatus.SWAPPED if blocks else SequenceStatus.WAITING)
         self.moving.add(sequence.id)
         return len(blocks)
 
     def blocks_needed(self, sequence: Sequence, cached: list[int]) -> int:
         """Return the number of KV blocks to allocate for a swapped sequence, whose `cached` blocks are still
         cached."""
-        return max(0, len(sequence.swapped) - len(cached))
+        return max(0, len(sequence.kv.host_blocks) - len(cached))
 
     def back(self, sequence: Sequence, cached: list[int]) -> int:
         """Swap a sequence in: first the `cached` blocks of the prefix index, which hold less than was
         computed, then copies of the rest. Returns the number of copies."""
-        computed = list(sequence.computed)
+        computed = list(sequence.kv.computed)
         self._tables.attach(sequence, cached)
-        fresh = [self._tables.pool.allocate() for _ in sequence.swapped[len(cached) :]]
-        self._copies_in += zip(sequence.swapped[len(cached) :], fresh, strict=True)
-        for group, known in enumerate(sequence.computed):
+        fresh = [self._tables.pool.allocate() for _ in sequence.kv.host_blocks[len(cached) :]]
+        self._copies_in += zip(sequence.kv.host_blocks[len(cached) :], fresh, strict=True)
+        for group, known in enumerate(sequence.kv.computed):
             whole = known == len(cached) * self._tables.block_size
-            sequence.computed[group] = computed[group] if whole else min(known, computed[group])
-        sequence.blocks += fresh
+            sequence.kv.computed[group] = computed[group] if whole else min(known, computed[group])
+        sequence.kv.blocks += fresh
+        sequence.become(SequenceStatus.RUNNING)
         self.moving.add(sequence.id)
-        self._emptied += sequence.swapped
-        sequence.swapped = []
+        self._emptied += sequence.kv.host_blocks
+        sequence.kv.host_blocks = []
         return len(fresh)
 
     def forget(self, sequence: Sequence, retained: int = 0) -> None:
         """Free a sequence's host blocks except the first `retained`. No copy of this step may read them."""
-        self._free += sequence.swapped[retained:]
-        del sequence.swapped[retained:]
+        self._free += sequence.kv.host_blocks[retained:]
+        del sequence.kv.host_blocks[retained:]
 
     def faults(self, swapped: Iterable[list[int]]) -> Iterator[str]:
         """Yield what is wrong with the host blocks between steps, where sequences hold those `swapped`."""
@@ -101,11 +104,13 @@ def truncate(tables: BlockTables, swap: SwapSpace, sequence: Sequence, retained:
     """Truncate a sequence's KV to its first `retained` tokens, on the device or the host; returns how many
     tokens of the target's KV were dropped. A partly retained block that other sequences hold is copied when
     it is written to."""
-    dropped = max(0, sequence.computed[TARGET] - retained)
-    sequence.computed = [min(computed, retained) for computed in sequence.computed]
-    del sequence.hashes[retained // tables.block_size :]
-    blocks = tables.blocks_for(max(sequence.computed))
-    if sequence.swapped:
+    dropped = max(0, sequence.kv.computed[TARGET] - retained)
+    sequence.kv.computed = [min(computed, retained) for computed in sequence.kv.computed]
+    del sequence.kv.hashes[retained // tables.block_size :]
+    blocks = tables.blocks_for(max(sequence.kv.computed))
+    if sequence.kv.host_blocks:
         swap.forget(sequence, blocks)
-    tables.trim_to(sequence, max(sequence.computed))
+    tables.trim_to(sequence, max(sequence.kv.computed))
+    if not blocks and sequence.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED):
+        sequence.become(SequenceStatus.WAITING)
     return dropped

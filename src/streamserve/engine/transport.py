@@ -15,7 +15,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from streamserve.engine.block_pool import BlockPool
+from streamserve.engine.reservations import take_reservation
 from streamserve.engine.sequence import Sequence as Running
+from streamserve.engine.status import TransferRole
 from streamserve.protocol.messages import Pushed
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, TransferReservation
@@ -124,11 +126,13 @@ class Outgoing:
             self._refused.append(Pushed(reservation.request, reservation.attempt, reservation.id, error))
             return False
         self._sending[sequence.id] = _Sending(
-            reservation, sequence, reservation.start, len(sequence.computed), not sequence.returned
+            reservation,
+            sequence,
+            reservation.start,
+            len(sequence.kv.computed),
+            sequence.transfer.role is not TransferRole.WRITE_BACK,
         )
-        sequence.granted = True
-        if sequence.held and not sequence.running:  # preempted while it waited: compute it again
-            sequence.held, sequence.state_stale = False, True
+        take_reservation(sequence)
         return self.advance(sequence)
 
     def _fits(self, reservation: TransferReservation) -> bool:
@@ -146,22 +150,22 @@ class Outgoing:
         computes: whole blocks, and at the end the rest. Sends nothing while its KV is in the host pool: it is
         swapped in before more is computed. Returns whether anything was sent."""
         sending = self._sending.get(sequence.id)
-        if sending is None or sending.error or not sequence.running:
+        if sending is None or sending.error or not sequence.kv.blocks:
             return False
         reservation, size = sending.reservation, self._block_size
-        computed = min(sequence.computed[0] + upcoming, reservation.tokens)
+        computed = min(sequence.kv.computed[0] + upcoming, reservation.tokens)
         done = computed == reservation.tokens
-        if sequence.computed[0] >= reservation.tokens and sending.computed_at is None:
+        if sequence.kv.computed[0] >= reservation.tokens and sending.computed_at is None:
             sending.computed_at = self._clock()
         first, last = sending.sent_tokens // size, -(-computed // size) if done else computed // size
         if last > first:
             skipped = reservation.start // size
-            copies = [(sequence.blocks[i], reservation.blocks[i - skipped]) for i in range(first, last)]
+            copies = [(sequence.kv.blocks[i], reservation.blocks[i - skipped]) for i in range(first, last)]
             for block, _ in copies:
                 self._pool.share(block)
             job = self._transport.push(reservation.to, copies, upcoming > 0)
             sending.in_flight[job] = [block for block, _ in copies]
-            if min(sequence.computed[1:], default=computed) < computed:
+            if min(sequence.kv.computed[1:], default=computed) < computed:
                 sending.groups = 1  # a draft model has not read all of it
         sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
         return last > first
@@ -264,7 +268,7 @@ class Incoming:
 
     def issue(self, sequence: Running) -> TransferReservation:
         """Issue a reservation for a sequence that holds blocks for all its tokens."""
-        start = sequence.computed[0]
+        start = sequence.kv.computed[0]
         id = f"{self._name}/{next(self._numbers)}"
         self._waiting[id] = sequence
         last = -(-len(sequence.tokens) // self._block_size)
@@ -275,7 +279,7 @@ class Incoming:
             choices=sequence.choices,
             tokens=len(sequence.tokens),
             start=start,
-            blocks=sequence.blocks[start // self._block_size : last],
+            blocks=sequence.kv.blocks[start // self._block_size : last],
             to=self._address,
         )
 
@@ -288,7 +292,7 @@ class Incoming:
                 counts,
                 received=counts.received + 1,
                 received_tokens=counts.received_tokens + len(sequence.tokens),
-                hit_tokens=counts.hit_tokens + sequence.computed[0],
+                hit_tokens=counts.hit_tokens + sequence.kv.computed[0],
             )
         return sequence
 
@@ -297,7 +301,7 @@ class Incoming:
         `release`."""
         for reservation_id, other in self._waiting.items():
             if other is sequence:
-                own = sequence.blocks[sequence.computed[0] // self._block_size :]
+                own = sequence.kv.blocks[sequence.kv.computed[0] // self._block_size :]
                 for block in own:
                     self._pool.share(block)
                 self._quarantine[reservation_id] = own

@@ -1,9 +1,18 @@
 """Request validation: refuse a request, or make the sequence that it starts as."""
 
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import DecodeClock, KVState, PromptStreamState, Sequence, Transfer
+from streamserve.engine.status import TransferRole
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Event, Finished, ModelInfo, Submit
+from streamserve.protocol.messages import Event, Finished, ModelInfo, Phase, Submit
 from streamserve.scheduling.feasibility import Load, infeasible
+
+ROLES: dict[Phase, TransferRole] = {
+    "both": TransferRole.LOCAL,
+    "prefill": TransferRole.SENDER,
+    "return": TransferRole.WRITE_BACK,
+    "decode": TransferRole.RECEIVER,
+}
+"""The role of a sequence in a KV transfer, by the part of its request that this worker does."""
 
 
 def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: bool) -> str:
@@ -58,10 +67,16 @@ def final_events(
 
 
 def make_sequence(
-    message: Submit, choices: tuple[int, ...], id: int, root: bytes, groups: int, survival: float
+    message: Submit,
+    choices: tuple[int, ...],
+    id: int,
+    root: bytes,
+    groups: int,
+    survival: float,
+    check: bool = False,
 ) -> Sequence:
     """Return the sequence that these choices of a request start as. `survival`: the share of a prompt stream
-    that its edits are expected to retain."""
+    that its edits are expected to retain. `check`: whether an illegal change of its status raises."""
     return Sequence(
         id=id,
         request=message.request,
@@ -70,21 +85,21 @@ def make_sequence(
         params=message.params,
         prompt_length=len(message.prompt),
         tokens=message.prompt + message.outputs[choices[0]],
-        root=root,
         priority=message.priority,
         arrival=message.arrival,
-        computed=[0] * groups,
+        kv=KVState(root, [0] * groups),
+        clock=DecodeClock(message.began.get(choices[0])),
+        stream=PromptStreamState(
+            open=message.open,
+            early=message.answer_early,
+            tail=message.tail,
+            version=message.version,
+            last_chunk_at=message.arrival,
+            survival=survival,
+        ),
+        transfer=Transfer(ROLES[message.phase]),
         prompt_logprobs_done=message.params.prompt_logprobs is None
         or 0 not in choices
         or message.phase == "decode",
-        first_token_at=message.began.get(choices[0]),
-        handoff=message.phase in ("prefill", "return"),
-        returned=message.phase == "return",
-        reserved=message.phase == "decode",
-        open=message.open,
-        early=message.answer_early,
-        tail=message.tail,
-        version=message.version,
-        last_chunk_at=message.arrival,
-        survival=survival,
+        check=check,
     )

@@ -87,7 +87,15 @@ def _plan(plan: StepPlan) -> dict[str, Any]:
 
 
 def _sequence(sequence: Sequence) -> dict[str, Any]:
-    status = ("open", "early", "handoff", "granted", "returned", "reserved", "held", "waiting", "state_sent")
+    facts = {
+        sequence.status.label: True,
+        sequence.transfer.role.label: True,
+        "open": sequence.stream.open,
+        "early": sequence.stream.early,
+        "has reservation": sequence.transfer.has_reservation,
+        "passed over": sequence.passed_over,
+        "state sent": sequence.state_sent,
+    }
     return {
         "id": sequence.id,
         "request": sequence.request,
@@ -95,8 +103,8 @@ def _sequence(sequence: Sequence) -> dict[str, Any]:
         "choices": sequence.choices,
         "prompt_tokens": sequence.prompt_length,
         "tokens": len(sequence.tokens),
-        "computed": sequence.computed,
-        "blocks": len(sequence.blocks),
-        "swapped": len(sequence.swapped),
-        "status": [name for name in status if getattr(sequence, name)],
+        "computed": sequence.kv.computed,
+        "blocks": len(sequence.kv.blocks),
+        "swapped": len(sequence.kv.host_blocks),
+        "status": [name for name, holds in facts.items() if holds],
     }
