@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Tests of packages that decide without processes, sockets or tensors.
-CHECKED := $(addprefix tests/,draft_service engine fleet protocol scheduling simulate speculation text)
+CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
 
 .PHONY: help install serve check test lint verify campaign docs figures clean
 
