@@ -9,7 +9,7 @@ import contextlib
 
 import typer
 
-from streamserve.bench.command import bench
+from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
 from streamserve.cli.draft import draft
 from streamserve.cli.generate import generate
