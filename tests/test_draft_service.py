@@ -16,7 +16,8 @@ import pytest
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.messages import Submit
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.settings.resolve import SettingsError, resolve
+from streamserve.settings.options import SettingsError
+from streamserve.settings.resolve import resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

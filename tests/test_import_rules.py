@@ -105,9 +105,26 @@ def test_packages_without_torch(package: str) -> None:
 
 
 def test_a_client_process_never_loads_torch() -> None:
-    code = "import sys, streamserve.llm.llm, streamserve.cli.serve; print('torch' in sys.modules)"
+    code = "import sys, streamserve.llm.llm, streamserve.cli.run_server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_command_line_is_quick_to_import() -> None:
+    heavy = {
+        "torch",
+        "transformers",
+        "numpy",
+        "fastapi",
+        "starlette",
+        "pydantic",
+        "uvicorn",
+        "zmq",
+        "aiohttp",
+    }
+    code = "import sys, streamserve.cli.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not heavy & set(done.stdout.split())
 
 
 @pytest.mark.parametrize("package", ["baselines", "scheduling", "speculation"])

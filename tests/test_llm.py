@@ -17,7 +17,7 @@ import pytest
 from streamserve import LLM, SamplingParams
 from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.protocol.reports import Report
-from streamserve.settings.resolve import SettingsError
+from streamserve.settings.options import SettingsError
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 

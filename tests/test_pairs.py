@@ -22,7 +22,8 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
-from streamserve.settings.resolve import SettingsError, resolve, topology
+from streamserve.settings.options import SettingsError
+from streamserve.settings.resolve import resolve, topology
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

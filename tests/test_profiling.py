@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from streamserve.cli.profile import plot
+from streamserve.cli.run_profile import plot
 from streamserve.execution.profile.profile import Profile, user_profiles
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamserve.cli.serve import is_loopback
+from streamserve.cli.run_server import is_loopback
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.serving import serving

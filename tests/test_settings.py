@@ -10,7 +10,8 @@ from streamserve import __version__, embedded
 from streamserve.cli.main import app
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.protocol.errors import CheckpointError
-from streamserve.settings.resolve import SettingsError, options, resolve, to_toml
+from streamserve.settings.options import SettingsError, options
+from streamserve.settings.resolve import resolve, to_toml
 from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamserve.settings import resolve as settings
-from streamserve.settings.resolve import SettingsError, resolve
+from streamserve.settings.options import SettingsError
+from streamserve.settings.resolve import resolve
 from tests.checkpoints import make_checkpoint
 from tests.test_pairs import answers, make_requests, serving
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from streamserve.bench.command import saved_settings
+from streamserve.bench.options import BenchOptions, LoadOptions, ReportOptions, ServerOptions, WorkloadOptions
 from streamserve.cli.main import app
 from tests.bench.fake import answering, streaming
 from tests.checkpoints import make_checkpoint
@@ -125,6 +127,8 @@ def test_ctrl_c_prints_the_results_so_far() -> None:
         (("--request-rate", "0"), "must be positive, or inf"),
         (("--trace", "/none", "--request-rate", "3"), "--trace sets the arrival times"),
         (("--model", "a", "--extra-body", "[]"), "--extra-body must be a JSON object"),
+        (("--num-prompts", "0"), "num_prompts = 0: Expected `int` >= 1"),
+        (("--endpoint", "chats"), "endpoint = 'chats': must be one of completions, chat"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(flags: tuple[str, ...], message: str) -> None:
@@ -132,6 +136,16 @@ def test_a_mistake_is_one_line_and_exit_status_2(flags: tuple[str, ...], message
     assert done.exit_code == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_saved_settings_have_no_api_key() -> None:
+    server = ServerOptions(api_key="secret")
+    options = BenchOptions(server, WorkloadOptions(seed=3), LoadOptions(), ReportOptions(goodput=("ttft:5",)))
+    saved = saved_settings(options, "tiny")
+    assert (saved["model"], saved["seed"], saved["request_rate"], saved["goodput"]) == (
+        "tiny", 3, "inf", ("ttft:5",),
+    )  # fmt: skip
+    assert "secret" not in repr(saved)
 
 
 def test_a_missing_client_library_is_reported_with_the_command_that_installs_it(tmp_path: Path) -> None:

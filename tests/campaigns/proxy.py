@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.config import WorkerConfig
-from streamserve.settings.resolve import Settings
+from streamserve.settings.options import Settings
 
 Forge = Callable[[bytes, bytes], list[bytes]]
 """Maps a worker's identity and the message that was just forwarded to the messages that are sent after it."""

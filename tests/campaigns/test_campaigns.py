@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from streamserve.protocol.config import ModelConfig, ServerConfig
-from streamserve.settings.resolve import options
+from streamserve.settings.options import options
 from tests.campaigns import drive, ledger
 from tests.campaigns.drive import run
 from tests.campaigns.families import FAMILIES, Family, open_campaign

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.cli.serve import RECOMMENDED, recommended_sampling
+from streamserve.cli.run_server import RECOMMENDED, recommended_sampling
 from streamserve.engine.plan import SequenceState, Span, StepPlan
 from streamserve.execution.checkpoint import INDEX, SINGLE
 from streamserve.execution.load import load

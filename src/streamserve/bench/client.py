@@ -4,17 +4,17 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import msgspec
 
 from streamserve.bench.errors import BenchError
 from streamserve.bench.events import DONE, Event, EventSplitter, parse_event
+from streamserve.bench.options import Endpoint
 from streamserve.bench.statistics import Outcome
 from streamserve.bench.workloads import Prompt
 
-Endpoint = Literal["completions", "chat"]
 ROUTES: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 _MAX_ERROR_CHARACTERS = 300

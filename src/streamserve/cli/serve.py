@@ -1,172 +1,19 @@
-"""`streamserve serve`: run the HTTP server over an AsyncLLM, from the bound port to the last request."""
+"""`streamserve serve`: serve a model over HTTP."""
 
-import asyncio
-import contextlib
-import ipaddress
-import json
-import logging
-import socket
-import time
-from pathlib import Path
-from typing import Any
-
-import typer
-import uvloop
-
-from streamserve import __version__
-from streamserve.api.app import create_app
-from streamserve.api.http.connection import Timeouts
-from streamserve.api.http.connection_limits import ConnectionLimits
-from streamserve.api.http.process_memory import bound_allocator, freeze_started
-from streamserve.api.http.server import bind, serve
-from streamserve.api.settings import ApiSettings
-from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.sampling import SamplingParams, check_sampling
-from streamserve.settings.resolve import Settings
-
-_log = logging.getLogger(__name__)
-
-MAX_VOCABULARY = 2**31 - 1
-"""Every token id is below this; used to validate recommended values, which contain no token ids."""
-
-RECOMMENDED = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-}
-"""Fields of a checkpoint's generation_config.json that become defaults of requests."""
+from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
+from streamserve.settings.options import options
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP.
+@with_flags({"Settings": options()})
+def serve(
+    model: Model = None, *, config: Config = None, print_config: PrintConfig = False, flags: Flags
+) -> None:
+    """Serve a model over HTTP with OpenAI's API.
 
-    Raises OSError if the address is in use, CheckpointError or StartError if the model cannot be served,
-    FleetError if the server itself failed.
+    Every setting is also an environment variable (STREAMSERVE_PORT=9000) and a line of a TOML file (port =
+    9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and variables override the file.
     """
-    server = settings.server
-    configure_logging(server.log_level, server.log_format, access_log=server.access_log)
-    with bind(server.host, server.port) as listener:
-        if not (server.api_key or is_loopback(listener)):
-            _log.warning("anyone who can reach %s may use this server: set --api-key-file", server.host)
-        uvloop.run(_serve(settings, listener))
+    settings = server_settings(model, flags, config, print_config)
+    from streamserve.cli.run_server import run
 
-
-async def _serve(settings: Settings, listener: socket.socket) -> None:
-    bound_allocator()
-    llm = AsyncLLM(settings)
-    server = settings.server
-    api = api_settings(settings, local_only=is_loopback(listener) and not server.api_key)
-    timeouts = Timeouts(server.read_timeout, server.write_timeout)
-    typer.echo(f"streamserve {__version__}: loading {settings.name} …")
-    started = time.monotonic()
-    await llm.start(wait=False)
-    try:
-        app = create_app(llm, api)
-        serving = asyncio.create_task(
-            serve(
-                app,
-                listener,
-                timeouts=timeouts,
-                grace_seconds=server.drain_timeout,
-                max_message_bytes=server.max_body_bytes,
-                limits=ConnectionLimits(server.max_connections, server.max_connections_per_address),
-            )
-        )
-        loading = asyncio.create_task(llm.until_ready())
-        failing = asyncio.create_task(llm.until_failed())
-        try:
-            await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
-                await loading  # raises the reason why the model cannot be loaded
-                freeze_started()
-                with contextlib.suppress(OSError):  # standard output is closed, or the disk is full
-                    typer.echo(welcome(llm, settings, listener, time.monotonic() - started))
-                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
-                await (failing if failing.done() else serving)
-        finally:
-            for task in (loading, failing, serving):
-                task.cancel()
-            await asyncio.gather(loading, failing, serving, return_exceptions=True)
-    finally:
-        await llm.close()
-
-
-def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
-    """Return the operator's settings of the API."""
-    server = settings.server
-    return ApiSettings(
-        default_sampling=recommended_sampling(Path(settings.model.path)),
-        max_body_bytes=server.max_body_bytes,
-        max_memory_bytes=server.max_memory_bytes,
-        max_prompts=server.max_requests,
-        request_timeout=server.request_timeout,
-        api_keys=server.api_key,
-        admin_keys=server.admin_key,
-        max_requests_per_key=server.max_requests_per_key,
-        cors_origins=server.cors_origin,
-        tool_parser=server.tool_parser,
-        reasoning_parser=server.reasoning_parser,
-        local_only=local_only,
-        max_streams=server.max_streams,
-        stream_ttl=server.stream_ttl,
-    )
-
-
-def is_loopback(listener: socket.socket) -> bool:
-    """Return whether only this machine can reach a listening socket."""
-    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
-
-
-def recommended_sampling(folder: Path) -> dict[str, Any]:
-    """Return the sampling values that the checkpoint recommends.
-
-    Raises CheckpointError if they cannot be read, or are not valid for any request.
-    """
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return {}
-    try:
-        values = json.loads(path.read_text())
-        recommended = {
-            name: kind(values[name]) for name, kind in RECOMMENDED.items() if values.get(name) is not None
-        }
-        check_sampling(SamplingParams(**recommended), MAX_VOCABULARY)
-        return recommended
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds: float) -> str:
-    """Return the text to print once a server is ready, after `seconds`.
-
-    It shows the model, memory, URL and an example command.
-    """
-    ready, model = llm.ready, llm.model
-    host, port = listener.getsockname()[:2]
-    url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
-    return f"""
-  model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, {model.dtype}
-  memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
-({ready.num_blocks} blocks of {ready.block_size} tokens)
-  limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
-  ready     in {seconds:.1f} s at {url}
-
-  Try it:
-
-    {_curl(llm, url)}
-"""
-
-
-def _curl(llm: AsyncLLM, url: str) -> str:
-    """Return an example request that streams: a chat if the model has a chat template, else a completion."""
-    body: dict[str, Any] = {"model": llm.served_names[0], "stream": True}
-    if llm.chat_template:
-        route, body["messages"] = "chat/completions", [{"role": "user", "content": "What is 12 + 7?"}]
-    else:
-        route, body["prompt"], body["max_tokens"] = "completions", "Once upon a time", 32
-    key = "-H 'Authorization: Bearer KEY' " if llm.settings.server.api_key else ""
-    return f"curl -N {url}/v1/{route} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    run(settings)

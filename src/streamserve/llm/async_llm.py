@@ -33,7 +33,8 @@ from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings.checkpoints import root_name
-from streamserve.settings.resolve import Settings, SettingsError, topology
+from streamserve.settings.options import Settings, SettingsError
+from streamserve.settings.resolve import topology
 from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch

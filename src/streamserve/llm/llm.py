@@ -16,7 +16,8 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import ModelInfo, PromptLogprobs
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.settings.resolve import Settings, resolve
+from streamserve.settings.options import Settings
+from streamserve.settings.resolve import resolve
 from streamserve.text.chat import require
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage

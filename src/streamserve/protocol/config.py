@@ -1,7 +1,7 @@
 """Settings: plain structs, complete and validated before anything starts.
 
 The descriptions and bounds here are the only ones: flags, environment variables, TOML files, the arguments of
-`LLM` and `--help` are made from these fields (settings/resolve.py).
+`LLM` and `--help` are made from these fields (settings/options.py).
 """
 
 from typing import Annotated, Literal

@@ -7,7 +7,7 @@ from typing import Any
 from streamserve.protocol.config import DraftingConfig, ModelConfig
 from streamserve.protocol.curve import parse_endpoint, read_clients, read_key_pair
 from streamserve.settings.checkpoints import locate
-from streamserve.settings.resolve import Option, SettingsError, convert, options
+from streamserve.settings.options import Option, SettingsError, convert, options
 
 MODEL_OPTIONS = (
     "dtype", "backend", "threads", "max_model_len", "kv_cache_bytes", "num_blocks", "block_size",

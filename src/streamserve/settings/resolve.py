@@ -7,12 +7,10 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
-from msgspec import inspect
 
 from streamserve.baselines.routers import parse_router
 from streamserve.baselines.speculation import parse_policy
@@ -23,8 +21,7 @@ from streamserve.protocol.config import ModelConfig, ServerConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.settings.checkpoints import locate, packaged_draft
-
-S = TypeVar("S", bound=msgspec.Struct)
+from streamserve.settings.options import Settings, SettingsError, convert, options
 
 PREFIX = "STREAMSERVE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -33,58 +30,6 @@ DRAFTERS = ("none", "ngram")
 """Values of `draft` that are not models; there are also auto and self:K."""
 SECRETS = ("api_key", "admin_key")
 """Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
-
-
-class SettingsError(ValueError):
-    """An unknown setting or invalid value; the message names the setting and its source."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One setting: `kind` is bool, int, float, str or list; `default` is the field's default."""
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All settings of a server: the model's name as given, where and how to load it, how to serve it."""
-
-    name: str
-    model: ModelConfig
-    server: ServerConfig
-
-
-def options(*structs: type[msgspec.Struct]) -> list[Option]:
-    """Return every setting of `structs`, by default those of a server, except the model's name."""
-    fields = [
-        field for struct in structs or (ModelConfig, ServerConfig) for field in msgspec.structs.fields(struct)
-    ]
-    return [_option(field) for field in fields if field.name != "path"]
-
-
-def _option(field: msgspec.structs.FieldInfo) -> Option:
-    kind: type = str
-    description = ""
-    info = inspect.type_info(field.type)
-    for part in info.types if isinstance(info, inspect.UnionType) else (info,):
-        if isinstance(part, inspect.Metadata):
-            description = (part.extra_json_schema or {}).get("description", "")
-            part = part.type
-        if isinstance(part, inspect.BoolType):
-            kind = bool
-        elif isinstance(part, inspect.IntType):
-            kind = int
-        elif isinstance(part, inspect.FloatType):
-            kind = float
-        elif isinstance(part, inspect.VarTupleType):
-            kind = list
-        elif isinstance(part, inspect.LiteralType):
-            description += f" ({', '.join(map(str, part.values))})"
-    return Option(field.name, kind, field.default, description)
 
 
 def resolve(
@@ -266,22 +211,3 @@ def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> N
             raise SettingsError(
                 f"there is no setting {name!r} ({where}); there are: {', '.join(sorted(names))}"
             )
-
-
-def convert(values: Mapping[str, Any], struct: type[S]) -> S:
-    """Convert those values that are fields of `struct`. Raises SettingsError for an invalid one."""
-    known = {field.name for field in msgspec.structs.fields(struct)}
-    try:
-        return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
-    except msgspec.ValidationError as error:
-        reason, _, location = str(error).partition(" - at ")
-        name = location.strip("`$.") or "settings"
-        allowed = _allowed(struct, name)
-        reason = f"must be one of {', '.join(allowed)}" if allowed else reason
-        raise SettingsError(f"{name} = {values.get(name)!r}: {reason}") from error
-
-
-def _allowed(struct: type[msgspec.Struct], name: str) -> list[str]:
-    """Return the allowed values of a field with a Literal type."""
-    hint = get_type_hints(struct).get(name)
-    return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []

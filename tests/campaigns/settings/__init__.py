@@ -13,7 +13,8 @@ import msgspec
 
 from streamserve import embedded
 from streamserve.protocol.errors import CheckpointError
-from streamserve.settings.resolve import Settings, SettingsError, resolve
+from streamserve.settings.options import Settings, SettingsError
+from streamserve.settings.resolve import resolve
 from tests.campaigns.ledger import REPOSITORY
 from tests.campaigns.outcome import Outcome, TrialFailure
 from tests.campaigns.process_output import captured

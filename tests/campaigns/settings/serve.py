@@ -13,11 +13,11 @@ import psutil
 from streamserve.api.app import create_app
 from streamserve.api.http.connection import Timeouts
 from streamserve.api.http.server import BindError, bind, serve
-from streamserve.cli.serve import api_settings, is_loopback
+from streamserve.cli.run_server import api_settings, is_loopback
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.reports import Report
-from streamserve.settings.resolve import Settings, SettingsError
+from streamserve.settings.options import Settings, SettingsError
 from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, UNCLEAR, TrialFailure
 from tests.campaigns.settings.special import API_KEY
 from tests.campaigns.settings.trial_client import TrialClient

@@ -1,0 +1,40 @@
+"""`streamserve bench`: benchmark servers over HTTP."""
+
+import os
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamserve.bench.errors import BenchError
+from streamserve.bench.options import BenchOptions
+from streamserve.cli.flags import Flags, with_flags
+from streamserve.settings.options import convert, options
+
+bench = typer.Typer(help="Benchmark servers over HTTP.", no_args_is_help=True)
+PARTS = {part.name: part.type for part in msgspec.structs.fields(BenchOptions)}
+
+
+@bench.command()
+@with_flags({name.capitalize(): options(struct) for name, struct in PARTS.items()})
+def serve(
+    more_targets: Annotated[
+        list[str] | None, typer.Argument(help="more targets for --goodput", metavar="[TARGET]...")
+    ] = None,
+    *,
+    flags: Flags,
+) -> None:
+    """Send requests to a server and print its latency and throughput, as `vllm bench serve` does.
+
+    Ctrl-C stops sending and prints the results so far.
+    """
+    flags["goodput"] = [*flags.get("goodput", []), *(more_targets or [])]
+    flags.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))
+    parts = {name: convert(flags, struct) for name, struct in PARTS.items()}
+    try:
+        from streamserve.bench.command import run
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        raise BenchError("the load client needs aiohttp: pip install 'streamserve[bench]'") from error
+    run(BenchOptions(**parts))

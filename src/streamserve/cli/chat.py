@@ -1,0 +1,46 @@
+"""`streamserve chat`: a conversation in the terminal."""
+
+import contextlib
+from typing import Annotated
+
+import typer
+
+from streamserve.cli.answers import (
+    MaxTokens,
+    Seed,
+    Temperature,
+    TopP,
+    log_warnings,
+    print_stream,
+    user_message,
+)
+from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings.options import options
+
+
+@with_flags({"Settings": options()})
+def chat(
+    model: Model = None,
+    *,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
+    config: Config = None,
+    print_config: PrintConfig = False,
+    flags: Flags,
+) -> None:
+    """Chat with a model in the terminal. An empty line, Ctrl-D or Ctrl-C exits."""
+    settings = server_settings(model, flags, config, print_config)
+    from streamserve.llm.llm import LLM
+
+    log_warnings(settings)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    messages = [{"role": "system", "content": system}] if system else []
+    with LLM.from_settings(settings) as llm, contextlib.suppress(EOFError, KeyboardInterrupt):
+        while text := input("> ").strip():
+            messages.append(user_message(text))
+            answer = print_stream(llm, llm.render(messages), params)
+            messages.append({"role": "assistant", "content": answer})

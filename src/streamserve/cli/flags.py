@@ -1,0 +1,94 @@
+"""Flags from declared settings, and errors as one line and an exit status: what the commands share."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from streamserve.bench.errors import BenchError
+from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
+from streamserve.protocol.stop_signals import INTERRUPTED
+from streamserve.settings.options import Option, Settings, SettingsError
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="a checkpoint folder, a Hugging Face hub name (owner/model), or `embedded`, the packaged model"
+    ),
+]
+Config = Annotated[str | None, typer.Option(help="TOML file with settings", metavar="FILE")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="print the resolved settings as TOML and exit")
+]
+Command = Callable[..., None]
+Flags = dict[str, Any]
+"""The flags that were given: values by the names of the settings."""
+
+
+def with_flags(
+    panels: Mapping[str, Iterable[Option]],
+) -> Callable[[Command], Command]:
+    """Return a decorator for a command that takes `flags`: it gives the command one flag for each option.
+
+    `panels` are the titles in `--help` and the options under each. Errors of the command are printed as in
+    `exit_on_error`.
+    """
+    parameters = [_parameter(option, title) for title, declared in panels.items() for option in declared]
+
+    def decorate(command: Command) -> Command:
+        @exit_on_error()
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            flags = {parameter.name: arguments.pop(parameter.name) for parameter in parameters}
+            command(**arguments, flags={name: flag for name, flag in flags.items() if flag not in (None, [])})
+
+        own = [each for each in inspect.signature(command).parameters.values() if each.name != "flags"]
+        run.__signature__ = inspect.Signature([*own, *parameters])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameter(option: Option, title: str) -> inspect.Parameter:
+    dashed = option.name.replace("_", "-")
+    names = f"--{dashed}/--no-{dashed}" if option.kind is bool else f"--{dashed}"
+    shown = f" (default: {option.default})" if option.default not in (None, (), "") else ""
+    flag = typer.Option(names, help=option.help + shown, show_default=False, rich_help_panel=title)
+    kind: Any = list[str] if option.kind is list else option.kind
+    annotation = Annotated[kind | None, flag]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def server_settings(model: str | None, flags: Flags, config: str | None, print_config: bool) -> Settings:
+    """Resolve the settings of a server, or print them as TOML and exit.
+
+    Settings without a flag come from STREAMSERVE_* and the configuration file.
+    """
+    from streamserve.settings.resolve import resolve, to_toml
+
+    settings = resolve(model, flags, config)
+    if print_config:
+        typer.echo(to_toml(settings), nl=False)
+        raise typer.Exit()
+    return settings
+
+
+@contextlib.contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Turn errors that are meant for the user into one line and an exit status."""
+    try:
+        yield
+    except (SettingsError, CheckpointError, BenchError) as error:
+        raise SystemExit(_print_error(error, 2)) from error
+    except (StartError, FleetError, RequestError, OSError) as error:
+        raise SystemExit(_print_error(error, 1)) from error
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _print_error(error: Exception, status: int) -> int:
+    typer.secho(f"streamserve: {error}", fg="red", err=True)
+    return status

@@ -1,0 +1,49 @@
+"""`streamserve generate`: print a model's answer to one prompt."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from streamserve.cli.answers import (
+    MaxTokens,
+    Seed,
+    Temperature,
+    TopP,
+    log_warnings,
+    print_stream,
+    user_message,
+)
+from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings.options import options
+
+Model = Annotated[
+    str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
+]
+
+
+@with_flags({"Settings": options()})
+def generate(
+    prompt: Annotated[str, typer.Argument(help="the text to continue; - reads standard input")],
+    *,
+    model: Model = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    raw: Annotated[bool, typer.Option("--raw", help="continue the text without the chat template")] = False,
+    config: Config = None,
+    print_config: PrintConfig = False,
+    flags: Flags,
+) -> None:
+    """Print a model's answer to PROMPT."""
+    settings = server_settings(model, flags, config, print_config)
+    from streamserve.llm.llm import LLM
+
+    log_warnings(settings)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with LLM.from_settings(settings) as llm:
+        prompt_text = text if raw or not llm.tokenizer.chat_template else llm.render([user_message(text)])
+        print_stream(llm, prompt_text, params)

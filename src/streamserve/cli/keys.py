@@ -1,0 +1,39 @@
+"""`streamserve keys`: keys of draft services and their target servers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamserve.cli.flags import exit_on_error
+from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
+from streamserve.settings.options import SettingsError
+
+keys = typer.Typer(help="Create and show keys for draft services.", no_args_is_help=True)
+
+
+@keys.command("new")
+@exit_on_error()
+def new_key(file: Annotated[Path, typer.Argument(help="file to write; must not exist")]) -> None:
+    """Create a key for a draft service or a target server, and print its public key.
+
+    The service is started with --key FILE and --clients LIST, where LIST has the target servers' public
+    keys, one per line, each followed by a name. A target server is started with --draft-key FILE and
+    --draft tcp://SERVICEKEY@HOST:PORT.
+    """
+    import zmq
+    from zmq.utils import z85
+
+    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+    write_key_pair(file, KeyPair(public, secret))
+    typer.echo(public.hex())
+
+
+@keys.command("show")
+@exit_on_error()
+def show_key(file: Annotated[Path, typer.Argument(help="a key file")]) -> None:
+    """Print the public key of a key file."""
+    try:
+        typer.echo(read_key_pair(file).public.hex())
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
