@@ -1,5 +1,6 @@
 """Batch candidates of a step: the service order, and the query tokens that each may have."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ from streamserve.scheduling.ordering import (
 from streamserve.scheduling.prefill import Chunk, DecodeBatch, Prompt, chunks
 from streamserve.scheduling.slo_admission import Request, admit
 from streamserve.speculation.controller import Speculation
+from streamserve.speculation.slo import LatencyRequirement
 
 INITIAL_OUTPUT = 64.0
 """Assumed output length in tokens until an output has ended."""
@@ -113,55 +115,97 @@ def batch_candidates(
         for sequence, left in zip(sequences, todo, strict=True)
     ]
     ranking = rank(order, candidates, now)
-    ranked = [sequences[i] for i in ranking]
-    requirements = [candidate.requirement for candidate in candidates if candidate.decoding]
     serving = service_order(order, candidates, [i for i in ranking if todo[i]], now)
     ordered = [sequences[i] for i in serving]
-    prompts = [sequences[i] for i in serving if not candidates[i].decoding]
+    requirements = [candidate.requirement for candidate in candidates if candidate.decoding]
+    if order in CAPPED:
+        budget = _capped_budget(ordered, requirements, cost, budget)
+    prefilling = [sequences[i] for i in serving if not candidates[i].decoding]
     prompts = [
         sequence
-        for sequence in prompts
+        for sequence in prefilling
         if not sequence.passed_over and sequence.transfer.role is not TransferRole.RECEIVER
     ]
-    kv_tokens = sum(sequence.kv.computed[TARGET] for sequence in ordered)
-    if order in CAPPED:
-        held = list(
-            accumulate((sequence.kv.computed[TARGET] for sequence in ordered if sequence.decoding), initial=0)
-        )
-        budget = batch_cap(
-            requirements,
-            lambda query_tokens: cost(query_tokens, held[min(query_tokens, len(held) - 1)]),
-            budget,
-        )
     limits: dict[int, Chunk] = {}
-    if order == "slo" and prompts:
-        limits = {sequence.id: Chunk(0, 0) for sequence in prompts}
-        prompts = _admitted_prompts(sequences, prompts, now, speculation, kv_tokens, averages)
-        draft_tokens = round(len(requirements) * averages.draft_tokens)
-        drafting = averages.drafting if draft_tokens else 0.0
-        decode_batch = DecodeBatch(
-            requirements, cache(lambda query_tokens: drafting + cost(query_tokens + draft_tokens, kv_tokens)),
-            budget, config.max_chunk, averages.step,
-        )  # fmt: skip
-        for open in (False, True):  # prompt streams after complete prompts
-            group = [sequence for sequence in prompts if sequence.stream.open == open]
-            group = _first_prompts(group, STREAM_BUDGETS * budget, idle) if open else group
-            if not group:
-                continue
-            inputs = [_prompt(sequence, now, idle) for sequence in group]
-            planned = chunks(inputs, decode_batch, averages.output, config.prefill_share)
-            limits |= {sequence.id: chunk for sequence, chunk in zip(group, planned, strict=True)}
-    # Tokens planned for a sequence that cannot start would be lost to the sequences it waits for. So it gets
-    # one token, in case it can start after all.
     if order == "slo":
-        limits |= {sequence.id: Chunk(1, 1) for sequence in ordered if may_fail_to_start(sequence)}
+        if prompts:
+            step = _Step(sequences, ordered, requirements, now, idle)
+            limits = _slo_chunks(step, prompts, config, speculation, averages)
+        # Tokens planned for a sequence that cannot start would be lost to the sequences it waits for. So it
+        # gets one token, in case it can start after all.
+        limits |= {sequence.id: Chunk(1, 1) for sequence in prefilling if may_fail_to_start(sequence)}
     if defer_streams:
         limits |= {
             sequence.id: _edit_stable_chunk(sequence, limits.get(sequence.id), config)
             for sequence in prompts
             if sequence.stream.open
         }
+    ranked = [sequences[i] for i in ranking]
     return BatchCandidates(ranked, ordered, budget, limits, order == EXCLUSIVE, defer_streams, idle)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step at `now`, over `sequences`.
+
+    * `ordered`: those that have something to compute, in service order.
+    * `requirements`: of those that decode.
+    * `idle`: as in BatchCandidates.
+    """
+
+    sequences: List[Sequence]
+    ordered: list[Sequence]
+    requirements: list[LatencyRequirement]
+    now: float
+    idle: bool
+
+
+def _capped_budget(
+    ordered: list[Sequence],
+    requirements: list[LatencyRequirement],
+    cost: Callable[[int, int], float],
+    budget: int,
+) -> int:
+    """Return the query tokens of a step that lets the decoding sequences meet their requirements, `budget` at
+    most."""
+    decoding = (sequence.kv.computed[TARGET] for sequence in ordered if sequence.decoding)
+    kv_tokens = list(accumulate(decoding, initial=0))
+    return batch_cap(
+        requirements,
+        lambda query_tokens: cost(query_tokens, kv_tokens[min(query_tokens, len(kv_tokens) - 1)]),
+        budget,
+    )
+
+
+def _slo_chunks(
+    step: _Step,
+    prompts: list[Sequence],
+    config: EngineConfig,
+    speculation: Speculation,
+    averages: RunningAverages,
+) -> dict[int, Chunk]:
+    """Return the chunks of the `prompts`, by sequence id, that let the decoding sequences meet their
+    requirements; no tokens for prompts that are not admitted."""
+    limits = {sequence.id: Chunk(0, 0) for sequence in prompts}
+    cost, budget = speculation.step_cost, config.max_num_batched_tokens
+    kv_tokens = sum(sequence.kv.computed[TARGET] for sequence in step.ordered)
+    draft_tokens = round(len(step.requirements) * averages.draft_tokens)
+    drafting = averages.drafting if draft_tokens else 0.0
+    decode_batch = DecodeBatch(
+        step.requirements,
+        cache(lambda query_tokens: drafting + cost(query_tokens + draft_tokens, kv_tokens)),
+        budget, config.max_chunk, averages.step,
+    )  # fmt: skip
+    prompts = _admitted_prompts(step.sequences, prompts, step.now, speculation, kv_tokens, averages)
+    for open in (False, True):  # prompt streams after complete prompts
+        group = [sequence for sequence in prompts if sequence.stream.open == open]
+        group = _first_prompts(group, STREAM_BUDGETS * budget, step.idle) if open else group
+        if not group:
+            continue
+        inputs = [_prompt(sequence, step.now, step.idle) for sequence in group]
+        planned = chunks(inputs, decode_batch, averages.output, config.prefill_share)
+        limits |= {sequence.id: chunk for sequence, chunk in zip(group, planned, strict=True)}
+    return limits
 
 
 def _first_prompts(prompts: list[Sequence], tokens: int, idle: bool) -> list[Sequence]:
@@ -270,31 +314,33 @@ def _idle_candidate(sequence: Sequence) -> Candidate:
 
 
 def _candidate(sequence: Sequence, token_seconds: float) -> Candidate:
-    if sequence.stream.open and not sequence.stream.early:  # there may be hundreds: this path is cheap
+    stream, computed = sequence.stream, sequence.kv.computed[TARGET]
+    remaining = len(sequence.tokens) - computed
+    if stream.open and not stream.early:  # there may be hundreds: this path is cheap
         return Candidate(
             arrival=sequence.arrival,
             priority=sequence.priority,
-            remaining=sequence.pending,
-            prefill_seconds=sequence.pending * token_seconds,
-            computed=sequence.kv.computed[TARGET],
+            remaining=remaining,
+            prefill_seconds=remaining * token_seconds,
+            computed=computed,
             running=sequence.status is SequenceStatus.RUNNING,
             complete=False,
-            last_chunk_at=sequence.stream.last_chunk_at,
+            last_chunk_at=stream.last_chunk_at,
             completed_at=sequence.arrival,
             edit_stability=sequence.edit_stability,
         )
     return Candidate(
         arrival=sequence.arrival,
         priority=sequence.priority,
-        remaining=sequence.pending,
-        prefill_seconds=sequence.pending * token_seconds if sequence.streamed else 0.0,
-        computed=sequence.kv.computed[TARGET],
+        remaining=remaining,
+        prefill_seconds=remaining * token_seconds if sequence.streamed else 0.0,
+        computed=computed,
         running=sequence.status is SequenceStatus.RUNNING,
         decoding=sequence.decoding,
-        complete=not sequence.stream.open,
-        last_chunk_at=sequence.stream.last_chunk_at,
+        complete=not stream.open,
+        last_chunk_at=stream.last_chunk_at,
         completed_at=sequence.completed_at,
-        edit_stability=sequence.edit_stability if sequence.stream.open else 0,
+        edit_stability=sequence.edit_stability if stream.open else 0,
         deadline=sequence.deadline,
         requirement=sequence.requirement,
     )

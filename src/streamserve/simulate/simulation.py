@@ -15,6 +15,7 @@ from math import inf
 from streamserve.engine.engine import Engine
 from streamserve.engine.observer import LifecycleEvent, NoObserver
 from streamserve.engine.plan import Drafter
+from streamserve.engine.ports import EnginePorts
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
     Close,
@@ -281,12 +282,14 @@ class Simulation:
             lambda: self.clock.now + executor.seconds,
             self._drafter(executor) if self._drafter and self._has_drafter(name) else None,
             Speculation(self._policy, self._cost),
-            transport=self._transport(name, executor) if half else None,
-            cache=CacheAddress(path, 0, config.num_blocks, self._model.fingerprint) if half else None,
-            name=path,
-            swap_cost=self._swap_cost,
-            observer=_FaultObserver(self, name),
-            journal=journal,
+            EnginePorts(
+                name=path,
+                transport=self._transport(name, executor) if half else None,
+                cache=CacheAddress(path, 0, config.num_blocks, self._model.fingerprint) if half else None,
+                swap_cost=self._swap_cost,
+                observer=_FaultObserver(self, name),
+                journal=journal,
+            ),
         )
         self.workers[name] = _Worker(engine, executor, command.incarnation, journal)
         ready = Ready(

@@ -17,6 +17,7 @@ from llguidance import LLTokenizer
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
+from streamserve.engine.ports import EnginePorts
 from streamserve.engine.transport import TransferError
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.ngram import NGramDrafter
@@ -194,13 +195,15 @@ def _engine(
         Speculation(
             parse_policy(config.model.speculation_policy), cost, draft_cost(loaded) if profile else None
         ),
-        floor=floor_of(loaded, profile) if profile else None,
-        swap_cost=_swap_cost(loaded, profile),
-        transport=parts.transport,
-        cache=parts.cache,
-        name=config.worker,
-        observer=tracer,
-        journal=journal,
+        EnginePorts(
+            name=config.worker,
+            transport=parts.transport,
+            cache=parts.cache,
+            floor=floor_of(loaded, profile) if profile else None,
+            swap_cost=_swap_cost(loaded, profile),
+            observer=tracer,
+            journal=journal,
+        ),
     )
 
 
