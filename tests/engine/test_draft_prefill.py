@@ -8,6 +8,7 @@ import pytest
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, DraftRequest
+from streamserve.engine.ports import EnginePorts
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Pushed, Reserved, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
@@ -65,8 +66,10 @@ def workers() -> tuple[Worker, Worker]:
         engine = Engine(
             CONFIG, model_info(512), executor, lambda: 0.0, drafter,
             Speculation(parse_policy("fixed:2"), lambda rows, kv: 1.0),
-            transport=SimulatedTransport(executor, pools.get, schedule, 0.0),
-            cache=CacheAddress(name, 0, CONFIG.num_blocks, "fake"), name=name,
+            EnginePorts(
+                name, SimulatedTransport(executor, pools.get, schedule, 0.0),
+                CacheAddress(name, 0, CONFIG.num_blocks, "fake"),
+            ),
         )  # fmt: skip
         return engine, drafter, executor
 

@@ -2,6 +2,7 @@
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import StepPlan
+from streamserve.engine.ports import EnginePorts
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
@@ -18,7 +19,7 @@ def test_floors_of_all_steps_add_up() -> None:
         return 0.25 * sum(span.query_tokens for span in plan.spans)
 
     executor = CostExecutor(CONFIG.num_blocks, CONFIG.block_size, VOCAB, lambda rows, context: 1.0)
-    engine = Engine(CONFIG, model_info(64), executor, lambda: 0.0, floor=floor)
+    engine = Engine(CONFIG, model_info(64), executor, lambda: 0.0, ports=EnginePorts(floor=floor))
     engine.handle(submit("r", [1] * 20, SamplingParams(temperature=0.0, max_tokens=5)))
     finish(engine, Collected())
     assert len(plans) == engine.report().steps > 3

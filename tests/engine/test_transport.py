@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
+from streamserve.engine.ports import EnginePorts
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, Pushed
 from streamserve.protocol.reports import TransferReport
@@ -45,7 +46,7 @@ def run_prefill(
     transport = SimulatedTransport(own, lambda path: other if path == "decode" else None, schedule, 0.0)
     speculation = Speculation(parse_policy("off"), default_cost)
     engine = Engine(
-        CONFIG, model_info(64), own, lambda: 0.0, None, speculation, transport=transport, name="prefill"
+        CONFIG, model_info(64), own, lambda: 0.0, None, speculation, EnginePorts("prefill", transport)
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, seed=1, max_tokens=5)
     engine.handle(submit("r", PROMPT, params, phase="prefill"))

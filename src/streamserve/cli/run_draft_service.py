@@ -1,6 +1,6 @@
 """Run a draft service: start the worker process that drafts, print its reports, restart it when it dies.
 
-    targets ◀═══ tcp, CURVE ═══▶ worker in its draft role ── reports ──▶ this process ──▶ terminal, /metrics
+targets ◀═══ tcp, CURVE ═══▶ worker in its draft role ── reports ──▶ this process ──▶ terminal, /metrics
 """
 
 import asyncio

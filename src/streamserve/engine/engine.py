@@ -8,14 +8,15 @@ from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.observer import ClientObserver, Journal, NoObserver, NullJournal, Observer, StepPhase
+from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer, StepPhase
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
+from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.reservations import write_backs_without_blocks
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
-from streamserve.engine.transport import Incoming, Outgoing, Transport
+from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.engine.validation import (
     final_events,
     infeasible_events,
@@ -36,8 +37,8 @@ from streamserve.protocol.messages import (
     ToEngine,
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
-from streamserve.protocol.transfers import CacheAddress, Join, Push, Release
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, CostModel, SwapCost
+from streamserve.protocol.transfers import Join, Push, Release
+from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefix import namespace
 from streamserve.speculation.controller import MeasuredStep, Round, Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT
@@ -48,13 +49,8 @@ class Engine:
     a step runs is handled when that step has been committed.
 
     * `clock` returns seconds: real time in a worker, virtual time in a simulation.
-    * `draft_wait`: seconds to wait for the drafter; a later answer is not used in this step.
-    * `floor`, where the machine has been measured, returns the least seconds that a plan could take; reports
-      hold the sum.
-    * `swap_cost`: the cost of copying KV blocks to the host pool and back.
-    * `transport` lets the engine send the KV of prompts to other workers.
-    * `cache`, the address of the engine's KV pool, lets other workers send theirs to it.
-    * `observer` receives the lifecycle events of requests, `journal` what is about to be done.
+    * `speculation` decides about draft tokens.
+    * `ports`: what else the engine is connected to.
     """
 
     def __init__(
@@ -65,14 +61,7 @@ class Engine:
         clock: Callable[[], float],
         drafter: Drafter | None = None,
         speculation: Speculation | None = None,
-        draft_wait: float = 1.0,
-        floor: Callable[[StepPlan], float] | None = None,
-        swap_cost: SwapCost = DEFAULT_SWAP_COST,
-        transport: Transport | None = None,
-        cache: CacheAddress | None = None,
-        name: str = "",
-        observer: Observer | None = None,
-        journal: Journal | None = None,
+        ports: EnginePorts = NO_PORTS,
     ) -> None:
         self.config = config
         self.model = model
@@ -81,26 +70,21 @@ class Engine:
         self.drafter = drafter
         speculation = speculation or Speculation(GOODPUT, default_cost)
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
-        costs = CostModel(speculation.step_cost, swap_cost)
+        costs = CostModel(speculation.step_cost, ports.swap_cost)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)
-        self._observer = ClientObserver(observer) if observer else NoObserver()
-        self._journal = journal or NullJournal()
+        self._observer = ClientObserver(ports.observer) if ports.observer else NoObserver()
+        self._journal = ports.journal or NullJournal()
         self.averages = RunningAverages()
         self._drafting = Drafting(
-            drafter, speculation, self.scheduler, clock, draft_wait, self._observer, self.averages,
-            self._journal,
+            drafter, speculation, self.scheduler, clock, ports.draft_wait, self._observer,
+            self.averages, self._journal,
         )  # fmt: skip
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step could do nothing: sequences that wait for memory must go on waiting."""
         self._stepping = False
         self._deferred: list[ToEngine] = []
-        pool = self.scheduler.tables.pool
-        outgoing = Outgoing(transport, pool, config.block_size, clock) if transport else None
-        incoming = Incoming(cache, name, pool, config.block_size) if cache else None
-        if transport or cache:
-            pool.track_changes()
-        self.transfers = KVTransferManager(self.scheduler, outgoing, incoming, self._observer)
+        self.transfers = _make_transfers(self.scheduler, ports, clock, self._observer)
         eos = frozenset(model.eos_token_ids)
         self._order = ORDERS[config.order]
         self._committer = StepCommitter(
@@ -110,7 +94,7 @@ class Engine:
         self._step_seconds = 0.0
         self._scheduling_seconds = 0.0
         self._target_seconds = 0.0
-        self._floor = floor
+        self._floor = ports.floor
         self._floor_seconds = 0.0
 
     @property
@@ -184,7 +168,7 @@ class Engine:
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         result = self._run(plan, round)
         self.transfers.issue()
-        events = self._admissions(proposals, started)
+        events = _admissions(proposals, started)
         for event in events:
             self._observer.on_event("first chunk", event.request)
         for span, outcome in zip(plan.spans, result.spans, strict=True):
@@ -360,10 +344,24 @@ class Engine:
         self._journal.enter(phase, members, self.speculation.step_cost(query_tokens, kv_tokens), plan)
         return members
 
-    def _admissions(self, proposals: list[Proposal], now: float) -> list[Event]:
-        return [
-            Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.arrival))
-            for p in proposals
-            for s in (p.sequence,)
-            if p.cached is not None
-        ]
+
+def _make_transfers(
+    scheduler: Scheduler, ports: EnginePorts, clock: Callable[[], float], observer: Observer
+) -> KVTransferManager:
+    """Return the KV transfer manager for the directions that an engine's ports serve."""
+    pool, block_size = scheduler.tables.pool, scheduler.config.block_size
+    outgoing = Outgoing(ports.transport, pool, block_size, clock) if ports.transport else None
+    incoming = Incoming(ports.cache, ports.name, pool, block_size) if ports.cache else None
+    if ports.transport or ports.cache:
+        pool.track_changes()
+    return KVTransferManager(scheduler, outgoing, incoming, observer)
+
+
+def _admissions(proposals: list[Proposal], now: float) -> list[Event]:
+    """Return the events of the sequences that were admitted to a step, which began at `now`."""
+    return [
+        Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.arrival))
+        for p in proposals
+        for s in (p.sequence,)
+        if p.cached is not None
+    ]

@@ -11,6 +11,7 @@ from enum import Enum
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
+from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
 from streamserve.fleet.events import Heartbeat
 from streamserve.protocol.config import EngineConfig, Role
@@ -216,10 +217,12 @@ class SimulatedWorker:
             lambda: clock.now + executor.seconds,
             spec.drafter(executor) if spec.drafter and drafts else None,
             Speculation(parse_policy(spec.policy), spec.cost),
-            transport=None if role == "unified" else transport,
-            cache=None if role == "unified" else cache,
-            name=path,
-            swap_cost=spec.swap_cost,
-            observer=FaultObserver(self._faults, self.name),
-            journal=self.journal,
+            EnginePorts(
+                name=path,
+                transport=None if role == "unified" else transport,
+                cache=None if role == "unified" else cache,
+                swap_cost=spec.swap_cost,
+                observer=FaultObserver(self._faults, self.name),
+                journal=self.journal,
+            ),
         )

@@ -18,6 +18,7 @@ from llguidance import LLTokenizer
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
+from streamserve.engine.ports import EnginePorts
 from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
 from streamserve.execution.cores import reserve_cores
@@ -192,13 +193,15 @@ def _engine(
         Speculation(
             parse_policy(config.model.speculation_policy), cost, draft_cost(loaded) if profile else None
         ),
-        floor=floor_of(loaded, profile) if profile else None,
-        swap_cost=_swap_cost(loaded, profile),
-        transport=parts.transport,
-        cache=parts.cache,
-        name=config.worker,
-        observer=tracer,
-        journal=journal,
+        EnginePorts(
+            name=config.worker,
+            transport=parts.transport,
+            cache=parts.cache,
+            floor=floor_of(loaded, profile) if profile else None,
+            swap_cost=_swap_cost(loaded, profile),
+            observer=tracer,
+            journal=journal,
+        ),
     )
 
 
