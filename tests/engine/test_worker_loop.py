@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.engine.engine import Engine
+from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import (
     REPORT_SECONDS,
     STALLED_SECONDS,
@@ -64,7 +65,11 @@ def prefill_loop(wire: list[Callable[[], None]]) -> WorkerLoop:
     transport = SimulatedTransport(own, lambda path: other, lambda _, land: wire.append(land), 0.0)
     trace = Trace()
     engine = Engine(
-        CONFIG, model_info(64), own, lambda: 0.0, transport=transport, name="prefill", observer=trace
+        CONFIG,
+        model_info(64),
+        own,
+        lambda: 0.0,
+        ports=EnginePorts(name="prefill", transport=transport, observer=trace),
     )
     return WorkerLoop(engine, take_trace=trace.take)
 

@@ -283,6 +283,7 @@ class Sequence:
                 version=self.stream.version,
                 last_chunk_at=self.stream.last_chunk_at,
                 survival=self.stream.survival,
+                finished_at=self.stream.finished_at,
             ),
             check=self.check,
         )
