@@ -23,7 +23,7 @@ def test_the_cost_of_a_level_is_measured(shared_checkpoint: Callable[..., Path],
     assert cost.tokens == (1, 8), "no more rows than there are blocks"
     assert 0 < cost(1) <= cost(8)
     assert isinstance(loaded.drafter, ModelDrafter)
-    assert not loaded.drafter._tokens
+    assert not loaded.drafter._trees
 
 
 @pytest.mark.parametrize("draft", ["ngram", "none"])

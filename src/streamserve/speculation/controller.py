@@ -7,9 +7,9 @@ What lives for one step is in its `Round`, what is learned over steps in `Specul
 exploration.py deviates from it at intervals, to keep the statistics current.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, NamedTuple
 
 from streamserve.protocol.reports import SpeculationReport
@@ -19,7 +19,7 @@ from streamserve.speculation.learned_cost import RefinedCost
 from streamserve.speculation.level_acceptance import LevelAcceptance
 from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedStep, Means, Outlook
 from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy
-from streamserve.speculation.shapes import PLAIN, Shape, expected_by_level, fit
+from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level, fit
 from streamserve.speculation.slo import LatencyRequirement
 from streamserve.speculation.tree import TokenTree
 from streamserve.speculation.trials import Trials
@@ -203,6 +203,7 @@ class Round:
         self._batch = batch
         self._trials: Trials | None = None
         self._verify_all = False
+        self._step: Seconds
         self.shapes = self._choose_shapes()
         """A shape for each candidate, within its limits; PLAIN where nothing is to be drafted."""
         self.drafted: dict[int, Draft] = {}
@@ -213,6 +214,7 @@ class Round:
         if not (speculation.policy.drafts and candidates):
             return [PLAIN] * len(candidates)
         kv_tokens, step_cost = self._batch.kv_tokens, speculation.step_cost
+        self._step = cache(lambda query_tokens: step_cost(query_tokens, kv_tokens))
         outlook = self._outlook()
         proposed, speculation.policy_state = speculation.policy.shapes(outlook, speculation.policy_state)
         proposed = [
@@ -226,7 +228,6 @@ class Round:
 
     def _outlook(self) -> Outlook:
         batch, speculation, last = self._batch, self._speculation, self._speculation.last
-        ids = {candidate.id for candidate in batch.candidates}
         return Outlook(
             candidates=batch.candidates,
             others=batch.query_tokens - len(batch.candidates),
@@ -234,7 +235,7 @@ class Round:
             draft=speculation.draft_cost,
             level_acceptance=speculation.level_acceptance.by_width(),
             nodes=max(batch.nodes, 0),
-            undrafted=[requirement for id, requirement in batch.requirements.items() if id not in ids],
+            undrafted=self._undrafted({candidate.id for candidate in batch.candidates}),
             load=batch.load,
             acceptance=last.accepted / last.draft_tokens if last.draft_tokens else None,
             accepted=last.accepted,
@@ -242,11 +243,12 @@ class Round:
             throughput=speculation.throughput,
         )
 
-    @cached_property
-    def _step(self) -> Callable[[int], float]:
-        """The seconds of this step by its query tokens."""
-        cost, kv_tokens = self._speculation.step_cost, self._batch.kv_tokens
-        return cache(lambda query_tokens: cost(query_tokens, kv_tokens))
+    def _undrafted(self, drafted: Collection[int]) -> list[LatencyRequirement]:
+        """Return the requirements of the decoding requests that are not `drafted`."""
+        requirements = self._batch.requirements
+        if len(requirements) == len(drafted):
+            return []
+        return [requirement for id, requirement in requirements.items() if id not in drafted]
 
     def select(
         self, trees: Mapping[int, TokenTree], requested: Sequence[Shape], catch_up: int, seconds: float
@@ -265,7 +267,7 @@ class Round:
         drafted = DraftedStep(
             trees=list(judged.values()),
             requirements=[batch.requirements[id] for id in judged],
-            undrafted=[requirement for id, requirement in batch.requirements.items() if id not in trees],
+            undrafted=self._undrafted(trees),
             plain=batch.query_tokens,
             spent=seconds,
             step=self._step,
