@@ -75,4 +75,4 @@ def test_nothing_leaks_when_all_targets_have_ended(seed, network):
     assert service.memory.pool.free == service.memory.pool.size
     assert service.loop.batch(star.now) is None
     released = service.loop.take_released()
-    assert set(star.drafters[0].synced) <= set(released)
+    assert set(star.drafters[0].known) <= set(released)

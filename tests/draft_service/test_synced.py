@@ -12,14 +12,12 @@ GREEDY = SamplingParams(temperature=0.0)
 VOCABULARY = 96
 
 
-def request(tokens: list[int], retained: int = 0, epoch: int = 0) -> DraftRequest:
-    return DraftRequest(1, epoch, retained, tokens, 0, 0, GREEDY, 2, 1, 2, 0, [])
+def request(tokens: list[int], epoch: int = 0) -> DraftRequest:
+    return DraftRequest(1, epoch, tokens, len(tokens), 0, 0, GREEDY, 2, 1, 2, 0, [])
 
 
 def synced(tokens: list[int]) -> SyncedSequence:
-    sequence = SyncedSequence(GREEDY, 0)
-    sequence.sync(request(tokens))
-    return sequence
+    return SyncedSequence(GREEDY, 0, tokens, len(tokens))
 
 
 def answer(number: int, *tokens: int, epoch: int = 0) -> Draft:
@@ -31,18 +29,18 @@ def test_only_new_tokens_are_sent_and_the_last_one_again_in_a_repeated_request()
     sequence = synced([5, 6, 7])
     first = sequence.delta(request([5, 6, 7]), 0.0)
     assert (first.base, first.retained, first.tokens, first.params) == (0, 0, [5, 6, 7], GREEDY)
-    sequence.sync(request([8], retained=3))
-    second = sequence.delta(request([8], retained=3), 1.0)
+    sequence.sync(request([5, 6, 7, 8]))
+    second = sequence.delta(request([5, 6, 7, 8]), 1.0)
     assert (second.base, second.retained, second.tokens, second.params) == (1, 3, [8], None)
-    repeated = sequence.delta(request([8], retained=3), 2.0)
+    repeated = sequence.delta(request([5, 6, 7, 8]), 2.0)
     assert (repeated.base, repeated.retained, repeated.tokens) == (2, 3, [8])
 
 
 def test_a_new_epoch_is_synced_as_a_whole() -> None:
     sequence = synced([5, 6, 7])
     sequence.delta(request([5, 6, 7]), 0.0)
-    sequence.sync(request([9], retained=1, epoch=1))
-    delta = sequence.delta(request([9], retained=1, epoch=1), 1.0)
+    sequence.sync(request([5, 9], epoch=1))
+    delta = sequence.delta(request([5, 9], epoch=1), 1.0)
     assert (delta.base, delta.retained, delta.tokens) == (0, 0, [5, 9])
 
 
