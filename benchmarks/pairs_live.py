@@ -80,8 +80,8 @@ async def times(
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, slo=slo)
     seen = [] if into is None else into
     seen.append(time.monotonic())
-    async with aclosing(llm.submit(tokens, params, request_id=name)) as news:
-        async for item in news:
+    async with aclosing(llm.submit(tokens, params, request_id=name)) as updates:
+        async for item in updates:
             if isinstance(item, Delta):
                 seen += [time.monotonic()] * len(item.tokens)
     return seen
@@ -203,8 +203,8 @@ async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
     """Return the first turn's answer."""
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     options: list[int] = []
-    async with aclosing(llm.submit(tokens, params, request_id=name)) as news:
-        async for item in news:
+    async with aclosing(llm.submit(tokens, params, request_id=name)) as updates:
+        async for item in updates:
             if isinstance(item, Delta):
                 options += item.tokens
     return options

@@ -67,7 +67,7 @@ def n_full(measured: list[dict[str, Any]]) -> float:
     return float(busy["Z"] / busy["S"] + 1.0)
 
 
-def warmth(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
+def keep_warm(targets: Targets, model: Path, job: Job, counts: list[int]) -> list[dict[str, Any]]:
     """Measure with keep-warm off, always on, and as the service decides."""
     measured = []
     for count in counts:
@@ -91,8 +91,8 @@ def dead(targets: Targets, model: Path, job: Job) -> list[dict[str, Any]]:
     measured = []
     for has_fallback in (False, True):
         for policy in ("goodput", job["policy"]):
-            options = {**job, "endpoint": service.address, "stand_in": has_fallback, "policy": policy}
-            measured.append({"stand_in": has_fallback, "policy": policy, "targets": targets.run(4, options)})
+            options = {**job, "endpoint": service.address, "fallback": has_fallback, "policy": policy}
+            measured.append({"fallback": has_fallback, "policy": policy, "targets": targets.run(4, options)})
     service.close()
     return measured
 
@@ -162,7 +162,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         figures["N_full_measured"] = knee(figures["one_at_a_time"])
         figures["without_a_service"] = alone_and_beside(targets, model, job, arguments.colocated)
         write(arguments.out, settings, figures)
-        figures["warmth"] = warmth(targets, model, job, arguments.warmth)
+        figures["keep_warm"] = keep_warm(targets, model, job, arguments.keep_warm)
         figures["dead"] = dead(targets, model, job)
         figures["memory"] = memory(model, arguments.counts)
         print(write(arguments.out, settings, figures))
@@ -173,7 +173,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def print_tables(figures: dict[str, Any]) -> None:
     """Print all measurements, by N."""
-    for name in ("one_at_a_time", "batched", "warmth"):
+    for name in ("one_at_a_time", "batched", "keep_warm"):
         rows = [
             [
                 f"{one['targets']} {one.get('keep_warm', '')}",
@@ -198,7 +198,7 @@ def print_tables(figures: dict[str, Any]) -> None:
     print(f"N_full measured {figures['N_full_measured']:.2f}, Z/S + 1 = {n_full:.2f}")
     for one in figures["dead"]:
         speeds = [each["tokens_per_second"] for each in one["targets"]]
-        print(f"dead service, {one['policy']}, n-grams {one['stand_in']}: {sum(speeds):.0f} tokens/s")
+        print(f"dead service, {one['policy']}, n-grams {one['fallback']}: {sum(speeds):.0f} tokens/s")
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument(
         "--colocated", type=int, nargs="*", default=[1, 2, 4, 5, 8], help="N without a service"
     )
-    parser.add_argument("--warmth", type=int, nargs="*", default=[1, 2], help="N, kept warm or not")
+    parser.add_argument("--keep-warm", type=int, nargs="*", default=[1, 2], help="N, kept warm or not")
     parser.add_argument("--hidden", type=int, default=512, help="of the inflated draft")
     parser.add_argument("--layers", type=int, default=2, help="of the inflated draft")
     parser.add_argument("--outputs", type=int, default=600, help="tokens recorded of each text")

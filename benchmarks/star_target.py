@@ -85,7 +85,7 @@ def own_drafter(path: str) -> Drafter:
 
 def fallback(job: dict[str, Any]) -> Drafter | None:
     """Return an n-gram drafter, if the job has it as the fallback drafter of services."""
-    if not job.get("stand_in"):
+    if not job.get("fallback"):
         return None
     from streamserve.execution.drafters.ngram import NGramDrafter  # loads torch
 

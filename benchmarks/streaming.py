@@ -3,7 +3,7 @@
 Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming (each prompt sent when it is
 complete), naive streaming (order of arrival, the query computed after every change, evicted KV recomputed),
 then every order with every eviction policy. Loads are shares of the prefill capacity, measured the same way.
-Under pressure the chunks' delays are multiplied, so that the open prompts need more memory than there is.
+Under pressure the chunks' delays are multiplied, so that the prompt streams need more memory than there is.
 Profiles: every eviction policy on several kinds of hardware. Two rows are bounds, not policies: the default
 order with memory for all, and each prompt alone on the machine.
 
@@ -86,7 +86,7 @@ second are load 0.8 and wait 0.6 s in a plain queue (median, as published); 80 %
 weights; copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a
 tenth."""
 PAPER = HARDWARE[0]
-"""Under pressure open prompts need twice its memory: four queries a second, which arrive over 99 seconds."""
+"""Under pressure, prompt streams need twice its memory: four queries a second, arriving over 99 seconds."""
 AMPLE = 10 * PAPER.blocks
 
 ENGINE = EngineConfig(
@@ -323,7 +323,7 @@ COUNTS = {
     "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
     "update": 500, "update-pressure": 500, "update-profiles": 300,
 }  # fmt: skip
-"""Queries: enough for the number of open prompts to reach its maximum. Published were 4,322 and 500."""
+"""Queries: enough for the number of prompt streams to reach its maximum. Published were 4,322 and 500."""
 
 
 def part(
@@ -374,7 +374,9 @@ def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until
 def main() -> None:
     """Run the selected parts, print and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--queries", type=int, help="of a trace; by default enough for the most open prompts")
+    parser.add_argument(
+        "--queries", type=int, help="of a trace; by default enough for the most prompt streams"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1, help="so many traces, taken together")
     parser.add_argument("--quick", action="store_true", help="main rows only")

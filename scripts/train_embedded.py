@@ -75,7 +75,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--start", type=Path, help="begin with this exported pair's tokenizer and target, not from nothing"
     )
-    parser.add_argument("--fresh", action="store_true", help="drop the stage's checkpoint and start it anew")
+    parser.add_argument("--fresh", action="store_true", help="drop the stage's checkpoint and start it again")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "build" / "embedded", help="checkpoints and token files"
     )

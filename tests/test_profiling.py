@@ -76,7 +76,7 @@ def test_a_server_measures_its_model_once_and_reports_the_step_floor(tmp_path: P
         assert stored_profiles(folder) == [stable]
 
 
-def test_an_unstable_profile_is_measured_anew_beside_serving(
+def test_an_unstable_profile_is_measured_again_beside_serving(
     tmp_path: Path, folder: Path, scale: Scale
 ) -> None:
     if not scale.full:

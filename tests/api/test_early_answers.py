@@ -163,7 +163,7 @@ async def test_hanging_up_ends_the_stream(server: Served) -> None:
 async def test_the_text_is_that_of_the_final_prompt(
     server: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Concurrent random edit scripts; each early answer is read during the edits."""
+    """Concurrent random scripts of edits; each early answer is read during the edits."""
     count, rng = scale.pick(12, 300), random.Random(scale.seed + 2)
     withdrawn, limit = 0, asyncio.Semaphore(8)
 

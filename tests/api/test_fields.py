@@ -126,7 +126,7 @@ def test_text_offsets_of_an_output_of_several_bytes_a_character(server: Served, 
 
 @pytest.mark.parametrize("route", ["/v1/completions", CHATS])
 def test_cached_tokens_in_a_stream(server: Served, route: str) -> None:
-    text = f"a text of {route} that nobody has asked about before, long enough for two blocks"
+    text = f"a text of {route} that no request has had before, long enough for two blocks"
     body: dict[str, Any] = (
         {"messages": [{"role": "user", "content": text}]} if route == CHATS else {"prompt": text}
     )

@@ -134,7 +134,7 @@ def test_the_real_engine_measures(server: Served, route: str) -> None:
 
 @ROUTES
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_hopeless_target_is_refused_with_503_and_when_to_come_again(
+def test_an_infeasible_target_is_refused_with_503_and_when_to_come_again(
     generator: ScriptedGenerator, route: str, stream: bool
 ) -> None:
     async def refuses(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:

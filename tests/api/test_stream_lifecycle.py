@@ -86,6 +86,10 @@ def little_memory(
     return served(start, ApiSettings(default_sampling=sampling, admin_keys=admin, **settings))
 
 
+class StreamExpired(Exception):
+    """The stream was edited too late: on a busy machine an edit may take longer than it lives."""
+
+
 async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields: Any) -> tuple[str, str, int]:
     """A stream after a random script of edits: its id, its context and its version."""
     reply = await http.post("/v1/streams", json=fields)
@@ -110,6 +114,8 @@ async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields:
         if operations:
             body = {"version": version, "operations": operations}
             reply = await http.patch(f"/v1/streams/{name}", json=body)
+            if reply.status_code == 404:
+                raise StreamExpired(reply.text)
             assert reply.status_code == 200, reply.text
             version += 1
         await asyncio.sleep(rng.choice([0, 0, 0.01, 0.03]))
@@ -120,7 +126,7 @@ async def scripted_stream(http: httpx.AsyncClient, rng: random.Random, **fields:
 def test_texts_equal_those_of_complete_prompts(
     where: str, request: pytest.FixtureRequest, scale: Scale, record: Callable[..., None]
 ) -> None:
-    """Concurrent random edit scripts, with little memory and forced preemptions."""
+    """Concurrent random scripts of edits, with little memory and forced preemptions."""
     small: Served = request.getfixturevalue(where)
     count, rng = scale.pick(24 if where == "small" else 10, 400), random.Random(scale.seed)
     preempted = small.llm.report().preemptions
@@ -163,6 +169,7 @@ def test_abandoned_streams_leave_nothing(
         pytest.skip("a small run has one quarter")
     count, rng = scale.pick(100, 2500), random.Random(scale.seed + 1 + quarter)
     ends: dict[str, int] = {}
+    expired: list[int] = []
 
     async def one(http: httpx.AsyncClient, seed: int, limit: asyncio.Semaphore) -> None:
         script = random.Random(seed)
@@ -171,11 +178,17 @@ def test_abandoned_streams_leave_nothing(
         async with limit:
             while (await http.get("/load")).json()["server_load"] > MAX_STREAMS // 2:  # noqa: ASYNC110 (another thread)
                 await asyncio.sleep(0.05)
-            name, _, _ = await scripted_stream(http, script, query="why?", max_tokens=script.choice([2, 200]))
+            try:
+                name, _, _ = await scripted_stream(
+                    http, script, query="why?", max_tokens=script.choice([2, 200])
+                )
+            except StreamExpired:
+                expired.append(seed)
+                return
             if how == "delete":
-                assert (await http.delete(f"/v1/streams/{name}")).status_code == 200
+                assert (await http.delete(f"/v1/streams/{name}")).status_code in (200, 404)
             elif how == "finish":
-                assert (await http.post(f"/v1/streams/{name}/finish", json={})).status_code == 200
+                assert (await http.post(f"/v1/streams/{name}/finish", json={})).status_code in (200, 404)
             elif how != "forget":
                 body = {"stream": how == "hang up"}
                 wait = 30 if how == "hang up" else script.choice([0.001, 0.01])
@@ -197,7 +210,12 @@ def test_abandoned_streams_leave_nothing(
     until(lambda: expiring.active_sequences() == 0 and expiring.llm.report().blocks_live == 0, seconds=60)
     until(lambda: expiring.http.get("/load").json()["server_load"] == 0, seconds=20)
     assert len(ends) == 5
-    record(streams=count, **{name.replace(" ", "_"): number for name, number in ends.items()})
+    assert len(expired) < count // 4
+    record(
+        streams=count,
+        expired=len(expired),
+        **{name.replace(" ", "_"): number for name, number in ends.items()},
+    )
 
 
 def test_edits_at_the_same_time(small: Served) -> None:

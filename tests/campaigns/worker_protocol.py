@@ -26,7 +26,7 @@ from tests.campaigns.settings.workload import TrialRequest, make_request
 
 REQUESTS = 24
 SECONDS = 40.0
-STRANGERS = (b"nobody/1", b"unified-0/99", b"unified-0", b"unified-0/x", b"\xff\xfe", b"/", b"decode-0/-1")
+STRANGERS = (b"stranger/1", b"unified-0/99", b"unified-0", b"unified-0/x", b"\xff\xfe", b"/", b"decode-0/-1")
 TASK_FAILED = "a task of the fleet failed"
 MODEL = models(FOLDER)["llama"]
 

@@ -58,7 +58,7 @@ def test_chats_alternate_and_are_filled(family: str) -> None:
         assert len(chat.replies()) == len(chat.checks) == len(roles) // 2
         for message in chat.messages:
             assert message["content"].strip() == message["content"] != ""
-            # Braces stand in code, JSON and tests alone: elsewhere they would be an unfilled slot.
+            # Braces occur in code, JSON and tests alone: elsewhere they would be an unfilled slot.
             assert "```" in message["content"] or not re.search(r"\{[a-zA-Z_0-9]+\}", message["content"])
 
 

@@ -66,7 +66,7 @@ def test_it_goes_on_while_a_preempted_sequence_waits() -> None:
     [({0: 3.0}, LatencyRequirement(0.25, 5.0, 3)), ({}, LatencyRequirement(0.25, 0.0, 1))],
 )
 def test_a_resumed_request_keeps_its_clock_where_it_is_known(began, expected) -> None:
-    """Otherwise the clock and the count of tokens start anew."""
+    """Otherwise the clock and the count of tokens start again."""
     engine = make_engine(CONFIG)
     engine.clock = itertools.repeat(8.0).__next__
     engine.handle(submit("r", [1, 2, 3], PARAMS, attempt=1, outputs={0: [5, 6, 7]}, began=began))

@@ -89,8 +89,8 @@ class Watched(Speculation):
 
     def watch(self, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
         path, parents = tree.follow(tokens), tree.parents
-        self.events["all guesses wrong"] += len(path) == 1 < len(tree)
-        self.events["all guesses right"] += len(path) == 1 + max(tree.depths()) > 1
+        self.events["all draft tokens rejected"] += len(path) == 1 < len(tree)
+        self.events["all draft tokens accepted"] += len(path) == 1 + max(tree.depths()) > 1
         self.events["accepted by a sampled request"] += sampled and len(path) > 1
         self.events["a sibling accepted"] += any(parents[node] in parents[:node] for node in path[1:])
         self.events["KV moved"] += path != list(range(len(path)))
@@ -211,7 +211,7 @@ def _take(served: Served, reader: ChoiceText, event: Token, verified: bool, engi
         return
     delta = reader.feed(event)
     served.texts.setdefault((event.request, event.choice), []).append(event)
-    served.events["guessed behind a prompt"] += verified and event.index == 0
+    served.events["drafted after a prompt"] += verified and event.index == 0
     if delta is not None and isinstance(delta.stop, str):
         served.events["stop string"] += 1
         engine.handle(Cancel(event.request, event.choice))

@@ -45,7 +45,7 @@ ROW_INVARIANT = [name for name, case in CASES.items() if case.backend != "refere
 
 
 ALWAYS = (
-    "all guesses right", "accepted by a sampled request", "stop string",
+    "all draft tokens accepted", "accepted by a sampled request", "stop string",
     "ended by a token or a grammar", "found in the prefix index", "copied on write",
 )  # fmt: skip
 """Events that must have happened in every case (these names are keys of committed results)."""
@@ -98,9 +98,9 @@ def test_text_is_that_of_plain_decoding(
     required = list(ALWAYS)
     required += ["a sibling accepted", "KV moved"] if "tree" in case.policy else []
     required += ["preempted"] if case.preempt_every or case.blocks < 100 else []
-    required += ["all guesses wrong"] if case.policy != "goodput" else []
+    required += ["all draft tokens rejected"] if case.policy != "goodput" else []
     if case.policy != "goodput" and case.draft != "ngram":
-        required += ["guessed behind a prompt", *(["cut by what ends a text"] if scale.full else [])]
+        required += ["drafted after a prompt", *(["cut by what ends a text"] if scale.full else [])]
     missing = [event for event in required if not events[event]]
     assert not missing
     record(requests=len(requests), sampled=sum(not one.params.greedy for one in requests),

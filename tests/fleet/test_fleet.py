@@ -461,5 +461,5 @@ def test_progress_of_older_versions_is_dropped() -> None:
     attempt = submitted(fleet.handle(STREAM, 0.0)).attempt
     fleet.handle(Edit("r", 1, 2, [7, 3]), 1.0)
     assert send_events(fleet, Progress("r", attempt, 0, 2, 3)) == []
-    news = Progress("r", attempt, 1, 2, 4)
-    assert send_events(fleet, news) == [Deliver("r", [news], last=False)]
+    updates = Progress("r", attempt, 1, 2, 4)
+    assert send_events(fleet, updates) == [Deliver("r", [updates], last=False)]

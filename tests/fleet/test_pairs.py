@@ -53,8 +53,8 @@ def send_events(fleet: Fleet, worker: str, *events: Event, incarnation: int = 1)
     return fleet.handle(WorkerMessage(worker, incarnation, Events(list(events))), 1.0)
 
 
-def send_updates(fleet: Fleet, worker: str, *news: TransferUpdate, incarnation: int = 1) -> list[Command]:
-    return fleet.handle(WorkerMessage(worker, incarnation, Transfers(list(news))), 1.0)
+def send_updates(fleet: Fleet, worker: str, *updates: TransferUpdate, incarnation: int = 1) -> list[Command]:
+    return fleet.handle(WorkerMessage(worker, incarnation, Transfers(list(updates))), 1.0)
 
 
 def reservation(attempt: int, request: str = "r", id: str = "decode-0/1/0") -> TransferReservation:
@@ -103,21 +103,21 @@ def test_only_the_writer_can_close_a_reservation() -> None:
 
 
 @pytest.mark.parametrize(
-    "news",
+    "updates",
     [
         lambda attempt, id: Pushed("r", attempt, "forged", "the request is not here"),
         lambda attempt, id: Pushed("r", attempt - 1, id, "the request is not here"),
         lambda attempt, id: Pushed("other", attempt, id),
-        lambda attempt, id: Pushed("r", attempt, id, "the ticket's blocks do not fit"),
+        lambda attempt, id: Pushed("r", attempt, id, "the reservation's blocks do not fit"),
     ],
     ids=["forged", "stale", "foreign", "truncated"],
 )
-def test_updates_that_contradict_the_reservations_restart_the_request(news) -> None:
+def test_updates_that_contradict_the_reservations_restart_the_request(updates) -> None:
     fleet, attempt = started()
     mine = reservation(attempt)
     send_updates(fleet, D, Reserved("r", attempt, mine))
     send_events(fleet, P, Token("r", attempt, 0, 0, 7))
-    commands = send_updates(fleet, P, news(attempt, mine.id))
+    commands = send_updates(fleet, P, updates(attempt, mine.id))
     assert not [m for m in sent(commands, D) if isinstance(m, Join)]
     again = next(m for m in sent(commands, P) if isinstance(m, Submit))
     assert again.attempt != attempt

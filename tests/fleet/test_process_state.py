@@ -36,7 +36,7 @@ def test_the_back_off_doubles_up_to_a_limit_and_never_ends(
     assert all(process.lose("killed", 1.0, policy, final=False) == waits[-1] for _ in range(1000))
 
 
-def test_a_process_that_was_stable_starts_its_back_off_anew() -> None:
+def test_a_process_that_was_stable_starts_its_back_off_again() -> None:
     process = ready_at(0.0)
     for _ in range(5):
         process.lose("killed", 1.0, WITHOUT_BEATS, final=False)

@@ -1,4 +1,4 @@
-"""Transfer reservations that were tampered with on their way: refused, and their prompts computed again."""
+"""Transfer reservations that were tampered with in flight: refused, and their prompts computed again."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ TAMPERED: dict[str, Tamper] = {
         reservation,
         replace(reservation, id="forged", blocks=reservation.blocks[::-1]),
     ],
-    "of another": lambda reservation: [replace(reservation, request="nobody")],
+    "of another": lambda reservation: [replace(reservation, request="unknown")],
     "stale": lambda reservation: [replace(reservation, attempt=reservation.attempt - 1)],
     "duplicated": lambda reservation: [reservation, reservation],
     "truncated": lambda reservation: [replace(reservation, blocks=reservation.blocks[:-1])],
@@ -34,7 +34,7 @@ TAMPERED: dict[str, Tamper] = {
 
 
 class Tampered(Simulation):
-    """A fleet where the first five reservations are tampered with on their way to the prefill worker."""
+    """A fleet where the first five reservations are tampered with in flight to the prefill worker."""
 
     tamper: Tamper
     left = 5

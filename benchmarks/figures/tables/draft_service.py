@@ -118,5 +118,5 @@ for _count in (8, 16):
 @call("draft.ngrams")
 def _ngrams() -> list[float]:
     """Return tokens a second of targets whose service does not answer, with n-grams as the fallback."""
-    (found,) = [one for one in figures("star")["dead"] if one["stand_in"] and one["policy"] == "goodput"]
+    (found,) = [one for one in figures("star")["dead"] if one["fallback"] and one["policy"] == "goodput"]
     return [one["tokens_per_second"] for one in found["targets"]]

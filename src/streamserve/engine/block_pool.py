@@ -3,7 +3,7 @@
     free, least recently used first                    held
     ┌───────────┬──────────────────────────────┐   ┌────────────────────────┐
     │ never used │ hashed: a lookup brings it back│   │ references ≥ 1, with or │
-    │ or unhashed│ until it is allocated anew     │   │ without a hash          │
+    │ or unhashed│ until it is allocated again     │   │ without a hash          │
     └───────────┴──────────────────────────────┘   └────────────────────────┘
       allocate takes from the left; release puts a sequence's last block before its first,
       so that the tail of a prefix is forgotten before its head.

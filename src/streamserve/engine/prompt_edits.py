@@ -2,9 +2,9 @@
 
 before  [c1 c1 c1|c2 c2 c2|q]      keep = 3        KV of the first three tokens stays, in the pool or on the
 after   [c1 c1 c1|c4 c4|q]         tokens = c4 q   host; the rest is dropped at slot precision, and computed
-                                                   anew by the steps that follow
+                                                   again by the steps that follow
 
-An edit is applied between steps. An early answer to the prompt as it stood is withdrawn and begins anew.
+An edit is applied between steps. An early answer to the prompt as it stood is withdrawn and begins again.
 """
 
 from dataclasses import dataclass
@@ -126,7 +126,7 @@ class Streams:
         self.survival = learn_survival(self.survival, message.retained, before)
         sequence.stream.retained_lengths.append(message.retained)
         self.counters.chunks += 1
-        # The last token is always computed anew, since its logits are needed.
+        # The last token is always computed again, since its logits are needed.
         last = message.retained + len(message.tokens) - 1
         self.counters.invalidated += self._scheduler.truncate(sequence, max(0, min(message.retained, last)))
         sequence.tokens = sequence.tokens[: message.retained] + message.tokens

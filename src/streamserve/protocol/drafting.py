@@ -6,7 +6,7 @@ service → target    Welcome, Refused or Busy; then Drafts, Lost, Busy, Pong, U
 
 A sequence's tokens are synced as deltas. Delta number n builds on number `base`: the service accepts it if it
 has the sequence at least up to `base` and not yet up to n. A delta it has already seen is answered again or
-dropped. A delta it cannot build on is answered with Lost, and the sequence is synced anew from base 0. So
+dropped. A delta it cannot build on is answered with Lost, and the sequence is synced again from base 0. So
 neither network faults nor a restart can make the two disagree about the prefix that a tree was drafted for.
 """
 

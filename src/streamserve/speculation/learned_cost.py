@@ -47,7 +47,7 @@ STALE = 16
 """Steps after which the factors of all bins are recomputed at the latest."""
 
 KV_CHANGE = 1.5
-"""Factor by which the KV of a step must differ before bins are compared at it anew."""
+"""Factor by which the KV of a step must differ before bins are compared at it again."""
 MIN_KV_CHANGE = 1024
 
 MIN_SECONDS = 1e-12

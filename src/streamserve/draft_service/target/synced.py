@@ -190,7 +190,7 @@ class SyncedSequences:
             sequence.reset()
 
     def lose(self, names: Iterable[int]) -> Iterator[int]:
-        """Record that the service has lost the state of these sequences; those in flight are synced anew.
+        """Record that the service has lost the state of these sequences; those in flight are synced again.
         Yield those that it lost too often in a row."""
         in_flight = [
             name for name in names if name in self.by_id and self.by_id[name].requested_at is not None
