@@ -320,7 +320,7 @@ class Oracle:
 def test_a_draft_model_changes_when_tokens_come_never_which(seed, num_blocks, budget, accuracy, caching):
     """The draft model has KV in the target's blocks, which are trimmed, shared, copied and evicted."""
     config = EngineConfig(
-        num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_batched_tokens=budget, preempt_every=7,
+        num_blocks=num_blocks, block_size=4, max_model_len=96, max_num_batched_tokens=budget, preempt_every=3,
         enable_prefix_caching=caching, eviction="swap", swap_blocks=30,
     )  # fmt: skip
     requests = random_requests(random.Random(seed), 10, 96)
