@@ -1,4 +1,4 @@
-"""The rule against deadlock of paired workers: who may evict whom, who starts first, who is given up."""
+"""The rule against deadlock of paired workers: what may be evicted, started first, and given up."""
 
 from itertools import count
 

@@ -215,7 +215,7 @@ call("speculation.plain_vllm.ours")(lambda: [_plain_vllm(count, "ours") for coun
 
 @call("speculation.engines.ahead")
 def _engines_ahead() -> list[float]:
-    """Return by which share the best peer is behind, for 1 and 8 streams, in both comparisons."""
+    """Return by which share the best peer is slower, for 1 and 8 streams, in both comparisons."""
     return [
         record["engines"][record["best_peer"]]["ours"] - 1
         for file in ("peers_speculation", "peers_speculation_new_prompts")
