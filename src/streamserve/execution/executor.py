@@ -2,83 +2,31 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import TARGET, Sampled, SequenceState, SpanResult, StepPlan, StepResult
+from streamserve.engine.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
 from streamserve.execution.attention import AttentionBackend
-from streamserve.execution.grammar import GrammarError, Grammars, Matcher
+from streamserve.execution.branches import (
+    ActiveSequence,
+    Branch,
+    accepted_moves,
+    commit_branches,
+    new_sequence,
+    sample_branches,
+    with_logprobs,
+)
+from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows, lay_out
 from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.model import Model
-from streamserve.execution.rejection import verify_by_rejection
-from streamserve.execution.sampling import (
-    NOT_FINITE,
-    Chooser,
-    Ids,
-    NotFiniteError,
-    Row,
-    Sampler,
-    finite_rows,
-)
+from streamserve.execution.sampling import Chooser, Sampler, finite_rows
 from streamserve.execution.swap import HostPool
-from streamserve.execution.verify import Walk, verify
+from streamserve.execution.verify import Walk
 from streamserve.protocol.messages import PromptLogprob
-from streamserve.protocol.sampling import SamplingParams
-
-
-@dataclass
-class _Sequence:
-    """State of a sequence kept between steps. The executor's own results extend `outputs` and advance the
-    grammar's `matcher`. `error`: why the grammar cannot be followed."""
-
-    params: SamplingParams
-    prompt: list[int]
-    prompt_ids: Ids
-    outputs: list[int]
-    matcher: Matcher | None = None
-    error: str = ""
-
-
-@dataclass(slots=True)
-class _Branch:
-    """One output choice of a span: its path down the span's token tree, whose root has logits row `root`."""
-
-    part: SpanRows
-    sequence: _Sequence
-    choice: int
-    root: int
-    walk: Walk
-
-    def row(self) -> Row:
-        """Return the sampling inputs at the path's last node; the outputs include the tokens of the path."""
-        sequence = self.sequence
-        outputs = sequence.outputs + self.walk.tokens if self.walk.tokens else sequence.outputs
-        node = self.root + self.walk.path[-1]
-        allowed = sequence.matcher.allowed(self.walk.tokens) if sequence.matcher else None
-        return Row(node, sequence.params, self.choice, sequence.prompt_ids, outputs, allowed)
-
-    @property
-    def finite(self) -> bool:
-        """Whether every row of logits on the path was finite."""
-        return self.walk.tokens[-1] != NOT_FINITE
-
-    def ends(self, token: int) -> bool:
-        """Return whether the sequence's grammar is complete after `token`."""
-        return self.sequence.matcher is not None and self.sequence.matcher.ends(token)
-
-    def commit(self) -> None:
-        """Append the sampled tokens to the sequence and advance its grammar."""
-        sequence = self.sequence
-        sequence.outputs += self.walk.tokens
-        if sequence.matcher:
-            sequence.matcher.commit(self.walk.tokens)
-            sequence.error = sequence.matcher.error
 
 
 class TorchExecutor:
@@ -101,7 +49,7 @@ class TorchExecutor:
         self._grammars = grammars
         self._chooser = chooser
         self._host = host
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, ActiveSequence] = {}
 
     @property
     def groups(self) -> int:
@@ -174,7 +122,7 @@ class TorchExecutor:
         for sequence in plan.released:
             self._sequences.pop(sequence, None)
         for state in plan.admitted:
-            self._sequences[state.sequence] = _new_sequence(state, self._grammars)
+            self._sequences[state.sequence] = new_sequence(state, self._grammars)
 
     def _forward(self, layout: Layout) -> Tensor:
         """Return the hidden states [rows, hidden] of the step; writes its keys and values to the cache."""
@@ -191,22 +139,12 @@ class TorchExecutor:
         sampled_rows = layout.sampled_rows()
         logits = self._model.logits(hidden if len(sampled_rows) == len(hidden) else hidden[sampled_rows])
         sampler = Sampler(logits, self._eos_token_ids, self._chooser)
-        for branch in branches:
-            if branch.walk.tree.draws:
-                _verify_drawn(branch, sampler)
-        shared_noise = [branch for branch in branches if not branch.walk.tree.draws]
-        verify(
-            [branch.walk for branch in shared_noise],
-            lambda active: sampler.sample([shared_noise[number].row() for number in active]),
-        )
+        sample_branches(branches, sampler)
         not_finite = {branch.part.span.sequence for branch in branches if not branch.finite}
         branches = [branch for branch in branches if branch.part.span.sequence not in not_finite]
-        self._compact(branches)
-        for branch in branches:
-            # A sequence continues as its root's first choice; the others are admitted as separate sequences.
-            if branch.choice == branch.part.span.choices[0]:
-                branch.commit()
-        sampled = iter(_with_logprobs(branches, logits))
+        self._cache.move_slots(*accepted_moves(branches))
+        commit_branches(branches)
+        sampled = iter(with_logprobs(branches, logits))
         return [
             None
             if part.span.sequence in not_finite
@@ -216,31 +154,16 @@ class TorchExecutor:
             for part in layout.parts
         ]
 
-    def _branches(self, layout: Layout) -> list[_Branch]:
+    def _branches(self, layout: Layout) -> list[Branch]:
         branches, root = [], 0
         for part in layout.parts:
             tree = part.span.tree
             if tree is not None:
                 sequence = self._sequences[part.span.sequence]
                 for choice in part.span.choices:
-                    branches.append(_Branch(part, sequence, choice, root, Walk(tree)))
+                    branches.append(Branch(part, sequence, choice, root, Walk(tree)))
                 root += len(tree)
         return branches
-
-    def _compact(self, branches: Sequence[_Branch]) -> None:
-        """Move the keys and values of accepted nodes to the slots after the root, in order of position."""
-        moves = []
-        for branch in branches:
-            if len(branch.walk.path) == 1:
-                continue
-            node_slots = branch.part.slots[len(branch.part.span.tokens) - 1 :]
-            path = np.asarray(branch.walk.path)
-            moves.append((node_slots[path], node_slots[: len(path)]))
-        if not moves:
-            return
-        sources, destinations = np.concatenate(moves, axis=1)
-        moved = sources != destinations
-        self._cache.move_slots(sources[moved], destinations[moved])
 
     def _prompt_logprobs(self, part: SpanRows, hidden: Tensor) -> list[PromptLogprob]:
         """Return the log-probabilities of the prompt tokens that follow the span's rows."""
@@ -252,49 +175,3 @@ class TorchExecutor:
         rows = hidden[part.offset : part.offset + len(targets)]
         counts = [count] * len(targets)
         return token_logprobs(lambda piece: self._model.logits(rows[piece]), targets, counts)
-
-
-def _verify_drawn(branch: _Branch, sampler: Sampler) -> None:
-    params, output = branch.sequence.params, len(branch.sequence.outputs)
-    try:
-        verify_by_rejection(
-            branch.walk, lambda: sampler.distribution(branch.row()), params.seed or 0, branch.choice, output
-        )
-    except NotFiniteError:
-        branch.walk.tokens.append(NOT_FINITE)
-
-
-def _new_sequence(state: SequenceState, grammars: Grammars | None) -> _Sequence:
-    prompt_ids = np.unique(np.asarray(state.prompt, dtype=np.int64))
-    sequence = _Sequence(state.params, state.prompt, prompt_ids, list(state.outputs))
-    if state.params.grammar is not None:
-        try:
-            if grammars is None:
-                raise GrammarError("this worker has no tokenizer, which a grammar needs")
-            sequence.matcher = grammars.begin(state.params.grammar, state.outputs)
-        except GrammarError as error:
-            sequence.error = str(error)
-    return sequence
-
-
-def _with_logprobs(branches: Sequence[_Branch], logits: Tensor) -> list[list[Sampled]]:
-    """Return the branches' tokens, with log-probabilities for the requests that ask for them."""
-    with_logprobs = [branch for branch in branches if branch.sequence.params.logprobs is not None]
-    if not with_logprobs:
-        return [
-            [Sampled(token, ends=branch.ends(token)) for token in branch.walk.tokens] for branch in branches
-        ]
-    rows = [branch.root + node for branch in with_logprobs for node in branch.walk.path]
-    tokens = [token for branch in with_logprobs for token in branch.walk.tokens]
-    counts = [branch.sequence.params.logprobs or 0 for branch in with_logprobs for _ in branch.walk.tokens]
-    entries = iter(token_logprobs(lambda piece: logits[rows[piece]], tokens, counts))
-    outputs = []
-    for branch in branches:
-        if branch.sequence.params.logprobs is None:
-            outputs.append([Sampled(token, ends=branch.ends(token)) for token in branch.walk.tokens])
-        else:
-            own = islice(entries, len(branch.walk.tokens))
-            outputs.append(
-                [Sampled(entry.token, entry.logprob, entry.top, branch.ends(entry.token)) for entry in own]
-            )
-    return outputs

@@ -21,7 +21,7 @@ def token_logprobs(
     entries = []
     for start in range(0, len(tokens), _ROWS):
         part = slice(start, min(start + _ROWS, len(tokens)))
-        table = torch.log_softmax(logits(part).float(), dim=-1).numpy()
+        table = torch.log_softmax(logits(part).float(), dim=-1).cpu().numpy()
         entries += [_entry(*row) for row in zip(table, tokens[part], counts[part], strict=True)]
     return entries
 
