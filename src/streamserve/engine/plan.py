@@ -50,6 +50,8 @@ class Span(msgspec.Struct, frozen=True):
     * `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh prompt
       all of the request's (they fork from it; such a tree has one node). The sequence goes on as the first of
       them, the others as separate sequences.
+    * `follows`: the value of the span's one token is not known yet: it is the one that the step launched
+      before samples for this sequence.
     * `skip`: the first rows, left out of a pass because their KV is in its slots already. (Used for a draft
       model's pass over a tree's last level.)
     """
@@ -63,6 +65,7 @@ class Span(msgspec.Struct, frozen=True):
     prompt_logprobs: int | None = None
     group: int = TARGET
     skip: int = 0
+    follows: bool = False
 
     @property
     def query_tokens(self) -> int:

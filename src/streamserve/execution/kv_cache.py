@@ -30,6 +30,7 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         memory: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -38,7 +39,11 @@ class KVCache:
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
         # Not cleared: no slot is read before it is written, and memory is committed only as blocks come into
         # use.
-        self.data = torch.empty(shape, dtype=dtype) if memory is None else memory.view(dtype).view(shape)
+        self.data = (
+            torch.empty(shape, dtype=dtype, device=device)
+            if memory is None
+            else memory.view(dtype).view(shape)
+        )
         self._vectors = [layer.view(-1, spec.head_dim) for layer in self.data]
         self._head_blocks = [layer.view(-1, block_size * spec.head_dim) for layer in self.data]
 

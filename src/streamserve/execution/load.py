@@ -1,10 +1,13 @@
 """Build an executor from a worker's configuration: load the model, size the KV pool, derive the settings."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from llguidance import LLTokenizer
@@ -13,6 +16,7 @@ from torch import Tensor
 from streamserve.engine.plan import DRAFT, TARGET, Drafter
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.cuda.device import choose_device
 from streamserve.execution.drafters.choice import DraftChoice, choose_draft
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
@@ -28,10 +32,13 @@ from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
+from streamserve.execution.passes import ModelPasses
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weights import (
+    CPU,
     EMBEDDING,
+    LinearMakers,
     check_weights,
     count_parameters,
     load_model,
@@ -40,6 +47,9 @@ from streamserve.execution.weights import (
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from streamserve.execution.cuda.executor import DeviceExecutor
 
 Vocabulary = Callable[[int, tuple[int, ...]], LLTokenizer]
 """Makes the vocabulary of grammars from the size of a model's token table and its end-of-text tokens."""
@@ -53,7 +63,7 @@ class Loaded:
     `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
     groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group."""
 
-    executor: TorchExecutor
+    executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig
     model_info: ModelInfo
     kv_cache_bytes: int
@@ -63,6 +73,7 @@ class Loaded:
     drafter: Drafter | None = None
     caches: tuple[KVCache, ...] = ()
     draft_fingerprint: str = ""
+    device: torch.device = CPU
 
 
 def load(
@@ -85,6 +96,9 @@ def load(
     spec = read_spec(folder)
     checkpoint = Checkpoint(folder)
     check_weights(checkpoint, spec)
+    device = choose_device(config.device)
+    if device.type == "cuda" or config.backend == "device":
+        return _load_on_device(config, checkpoint, spec, device, vocabulary, memory_share, allocate)
     pool = _choose_backend(config, spec, cores)
     dtype = _compute_dtype(config, spec, checkpoint)
     draft = choose_draft(config.draft, folder, spec)
@@ -127,6 +141,59 @@ def load(
     )
 
 
+def _load_on_device(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    device: torch.device,
+    vocabulary: Vocabulary | None,
+    memory_share: float,
+    allocate: Callable[[int], Tensor] | None,
+) -> Loaded:
+    """As `load`, for a GPU (or, to test that, for a CPU in plain torch)."""
+    from streamserve.execution.cuda import load as cuda
+    from streamserve.execution.cuda.executor import DeviceExecutor
+    from streamserve.execution.cuda.swap import DeviceHostPool
+
+    if allocate:
+        raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
+    if config.backend in ("native", "reference"):
+        raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
+    dtype = _compute_dtype(config, spec, checkpoint)
+    draft = choose_draft(config.draft, checkpoint.folder, spec)
+    specs = [spec, draft.spec] if draft.spec else [spec]
+    free = int(cuda.free_bytes(device) * memory_share)
+    for part in specs:
+        free = after_weights(weight_bytes(part, dtype, False), free)
+    free = max(0, free - cuda.reserve_bytes(spec, dtype, config.max_num_batched_tokens))
+    block_bytes = sum(bytes_per_block(part, config.block_size, dtype) for part in specs)
+    swap_blocks = size_swap(config, block_bytes, available_bytes())
+    limit = spec.max_position_embeddings
+    blocks, max_len = size_pool(config, block_bytes, limit, free, cuda.KV_FRACTION)
+    backend = cuda.DeviceBackend.on(device, config.max_num_seqs, max_len)
+    model = backend.model(checkpoint, spec, dtype)
+    cache = backend.cache(spec, blocks, config.block_size, dtype)
+    eos = spec.eos_token_ids
+    grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
+    drafter = backend.drafter(draft, model, cache, config.speculation_mode == "rejection", grammars)
+    separate = isinstance(drafter, ModelDrafter) and drafter.group == DRAFT
+    caches = (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and separate else (cache,)
+    host = DeviceHostPool(caches, swap_blocks) if swap_blocks else None
+    return Loaded(
+        DeviceExecutor(backend.runner(model, cache), eos, grammars, host),
+        _engine_config(config, blocks, max_len, swap_blocks),
+        _model_info(checkpoint, model, max_len, False, False),
+        blocks * block_bytes,
+        model,
+        None,
+        cache,
+        drafter,
+        caches,
+        _fingerprint(Checkpoint(draft.folder), draft.spec, dtype) if draft.spec else "",
+        device,
+    )
+
+
 def _load_drafter(
     draft: DraftChoice,
     model: Model,
@@ -149,16 +216,14 @@ def _load_drafter(
         )
         early_model = NativeModel.of(early_model, pool) if pool else early_model
         attention = make_attention(cache, first, pool)
-        return ModelDrafter(
-            early_model, cache, attention, TARGET, rejection_sampling, eos, grammars, selector
-        )
+        passes = ModelPasses(early_model, attention)
+        return ModelDrafter(passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
     if draft.spec:
         draft_model = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, pool)
         draft_cache = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory)
         attention = make_attention(draft_cache, draft.spec, pool)
-        return ModelDrafter(
-            draft_model, draft_cache, attention, DRAFT, rejection_sampling, eos, grammars, selector
-        )
+        passes = ModelPasses(draft_model, attention)
+        return ModelDrafter(passes, draft_cache, DRAFT, rejection_sampling, eos, grammars, selector)
     return None
 
 
@@ -169,7 +234,8 @@ def make_drafter(loaded: Loaded, group: int = TARGET) -> ModelDrafter:
     attention = make_attention(loaded.cache, spec, pool)
     selector = NativeDraftSelector(pool) if pool else select_draft_tokens
     eos = spec.eos_token_ids
-    return ModelDrafter(loaded.model, loaded.cache, attention, group, eos_token_ids=eos, selector=selector)
+    passes = ModelPasses(loaded.model, attention)
+    return ModelDrafter(passes, loaded.cache, group, eos_token_ids=eos, selector=selector)
 
 
 def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> ThreadPool | None:
@@ -198,8 +264,9 @@ def _load_model(
 ) -> Model:
     if pool is None:
         return load_model(checkpoint, spec, dtype)
-    linear, gate_up = partial(NativeLinear, pool), partial(NativeLinear, pool, paired=True)
-    return NativeModel.of(load_model(checkpoint, spec, dtype, linear, gate_up), pool)
+    linear = partial(NativeLinear, pool)
+    makers = LinearMakers(linear, partial(NativeLinear, pool, paired=True), linear)
+    return NativeModel.of(load_model(checkpoint, spec, dtype, makers), pool)
 
 
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:

@@ -69,14 +69,17 @@ def after_weights(weight_bytes: int, available: int) -> int:
     return available - weight_bytes
 
 
-def size_pool(config: ModelConfig, block_bytes: int, model_limit: int, available: int) -> tuple[int, int]:
+def size_pool(
+    config: ModelConfig, block_bytes: int, model_limit: int, available: int, fraction: float = KV_FRACTION
+) -> tuple[int, int]:
     """Return the number of KV blocks and `max_model_len`, for a model with `model_limit` positions and
-    `available` bytes of memory. Raises CheckpointError naming the flag to change if the settings conflict."""
+    `available` bytes of memory, of which the pool takes `fraction` by default. Raises CheckpointError naming
+    the flag to change if the settings conflict."""
     max_len = config.max_model_len or model_limit
     if max_len > model_limit:
         raise CheckpointError(f"--max-model-len {max_len} is above the checkpoint's {model_limit} positions")
     context = -(-max_len // config.block_size)
-    blocks, source = _requested_blocks(config, block_bytes, context, available)
+    blocks, source = _requested_blocks(config, block_bytes, context, available, fraction)
     if not 0 < blocks * block_bytes <= available:
         raise CheckpointError(
             f"{source} makes a KV pool of {blocks} blocks of {_mib(block_bytes)}: "
@@ -102,17 +105,19 @@ def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
     return blocks
 
 
-def _requested_blocks(config: ModelConfig, block_bytes: int, context: int, available: int) -> tuple[int, str]:
+def _requested_blocks(
+    config: ModelConfig, block_bytes: int, context: int, available: int, fraction: float
+) -> tuple[int, str]:
     """Return the pool's size in blocks, and the setting that determines it."""
     if config.num_blocks is not None:
         return config.num_blocks, f"--num-blocks {config.num_blocks}"
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes // block_bytes, f"--kv-cache-bytes {config.kv_cache_bytes}"
-    affordable = int(available * KV_FRACTION) // block_bytes
+    affordable = int(available * fraction) // block_bytes
     blocks = min(config.max_num_seqs * context, affordable)
     if config.max_model_len is not None:
         return max(blocks, context), f"--max-model-len {config.max_model_len}"
-    return blocks, f"{KV_FRACTION:.0%} of the free memory"
+    return blocks, f"{fraction:.0%} of the free memory"
 
 
 def _mib(count: int) -> str:

@@ -36,7 +36,7 @@ def finite_rows(values: Tensor) -> NDArray[np.bool_]:
     values is checked first, since nearly always all are finite; then the sum of each row."""
     if math.isfinite(values.sum(dtype=torch.float32).item()):
         return np.ones(len(values), np.bool_)
-    finite: NDArray[np.bool_] = torch.isfinite(values.sum(-1, dtype=torch.float32)).numpy()
+    finite: NDArray[np.bool_] = torch.isfinite(values.sum(-1, dtype=torch.float32)).cpu().numpy()
     return finite
 
 

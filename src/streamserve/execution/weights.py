@@ -1,7 +1,8 @@
 """Load a checkpoint's tensors into a Model: their names and shapes, and packing them layer by layer."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,19 @@ FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 LinearMaker = Callable[[Tensor, Tensor | None], LinearMap]
 """Makes a linear map of a weight [out, in] and optionally a bias [out]."""
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class LinearMakers:
+    """What makes a model's linear maps: those into the MLP, which may interleave gates and values, the head,
+    and all others."""
+
+    linear: LinearMaker = Linear
+    gate_up: LinearMaker = Linear
+    head: LinearMaker = Linear
+
 
 IGNORED = (".rotary_emb.inv_freq",)
 """Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
@@ -84,35 +98,32 @@ def load_model(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     dtype: torch.dtype,
-    linear: LinearMaker = Linear,
-    gate_up: LinearMaker = Linear,
+    makers: LinearMakers = LinearMakers(),
+    device: torch.device = CPU,
 ) -> Model:
-    """Load the model of a checked checkpoint with weights in `dtype` (float32 or bfloat16). `linear` makes
-    its linear maps, `gate_up` those into the MLP, which may interleave gates and values."""
-    layers = [
-        _load_layer(checkpoint, spec, dtype, number, linear, gate_up) for number in range(spec.num_layers)
-    ]
-    embedding = checkpoint.tensor([EMBEDDING], dtype)
-    head = linear(embedding if spec.tied_embeddings else checkpoint.tensor([HEAD], dtype), None)
-    return Model(spec, embedding, layers, checkpoint.tensor([FINAL_NORM], dtype), head)
+    """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
+    and linear maps made by `makers`."""
+
+    def load(names: Sequence[str]) -> Tensor:
+        return checkpoint.tensor(names, dtype).to(device)
+
+    layers = [_load_layer(load, spec, number, makers) for number in range(spec.num_layers)]
+    embedding = load([EMBEDDING])
+    head = makers.head(embedding if spec.tied_embeddings else load([HEAD]), None)
+    return Model(spec, embedding, layers, load([FINAL_NORM]), head)
 
 
 def _load_layer(
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    number: int,
-    linear: LinearMaker,
-    gate_up: LinearMaker,
+    load: Callable[[Sequence[str]], Tensor], spec: ModelSpec, number: int, makers: LinearMakers
 ) -> LayerWeights:
     prefix = f"model.layers.{number}."
 
     def norm(name: str) -> Tensor:
-        return checkpoint.tensor([f"{prefix}{name}.weight"], dtype)
+        return load([f"{prefix}{name}.weight"])
 
     def maps(make: LinearMaker, has_bias: bool, *names: str) -> LinearMap:
-        weight = checkpoint.tensor([f"{prefix}{name}.weight" for name in names], dtype)
-        bias = checkpoint.tensor([f"{prefix}{name}.bias" for name in names], dtype) if has_bias else None
+        weight = load([f"{prefix}{name}.weight" for name in names])
+        bias = load([f"{prefix}{name}.bias" for name in names]) if has_bias else None
         return make(weight, bias)
 
     head_norm = None
@@ -121,10 +132,10 @@ def _load_layer(
         head_norm = torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
     return LayerWeights(
         attention_norm=norm("input_layernorm"),
-        qkv=maps(linear, spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        qkv=maps(makers.linear, spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         head_norm=head_norm,
-        out=maps(linear, spec.out_bias, "self_attn.o_proj"),
+        out=maps(makers.linear, spec.out_bias, "self_attn.o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
-        gate_up=maps(gate_up, spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
-        down=maps(linear, spec.mlp_bias, "mlp.down_proj"),
+        gate_up=maps(makers.gate_up, spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=maps(makers.linear, spec.mlp_bias, "mlp.down_proj"),
     )

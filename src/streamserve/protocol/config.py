@@ -13,7 +13,7 @@ from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES
 from streamserve.protocol.logs import LogFormat
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Backend = Literal["auto", "native", "reference"]
+Backend = Literal["auto", "native", "reference", "device"]
 SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
@@ -61,11 +61,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Annotated[
         DType, Meta(description="data type of weights and KV cache; auto: that of the checkpoint")
     ] = "auto"
+    device: Annotated[
+        str,
+        Meta(
+            description="where the model runs: cpu, cuda (a GPU) or cuda:INDEX; auto: a GPU if there is one"
+        ),
+    ] = "auto"
     backend: Annotated[
         Backend,
         Meta(
-            description="implementation of the model: native (C++ kernels), reference (plain PyTorch); "
-            "auto: native where its kernels are available, else reference"
+            description="implementation of the model on a CPU: native (C++ kernels), reference (plain "
+            "PyTorch), device (the GPUs' in plain PyTorch, for tests); auto: native where its kernels are "
+            "available, else reference"
         ),
     ] = "auto"
     threads: Annotated[

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.engine.plan import DraftRequest, Span
-from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.drafters.selection import (
     DraftSelector,
@@ -28,7 +27,7 @@ from streamserve.execution.drafters.selection import (
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
-from streamserve.execution.model import Model
+from streamserve.execution.passes import Passes
 from streamserve.execution.sampling import Scores, finite_rows
 from streamserve.speculation.tree import TokenTree
 
@@ -99,14 +98,13 @@ class _TreeBuilder:
 
 
 class ModelDrafter:
-    """Implements engine.plan.Drafter with `model`, whose KV is in `cache`, KV cache group number `group` of
-    the blocks."""
+    """Implements engine.plan.Drafter with the `passes` of a model, whose KV is in `cache`, KV cache group
+    number `group` of the blocks."""
 
     def __init__(
         self,
-        model: Model,
+        passes: Passes,
         cache: KVCache,
-        attention: AttentionBackend,
         group: int,
         rejection_sampling: bool = False,
         eos_token_ids: Sequence[int] = (),
@@ -120,9 +118,8 @@ class ModelDrafter:
         self._rejection_sampling = rejection_sampling
         self._states = PathStates(eos_token_ids, grammars)
         self._selector = selector
-        self._model = model
+        self._passes = passes
         self.cache = cache
-        self._attention = attention
         self._trees: dict[int, TokenTree] = {}
 
     @torch.inference_mode()
@@ -134,7 +131,7 @@ class ModelDrafter:
         if len(growing) < len(trees):
             hidden = hidden[[row for row, tree in enumerate(trees) if tree.unfinished]]
         while growing:
-            self._extend(growing, self._model.logits(hidden))
+            self._extend(growing, self._passes.logits(hidden))
             growing = [tree for tree in growing if tree.unfinished]
             if growing:
                 hidden = self._pass(growing)
@@ -187,9 +184,7 @@ class ModelDrafter:
     def _forward(self, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:
         """Return the hidden states of all rows, and the offset of each span."""
         layout = lay_out(spans, self.cache.block_size)
-        self._attention.plan(layout)
-        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
-        hidden = self._model.forward(tokens, positions, self._attention)
+        hidden = self._passes.forward(layout)
         return hidden, [part.offset for part in layout.parts]
 
     def _extend(self, trees: Sequence[_TreeBuilder], logits: Tensor) -> None:

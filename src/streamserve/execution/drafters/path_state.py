@@ -76,7 +76,7 @@ class PathState:
             allowed = self._matcher.allowed(path)
             if allowed is None:
                 return None
-        scores: Scores = logits.double().numpy()
+        scores: Scores = logits.double().cpu().numpy()
         row = Row(0, self._params, self._choice, self._prompt, [*self._outputs, *path], allowed)
         adjust(scores, row, self._eos)
         return scores

@@ -59,7 +59,7 @@ def select_draft_tokens(
     finite = finite_rows(logits)
     scores = logits.float().clone() if adjusted else logits.float()
     for row, replacement in adjusted.items():
-        scores[row] = torch.from_numpy(replacement)
+        scores[row] = torch.from_numpy(replacement).to(scores)
     drafted: list[list[ScoredToken]] = [[] for _ in params]
     greedy = [row for row, row_params in enumerate(params) if row_params.greedy]
     if greedy:
@@ -91,7 +91,7 @@ def sample_draft_tokens(
     """Return for each row `count` independent draws from its processed distribution, and that
     distribution. The feature distinguishes the first draw from the others and nothing else, as rejection
     sampling requires."""
-    scores = logits.float().double().numpy()
+    scores = logits.float().double().cpu().numpy()
     drafted = []
     finite = finite_rows(logits)
     for row, row_params in enumerate(params):
@@ -133,11 +133,11 @@ def _perturbed(
     outputs: Sequence[int],
     count: int,
 ) -> list[list[ScoredToken]]:
-    temperature = torch.tensor([row_params.temperature for row_params in params]).unsqueeze(1)
-    scaled = scores / temperature
+    temperatures = torch.tensor([row_params.temperature for row_params in params], device=scores.device)
+    scaled = scores / temperatures.unsqueeze(1)
     total = scaled.logsumexp(-1, keepdim=True)
     top, ids = scaled.topk(min(CANDIDATES, scores.shape[-1]), dim=-1)
-    logs, tokens = (top - total).double().numpy(), ids.numpy()
+    logs, tokens = (top - total).double().cpu().numpy(), ids.cpu().numpy()
     allowed = _allowed(logs, params)
     rows, size = logs.shape
     noise = gumbel(

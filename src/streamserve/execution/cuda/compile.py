@@ -1,0 +1,139 @@
+"""Compile all kernels without a GPU, and show what they need of one: registers, spills, shared memory.
+
+    python -m streamserve.execution.cuda.compile --capability 90
+"""
+
+import argparse
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from streamserve.execution.cuda import kernels
+from streamserve.execution.cuda.kernels.example import KernelExample
+
+CAPABILITIES = (80, 90, 100)
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Shared memory that a block may use, by compute capability."""
+
+REGISTERS = 65536
+"""Registers of a multiprocessor."""
+MAX_WARPS = 64
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a kernel needs on a device of `capability`; `spills` and `shared` in bytes. `tensor_cores`:
+    whether its code uses them."""
+
+    name: str
+    capability: int
+    warps: int
+    registers: int
+    spills: int
+    shared: int
+    tensor_cores: bool
+
+    @property
+    def occupancy(self) -> float:
+        """The share of a multiprocessor's warps that can run at once: limited by registers (allocated 8 at a
+        time) and shared memory."""
+        by_registers = REGISTERS // (-(-self.registers // 8) * 8 * WARP * self.warps)
+        by_shared = SHARED_BYTES[self.capability] // self.shared if self.shared else MAX_WARPS
+        return min(by_registers, by_shared, MAX_WARPS // self.warps) * self.warps / MAX_WARPS
+
+
+def all_examples() -> list[KernelExample]:
+    """Return the examples of all modules of kernels."""
+    modules = (
+        import_module(f"{kernels.__name__}.{module.name}") for module in pkgutil.iter_modules(kernels.__path__)
+    )
+    return [example for module in modules if hasattr(module, "examples") for example in module.examples()]
+
+
+def compile_example(example: KernelExample, capability: int) -> Compiled:
+    """Compile a kernel for a device of `capability`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = example.kernel.arg_names
+    signature = {name: "constexpr" if name in example.constants else example.signature[name] for name in names}
+    aligned = [
+        name for name in names if signature[name].startswith("*") or name in example.aligned
+    ]
+    source = ASTSource(
+        example.kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in example.constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, WARP),
+        options={"num_warps": example.num_warps, "num_stages": example.num_stages},
+    )
+    registers, spills = _usage(compiled.asm["cubin"])
+    return Compiled(
+        example.name,
+        capability,
+        example.num_warps,
+        registers,
+        spills,
+        compiled.metadata.shared,
+        re.search(r"wgmma|mma\.sync|tcgen05\.mma", compiled.asm["ptx"]) is not None,
+    )
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Return the registers of a kernel and the bytes it spills to the stack, as cuobjdump reports them."""
+    import triton.backends.nvidia as nvidia
+
+    tool = Path(nvidia.__path__[0]) / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+    return usage["REG"], usage["STACK"] + usage["LOCAL"]
+
+
+def show(compiled: Sequence[Compiled]) -> Table:
+    """Return a table of the kernels."""
+    table = Table(title="Kernels, compiled ahead of time", title_justify="left")
+    for column in ("kernel", "sm", "warps", "registers", "spilled", "shared", "occupancy", "tensor cores"):
+        table.add_column(column, justify="left" if column == "kernel" else "right")
+    for kernel in compiled:
+        table.add_row(
+            kernel.name, str(kernel.capability), str(kernel.warps), str(kernel.registers),
+            str(kernel.spills), f"{kernel.shared / 1024:.1f} KiB", f"{kernel.occupancy:.0%}",
+            "yes" if kernel.tensor_cores else "",
+        )  # fmt: skip
+    return table
+
+
+def main() -> int:
+    """Compile, print; return 1 if a kernel spills registers or exceeds the shared memory."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--capability", type=int, choices=CAPABILITIES, action="append", help="by default all")
+    capabilities = parser.parse_args().capability or CAPABILITIES
+    examples = all_examples()
+    compiled = [compile_example(example, number) for number in capabilities for example in examples]
+    Console(width=110).print(show(compiled))
+    return int(any(kernel.spills or kernel.shared > SHARED_BYTES[kernel.capability] for kernel in compiled))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

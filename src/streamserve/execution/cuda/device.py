@@ -1,0 +1,22 @@
+"""Choose the device that a model runs on."""
+
+import torch
+
+from streamserve.protocol.errors import CheckpointError
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for `--device`: cpu, cuda, cuda:INDEX, or auto (a GPU where there is one). Raises
+    CheckpointError for one that is not there."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", 0) if count else torch.device("cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not (index.isdecimal() or (not index and name == "cuda")):
+        raise CheckpointError(f"--device {name}: use cpu, cuda, cuda:INDEX, or auto")
+    if int(index or 0) >= count:
+        reason = f"{count} found" if torch.version.cuda else "this PyTorch was built without CUDA"
+        raise CheckpointError(f"--device {name}: there is no such GPU: {reason}")
+    return torch.device("cuda", int(index or 0))

@@ -1,0 +1,44 @@
+"""What the choice of a token depends on apart from its logits, packed for the device."""
+
+import math
+from collections.abc import Iterable
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamserve.execution.sampling import seed_of
+from streamserve.protocol.sampling import SamplingParams
+
+_PACKED = Struct("<dddQIIii")
+DRAW_WORDS = _PACKED.size // 4
+"""Words of a draw: temperature, top_p, log(min_p) (float64), seed (64 bits), choice, output, top_k, filters.
+`filters` is 1 where top_k, top_p or min_p exclude tokens. Temperature 0 is greedy."""
+
+
+class Draw(NamedTuple):
+    """One token to choose: output number `output` of `choice` of a request with `params`."""
+
+    params: SamplingParams
+    choice: int
+    output: int
+
+
+def pack_draws(draws: Iterable[Draw]) -> NDArray[np.int32]:
+    """Return the draws as the device reads them: [draws, DRAW_WORDS]."""
+    packed = b"".join(
+        _PACKED.pack(*_of(params), choice & 0xFFFFFFFF, output & 0xFFFFFFFF, *_filters(params))
+        for params, choice, output in draws
+    )
+    return np.frombuffer(packed, np.int32).reshape(-1, DRAW_WORDS)
+
+
+def _of(params: SamplingParams) -> tuple[float, float, float, int]:
+    least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    return params.temperature, params.top_p, least, 0 if params.greedy else seed_of(params)
+
+
+def _filters(params: SamplingParams) -> tuple[int, int]:
+    top_k = min(max(params.top_k, 0), 2**31 - 1)
+    return top_k, int(not params.greedy and (top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0))

@@ -1,0 +1,19 @@
+"""A kernel with the argument types and constants of a real launch, to be compiled without a GPU."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class KernelExample:
+    """`signature` maps the kernel's arguments to Triton types ("*bf16", "i32", "fp32"), `constants` its
+    compile-time arguments to values."""
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    aligned: tuple[str, ...] = field(default=())
+    """Arguments that are multiples of 16."""

@@ -1,0 +1,107 @@
+"""Load a model onto a device: weights, KV pool in the device's free memory, executor and drafter."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
+from streamserve.execution.cuda.head import WideLinear
+from streamserve.execution.cuda.linear import TorchLinear
+from streamserve.execution.cuda.model import DeviceModel
+from streamserve.execution.cuda.operations import Implementation, Operations, operations
+from streamserve.execution.cuda.runner import Runner
+from streamserve.execution.drafters.choice import DraftChoice
+from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.execution.drafters.ngram import NGramDrafter
+from streamserve.execution.grammar import Grammars
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.memory import available_bytes
+from streamserve.execution.model import Model
+from streamserve.execution.spec import ModelSpec
+from streamserve.execution.weights import LinearMakers, load_model
+
+KV_FRACTION = 0.9
+"""Default share of the device's memory, free after the weights and the reserve, that the KV pool takes."""
+
+GRAPH_BYTES = 512 << 20
+"""Memory that captured graphs may take."""
+
+MAX_DRAFT_POSITIONS = 256
+"""Positions of tree nodes beyond the longest text, for which rotations are known."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of a device in bytes."""
+    return available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+@dataclass(frozen=True)
+class DeviceBackend:
+    """How models run on `device`: by Triton kernels and captured graphs on a GPU, in plain torch on a CPU."""
+
+    device: torch.device
+    operations: Operations
+    max_sequences: int
+    max_model_len: int
+
+    @classmethod
+    def on(
+        cls,
+        device: torch.device,
+        max_sequences: int,
+        max_model_len: int,
+        implementation: Implementation | None = None,
+    ) -> "DeviceBackend":
+        chosen: Implementation = implementation or ("kernels" if device.type == "cuda" else "plain")
+        return cls(device, operations(chosen), max_sequences, max_model_len)
+
+    def model(self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
+        """Load the model's weights onto the device."""
+        makers = LinearMakers(TorchLinear, TorchLinear, WideLinear)
+        return load_model(checkpoint, spec, dtype, makers, self.device)
+
+    def cache(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+        """Return a KV pool with one block more than the engine knows: it takes the KV of padding rows."""
+        return KVCache(spec, num_blocks + 1, block_size, dtype, device=self.device)
+
+    def runner(self, model: Model, cache: KVCache) -> Runner:
+        """Return what runs `model` over `cache`."""
+        device_model = DeviceModel(model, self.operations, self.max_model_len + MAX_DRAFT_POSITIONS)
+        return Runner(device_model, cache, self.operations, self._graphs(), self.max_sequences)
+
+    def _graphs(self) -> Graphs:
+        return CudaGraphs(self.device, GRAPH_BYTES) if self.device.type == "cuda" else NoGraphs()
+
+    def drafter(
+        self,
+        draft: DraftChoice,
+        target: Model,
+        cache: KVCache,
+        rejection_sampling: bool,
+        grammars: Grammars | None,
+    ) -> ModelDrafter | NGramDrafter | None:
+        """Return the drafter for `target`, if any: with a separate KV pool or on the target's `cache`."""
+        eos = target.spec.eos_token_ids
+        if draft.kind == "ngram":
+            return NGramDrafter(eos, grammars)
+        if draft.kind == "self":
+            spec = replace(target.spec, num_layers=draft.layers, windows=target.spec.windows[: draft.layers])
+            layers = target.layers[: draft.layers]
+            model = Model(spec, target.embedding, layers, target.final_norm, target.head)
+            group, draft_cache = TARGET, cache
+        elif draft.spec:
+            model = self.model(Checkpoint(draft.folder), draft.spec, target.dtype)
+            group = DRAFT
+            draft_cache = self.cache(draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype)
+        else:
+            return None
+        passes = self.runner(model, draft_cache)
+        return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars)
+
+
+def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
+    """Return the memory to leave for a step's activations, logits and graphs, in bytes."""
+    widest = 3 * spec.intermediate_size + 4 * spec.hidden_size + 2 * spec.num_heads * spec.head_dim
+    return GRAPH_BYTES + ROWS[-1] * widest * dtype.itemsize + 2 * max_nodes * spec.vocab_size * 4

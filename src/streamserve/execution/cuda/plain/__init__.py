@@ -1,0 +1,1 @@
+"""The operations of a step in plain torch: what the kernels are compared with, and what CPUs compute."""
