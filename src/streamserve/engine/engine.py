@@ -1,15 +1,16 @@
 """The engine: handles requests and cancellations, and generates their tokens step by step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.engine.ahead import Flight, plan_ahead
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer, StepPhase
-from streamserve.engine.plan import DRAFT, Drafter, Executor, StepPlan, StepResult
+from streamserve.engine.plan import DRAFT, AsyncExecutor, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.reservations import write_backs_without_blocks
@@ -40,7 +41,7 @@ from streamserve.protocol.reports import EvictionReport, Report, StepParts, Stre
 from streamserve.protocol.transfers import Join, Push, Release
 from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefix import namespace
-from streamserve.speculation.controller import MeasuredStep, Round, Speculation, default_cost
+from streamserve.speculation.controller import NO_CANDIDATES, MeasuredStep, Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT
 
 
@@ -90,6 +91,13 @@ class Engine:
         self._committer = StepCommitter(
             self.scheduler, self.transfers, self.averages, self._observer, eos, config.max_model_len
         )
+        self._async_executor = executor if isinstance(executor, AsyncExecutor) else None
+        self._flight: Flight | None = None
+        """The step that was launched ahead and is not finished."""
+        self._launched_at = self._next_launched_at = self._finished_at = 0.0
+        self.steps_ahead = 0
+        self.rows_dropped = 0
+        """Rows of steps planned ahead whose sequences had ended."""
         self._prompt_tokens = 0
         self._step_seconds = 0.0
         self._scheduling_seconds = 0.0
@@ -109,7 +117,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self._flight is not None or self.scheduler.has_work
 
     def handle(self, message: ToEngine) -> list[Event]:
         """Handle a message; returns the events it causes at once (a refusal, the end of a cancelled
@@ -138,10 +146,12 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step over all work there is, and return its events."""
         self._stepping = True
+        started = self.clock()
         try:
             events = self._step()
         finally:
             self._stepping = False
+        self._step_seconds += self.clock() - started
         self._journal.leave(self.transfers.moving())
         later, self._deferred = self._deferred, []
         for message in later:
@@ -149,6 +159,26 @@ class Engine:
         return events
 
     def _step(self) -> list[Event]:
+        flight, self._flight = self._flight or self._plan(), None
+        if self._async_executor:
+            if not flight.ahead:
+                self._enter(flight)
+                self._async_executor.launch(flight.plan)
+            self._flight = self._launch_ahead(flight)
+        result = self._finish(flight)
+        self.transfers.issue()
+        events = self._commit(flight, result)
+        plan = flight.plan
+        self.stalled = not (self._flight or plan.spans or plan.swap_out or plan.swap_in or plan.released)
+        if self.stalled:
+            events += self._give_up_write_backs()
+        self._floor_seconds += self._floor(plan) if self._floor else 0.0
+        if self.config.check:
+            check_state(self.scheduler, self.transfers)
+        return events
+
+    def _plan(self) -> Flight:
+        """Plan a step over all work there is."""
         started, elsewhere = self.clock(), self._computing_seconds
         self._journal.enter("plan", None)
         able = [s for s in self.scheduler.sequences.values() if s.status.schedulable]
@@ -163,24 +193,45 @@ class Engine:
         if self.config.check:
             check_plan(plan, self.scheduler)
         self._drafting.read_ahead(plan)
-        for span in plan.spans:
-            self.transfers.advance(self.scheduler.sequences[span.sequence], len(span.tokens))
+        members = [self.scheduler.sequences[span.sequence] for span in plan.spans]
+        for span, sequence in zip(plan.spans, members, strict=True):
+            self.transfers.advance(sequence, len(span.tokens))
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
-        result = self._run(plan, round)
-        self.transfers.issue()
-        events = _admissions(proposals, started)
+        return Flight(plan, round, proposals, members, started)
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """Launch the step after `flight`, which is running, if it is known already; return it."""
+        executor = self._async_executor
+        if executor is None or self.transfers.enabled or not executor.can_follow():
+            return None
+        started = self.clock()
+        planned = plan_ahead(flight, self.scheduler, self.drafter is not None)
+        if planned is None:
+            return None
+        plan, members = planned
+        if self.config.check:
+            check_plan(plan, self.scheduler)
+        round = self.speculation.begin(NO_CANDIDATES)
+        following = Flight(plan, round, [], members, started, flight.ahead + 1)
+        self._enter(following)
+        executor.launch(plan)
+        self.steps_ahead += 1
+        self._scheduling_seconds += self.clock() - started
+        return following
+
+    def _commit(self, flight: Flight, result: StepResult) -> list[Event]:
+        """Commit the results of a step to its sequences; return the events."""
+        events = _admissions(flight.proposals, flight.began)
         for event in events:
             self._observer.on_event("first chunk", event.request)
-        for span, outcome in zip(plan.spans, result.spans, strict=True):
+        for number, (span, outcome) in enumerate(zip(flight.plan.spans, result.spans, strict=True)):
+            if not flight.stands(number, self.scheduler.sequences.get(span.sequence)):
+                self.rows_dropped += 1
+                continue
             events += self._committer.commit(span, outcome)
-            events += self.streams.progress(span.sequence, started)
-        self.stalled = not (plan.spans or plan.swap_out or plan.swap_in or plan.released)
-        if self.stalled:
-            events += self._give_up_write_backs()
-        self._floor_seconds += self._floor(plan) if self._floor else 0.0
-        if self.config.check:
-            check_state(self.scheduler, self.transfers)
-        self._step_seconds += self.clock() - started
+            events += self.streams.progress(span.sequence, flight.began)
+            if flight.ahead:
+                flight.members[number].tick(flight.began)
         return events
 
     def _give_up_write_backs(self) -> list[Event]:
@@ -296,44 +347,53 @@ class Engine:
         if not sequence.choices:
             self.transfers.remove(sequence)
 
-    def _run(self, plan: StepPlan, round: Round) -> StepResult:
-        """Execute the plan; learn the cost of the step and which draft tokens were accepted."""
-        query_tokens = sum(span.query_tokens for span in plan.spans)
-        kv_tokens = sum(span.start for span in plan.spans)
-        members = self._enter(plan, query_tokens, kv_tokens)
-        started = self.clock()
+    def _finish(self, flight: Flight) -> StepResult:
+        """Execute a step, or wait for it; learn its cost and which draft tokens were accepted."""
+        plan = flight.plan
         if plan.swap_out or plan.swap_in:
             self._observer.on_event("swap")
-        result = self.executor.run(plan)
-        spent = self.clock() - started if result.seconds is None else result.seconds
+        if self._async_executor:
+            result = self._async_executor.finish()
+        else:
+            self._enter(flight)
+            result = self.executor.run(plan)
+        # A step that was launched while another one ran took the time since that one's end.
+        spent = self.clock() - max(self._launched_at, self._finished_at)
+        spent = spent if result.seconds is None else result.seconds
+        self._finished_at = self.clock()
+        self._launched_at, self._next_launched_at = self._next_launched_at, 0.0
         self._observer.on_event("verified-before-commit")
-        self._journal.enter("commit", members, plan=plan)
-        live = self.scheduler.sequences
+        self._journal.enter("commit", flight.members, plan=plan)
         self._observer.on_step(
-            [(live[span.sequence].request, span.query_tokens) for span in plan.spans], spent
+            [(s.request, span.query_tokens) for s, span in zip(flight.members, plan.spans, strict=True)],
+            spent,
         )
         self._target_seconds += spent
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0:
-            new_tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
-            decoding = [outcome for outcome in result.spans if outcome.outputs]
-            prompts = sum(len(span.tokens) for span in plan.spans) - len(decoding)
-            tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
-            draft_tokens = query_tokens - prompts - len(decoding)
-            self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, round.drafting_seconds)
-            verified = [
-                (span.sequence, span.tree, [sampled.token for sampled in outcome.outputs[0]])
-                for span, outcome in zip(plan.spans, result.spans, strict=True)
-                if span.sequence in round.drafted and span.tree and outcome.outputs and not outcome.error
-            ]
-            round.learn(MeasuredStep(query_tokens, kv_tokens, spent, new_tokens, verified))
+            self._learn(flight, result, spent)
         return result
 
-    def _enter(self, plan: StepPlan, query_tokens: int, kv_tokens: int) -> list[Sequence]:
-        """Write to the journal what is about to be computed, copied or sent, and the predicted seconds;
-        returns the sequences concerned."""
-        live = self.scheduler.sequences
-        members = [live[span.sequence] for span in plan.spans]
+    def _learn(self, flight: Flight, result: StepResult, spent: float) -> None:
+        spans, query_tokens = flight.plan.spans, flight.query_tokens
+        new_tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
+        decoding = [outcome for outcome in result.spans if outcome.outputs]
+        prompts = sum(len(span.tokens) for span in spans) - len(decoding)
+        tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
+        draft_tokens = query_tokens - prompts - len(decoding)
+        self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, flight.round.drafting_seconds)
+        verified = [
+            (span.sequence, span.tree, [sampled.token for sampled in outcome.outputs[0]])
+            for span, outcome in zip(spans, result.spans, strict=True)
+            if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
+        ]
+        flight.round.learn(MeasuredStep(query_tokens, flight.kv_tokens, spent, new_tokens, verified))
+
+    def _enter(self, flight: Flight) -> None:
+        """Write to the journal what is about to be computed, copied or sent, and the predicted seconds; note
+        the time."""
+        plan, live = flight.plan, self.scheduler.sequences
+        members = list(flight.members)
         members += [live[id] for id in self.scheduler.swap.moving if id in live]
         members += self.transfers.moving()
         phase: StepPhase = "run"
@@ -341,8 +401,12 @@ class Engine:
             phase = "swap"
         elif any(span.tree is not None and len(span.tree.tokens) > 1 for span in plan.spans):
             phase = "verify"
-        self._journal.enter(phase, members, self.speculation.step_cost(query_tokens, kv_tokens), plan)
-        return members
+        predicted = self.speculation.step_cost(flight.query_tokens, flight.kv_tokens)
+        self._journal.enter(phase, members, predicted, plan)
+        if flight.ahead:
+            self._next_launched_at = self.clock()
+        else:
+            self._launched_at = self.clock()
 
 
 def _make_transfers(
@@ -357,7 +421,7 @@ def _make_transfers(
     return KVTransferManager(scheduler, outgoing, incoming, observer)
 
 
-def _admissions(proposals: list[Proposal], now: float) -> list[Event]:
+def _admissions(proposals: Iterable[Proposal], now: float) -> list[Event]:
     """Return the events of the sequences that were admitted to a step, which began at `now`."""
     return [
         Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.arrival))

@@ -33,6 +33,11 @@ class KVTransferManager:
         self._updates: list[TransferUpdate] = []
 
     @property
+    def enabled(self) -> bool:
+        """Whether KV may be exchanged with other workers."""
+        return self._outgoing is not None or self._incoming is not None
+
+    @property
     def busy(self) -> bool:
         """Whether KV is being sent to other workers: `take_updates` returns when it has landed."""
         return bool(self._updates) or (self._outgoing is not None and self._outgoing.busy)

@@ -9,7 +9,7 @@ commit    tokens are appended, events returned                      (engine/comm
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -138,6 +138,25 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free the cache and all other resources."""
+        ...
+
+
+@runtime_checkable
+class AsyncExecutor(Executor, Protocol):
+    """An executor that need not be waited for. Steps run in the order in which they were launched; at most
+    two are launched and not finished."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin to execute a step. Its spans may follow the step launched before (Span.follows)."""
+        ...
+
+    def can_follow(self) -> bool:
+        """Return whether a step may follow the one launched last: all of its tokens are chosen where they are
+        needed, and nothing of it is left to do when it is finished."""
+        ...
+
+    def finish(self) -> StepResult:
+        """Return the result of the earliest step that was launched and not finished, waiting for it."""
         ...
 
 

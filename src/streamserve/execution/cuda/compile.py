@@ -1,6 +1,6 @@
 """Compile all kernels without a GPU, and show what they need of one: registers, spills, shared memory.
 
-    python -m streamserve.execution.cuda.compile --capability 90
+python -m streamserve.execution.cuda.compile --capability 90
 """
 
 import argparse
@@ -55,7 +55,8 @@ class Compiled:
 def all_examples() -> list[KernelExample]:
     """Return the examples of all modules of kernels."""
     modules = (
-        import_module(f"{kernels.__name__}.{module.name}") for module in pkgutil.iter_modules(kernels.__path__)
+        import_module(f"{kernels.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(kernels.__path__)
     )
     return [example for module in modules if hasattr(module, "examples") for example in module.examples()]
 
@@ -67,10 +68,10 @@ def compile_example(example: KernelExample, capability: int) -> Compiled:
     from triton.compiler import ASTSource
 
     names = example.kernel.arg_names
-    signature = {name: "constexpr" if name in example.constants else example.signature[name] for name in names}
-    aligned = [
-        name for name in names if signature[name].startswith("*") or name in example.aligned
-    ]
+    signature = {
+        name: "constexpr" if name in example.constants else example.signature[name] for name in names
+    }
+    aligned = [name for name in names if signature[name].startswith("*") or name in example.aligned]
     source = ASTSource(
         example.kernel,
         signature=signature,
@@ -127,7 +128,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--capability", type=int, choices=CAPABILITIES, action="append", help="by default all")
+    parser.add_argument(
+        "--capability", type=int, choices=CAPABILITIES, action="append", help="by default all"
+    )
     capabilities = parser.parse_args().capability or CAPABILITIES
     examples = all_examples()
     compiled = [compile_example(example, number) for number in capabilities for example in examples]

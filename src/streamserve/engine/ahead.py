@@ -1,0 +1,122 @@
+"""Plan a step before the results of the one before are known, so that a device need not wait for the host.
+
+    host     plan 1 | launch 1 | plan 2 | launch 2 | results of 1, commit | plan 3 | launch 3 | results of 2 …
+    device            ███████████ step 1 ███████████ ███████████ step 2 ███████████ …
+
+The next step is known in advance if every sequence only goes on: one token each, which is on the device when
+its KV is computed. A sequence that turns out to have ended has a row in one step too many; its result is
+dropped, and what the row writes is in a slot after the sequence's last token. No other sequence can be hurt
+by that. Its block is in the prefix index only if all its slots are of computed tokens, which that one is not. And
+if the block is allocated again, the new owner's step is launched later, on the same device, in order.
+
+Nothing else is planned ahead: a new request, an edit, or memory that is short wait for the results.
+"""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from streamserve.engine.plan import TARGET, Span, StepPlan
+from streamserve.engine.scheduler import Proposal, Scheduler
+from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import TransferRole
+from streamserve.speculation.controller import Round
+from streamserve.speculation.tree import root
+
+MAX_AHEAD = 64
+"""Steps that are planned ahead in a row: after them one is planned with everything known."""
+MAX_AHEAD_OF_DRAFTER = 8
+"""The same with a drafter, whose policy decides at every other step whether to draft."""
+
+UNKNOWN_TOKEN = 0
+"""The token of a span whose token is on the device only."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that is planned, or launched. `members` are the sequences of its spans, `began` when its
+    planning began; it is number `ahead` in a row of steps planned ahead, 0 if it was not."""
+
+    plan: StepPlan
+    round: Round
+    proposals: List[Proposal]
+    members: List[Sequence]
+    began: float
+    ahead: int = 0
+
+    @property
+    def query_tokens(self) -> int:
+        return sum(span.query_tokens for span in self.plan.spans)
+
+    @property
+    def kv_tokens(self) -> int:
+        return sum(span.start for span in self.plan.spans)
+
+    def stands(self, number: int, sequence: Sequence | None) -> bool:
+        """Whether the result of span `number` is of use to `sequence`, which now has the span's id: not if it
+        has ended or was edited meanwhile."""
+        if sequence is not self.members[number]:
+            return False
+        span = self.plan.spans[number]
+        return not self.ahead or (
+            sequence.kv.computed[TARGET] == span.start and len(sequence.tokens) == span.start + 1
+        )
+
+
+def plan_ahead(
+    flight: Flight, scheduler: Scheduler, drafting: bool
+) -> tuple[StepPlan, list[Sequence]] | None:
+    """Return the plan of the step after `flight`, whose results are not known yet, and its sequences; None if
+    it cannot be known. Allocates the blocks that the step needs."""
+    config = scheduler.config
+    limit = MAX_AHEAD_OF_DRAFTER if drafting else MAX_AHEAD
+    preempts = config.preempt_every and (scheduler.steps + 1) % config.preempt_every == 0
+    if flight.ahead >= limit or preempts or not all(map(_only_goes_on, flight.plan.spans, flight.members)):
+        return None
+    if flight.plan.swap_out or flight.plan.swap_in or scheduler.swap.moving or _others(flight, scheduler):
+        return None
+    going = [
+        (span, sequence)
+        for number, (span, sequence) in enumerate(zip(flight.plan.spans, flight.members, strict=True))
+        if flight.stands(number, scheduler.sequences.get(span.sequence))
+        and sequence.outputs_left(config.max_model_len) > 1
+    ]
+    tables = scheduler.tables
+    needed = sum(
+        tables.blocks_for(span.start + len(span.tokens) + 1) - len(sequence.kv.blocks)
+        for span, sequence in going
+    )
+    if not going or needed > tables.pool.free:
+        return None
+    scheduler.steps += 1
+    spans = []
+    for span, sequence in going:
+        tables.grow(sequence, len(span.tokens) + 1)
+        spans.append(
+            Span(
+                span.sequence, span.start + len(span.tokens), [UNKNOWN_TOKEN], list(sequence.kv.blocks),
+                root(UNKNOWN_TOKEN), span.choices, follows=True,
+            )
+        )  # fmt: skip
+    return StepPlan(scheduler.steps, [], [], [], spans), [sequence for _, sequence in going]
+
+
+def _only_goes_on(span: Span, sequence: Sequence) -> bool:
+    """Whether a sequence has exactly one new token after the step of `span`, and goes on with it."""
+    return (
+        span.tree is not None
+        and len(span.tree.tokens) == 1
+        and len(span.choices) == 1
+        and span.prompt_logprobs is None
+        and not sequence.stream.open
+        and sequence.transfer.role is TransferRole.LOCAL
+    )
+
+
+def _others(flight: Flight, scheduler: Scheduler) -> bool:
+    """Whether any sequence that is not in the step has something to compute."""
+    members = {sequence.id for sequence in flight.members}
+    return not members.issuperset(scheduler.sequences) and any(
+        sequence.status.schedulable and sequence.todo(idle=True) > 0
+        for sequence in scheduler.sequences.values()
+        if sequence.id not in members
+    )
