@@ -8,6 +8,7 @@ speculation the packaged pair inflated to the shape.
 """
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
-from benchmarks.gpu_models import SHAPES, InflatedWeights, RandomWeights
+from benchmarks.gpu_models import SHAPES, InflatedWeights, RandomWeights, inflated
 from benchmarks.report import table, write
+from streamserve import embedded
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import DRAFT, Drafter
+from streamserve.engine.plan import DRAFT, Drafter, StepPlan
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import NoGraphs
 from streamserve.execution.cuda.load import DeviceBackend
@@ -29,7 +32,7 @@ from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.profile.floor import StepFloor
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import ModelInfo, Submit
+from streamserve.protocol.messages import Cancel, DraftVerified, Event, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation, default_cost
 
@@ -83,20 +86,20 @@ class Bench:
     blocks: int
     drafter: Drafter | None
 
-    def engine(self, policy: str = "off", sequences: int = 256) -> Engine:
-        """Return a fresh engine."""
+    def engine(self, speculation: Speculation | None = None, sequences: int = 256) -> Engine:
+        """Return a fresh engine; without `speculation` it has no drafter."""
         config = EngineConfig(
             num_blocks=self.blocks, block_size=BLOCK_SIZE, max_model_len=MAX_LEN, max_num_seqs=sequences,
             max_num_batched_tokens=2048, max_chunk=2048, enable_prefix_caching=False,
         )  # fmt: skip
         info = ModelInfo(
             architecture=self.spec.architecture, parameters=0, vocab_size=self.spec.vocab_size,
-            max_model_len=MAX_LEN, eos_token_ids=(), weight_bytes=0, dtype="bfloat16", row_invariant=False,
-            fingerprint="bench",
+            max_model_len=MAX_LEN, eos_token_ids=self.spec.eos_token_ids, weight_bytes=0, dtype="bfloat16",
+            row_invariant=False, fingerprint="bench",
         )  # fmt: skip
-        drafter = None if policy == "off" else self.drafter
-        speculation = Speculation(parse_policy(policy), default_cost)
-        return Engine(config, info, DeviceExecutor(self.runner, ()), time.perf_counter, drafter, speculation)
+        executor = DeviceExecutor(self.runner, self.spec.eos_token_ids)
+        drafter = self.drafter if speculation else None
+        return Engine(config, info, executor, time.perf_counter, drafter, speculation)
 
 
 def make(
@@ -122,50 +125,57 @@ def submit(engine: Engine, count: int, prompts: Sequence[list[int]], params: Sam
         engine.handle(Submit(f"r{number}", 0, prompts[number % len(prompts)], params, {0: []}, float(number)))
 
 
-def prefilled(engine: Engine) -> None:
-    """Run steps until all prompts are computed."""
+def prefilled(engine: Engine) -> list[Event]:
+    """Run steps until all prompts are computed; return the events."""
+    events: list[Event] = []
     while any(sequence.pending > 1 for sequence in engine.scheduler.sequences.values()):
-        engine.step()
+        events += engine.step()
+    return events
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 
 
-def decode(bench: Bench, batch: int, floor: StepFloor, steps: int) -> dict[str, float]:
-    """Return milliseconds of a decoding step of `batch` sequences, its floor, and the device's idle share."""
+def decode(bench: Bench, batch: int, floor: StepFloor, rates: Rates, steps: int) -> dict[str, float]:
+    """Return milliseconds of a decoding step of `batch` sequences, its floor, and the device's share of it:
+    the time of the same captured passes replayed one after another."""
     engine = bench.engine(sequences=batch)
     submit(engine, batch, [[7 + n] * PROMPT for n in range(batch)], GREEDY)
     prefilled(engine)
-    for _ in range(4):
+    for _ in range(6):
         engine.step()
-    torch.cuda.synchronize()
-    times, busy, plans = [], [], []
-    run = engine.executor.run
-
-    def timed(plan: Any) -> Any:
-        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begun.record()
-        engine.executor.launch(plan)
-        ended.record()
-        result = engine.executor.finish()
-        busy.append(begun.elapsed_time(ended))
-        plans.append(plan)
-        return result
-
+    plans = noted_plans(engine)
+    times = []
     for _ in range(steps):
         started = time.perf_counter()
         engine.step()
         times.append(1000 * (time.perf_counter() - started))
-    engine.executor.run = timed  # type: ignore[method-assign]
-    for _ in range(4):
+    ahead = engine.steps_ahead
+    step, device = statistics.median(times), 1000 * seconds_of(bench.runner.replay)
+    work = floor.work(plans[-1].spans)
+    least = 1000 * max(work.bytes / rates.bandwidth, work.operations / rates.matrix_rate)
+    for number in range(batch):
+        engine.handle(Cancel(f"r{number}"))
+    while engine.has_work:
         engine.step()
-    engine.executor.run = run  # type: ignore[method-assign]
-    least = 1000 * floor(plans[-1])
-    step = statistics.median(times)
     return {
         "batch": batch, "step ms": step, "floor ms": least, "share of floor": least / step,
-        "device ms": statistics.median(busy), "tokens/s": batch / step * 1000,
+        "device ms": device, "gap": 1 - device / step, "tokens/s": batch / step * 1000, "ahead": ahead,
     }  # fmt: skip
+
+
+def noted_plans(engine: Engine) -> list[StepPlan]:
+    """Return a list to which the engine's plans are appended from now on."""
+    plans: list[StepPlan] = []
+    executor: Any = engine.executor
+    launch = executor.launch
+
+    def noting(plan: StepPlan) -> None:
+        plans.append(plan)
+        launch(plan)
+
+    executor.launch = noting
+    return plans
 
 
 def prefill(bench: Bench, length: int, floor: StepFloor) -> dict[str, float]:
@@ -173,10 +183,8 @@ def prefill(bench: Bench, length: int, floor: StepFloor) -> dict[str, float]:
     seconds, operations = [], 0
     for number in range(4):
         engine = bench.engine()
+        plans = noted_plans(engine)
         submit(engine, 1, [[11 + number] * length], GREEDY)
-        plans: list[Any] = []
-        run = engine.executor.run
-        engine.executor.run = lambda plan, run=run: (plans.append(plan), run(plan))[1]  # type: ignore
         torch.cuda.synchronize()
         started = time.perf_counter()
         prefilled(engine)
@@ -184,6 +192,45 @@ def prefill(bench: Bench, length: int, floor: StepFloor) -> dict[str, float]:
         operations = sum(floor.work(plan.spans).operations for plan in plans if plan.spans)
     best = statistics.median(seconds[1:])
     return {"prompt": length, "seconds": best, "tokens/s": length / best, "operations/s": operations / best}
+
+
+TEXTS = (
+    "What is 12 + 7?", "Who are you?", "Write a function that adds two numbers.", "List three fruits.",
+    "Rewrite in upper case: the cat sat on the mat.", "Tell me about the sea.", "Count from 1 to 20.",
+    "Write a function that returns the largest of two numbers.",
+)  # fmt: skip
+
+
+def speculate(bench: Bench, policy: str, streams: int) -> dict[str, Any]:
+    """Return tokens a second of `streams` concurrent texts with a speculation policy, and the texts."""
+    tokenizer = Tokenizer.from_file(str(embedded.path("embedded") / "tokenizer.json"))
+    prompts = [
+        tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids for text in TEXTS
+    ]
+    speculation = Speculation(parse_policy(policy), default_cost)
+    rounds = max(2, len(prompts) // streams)
+    tokens, seconds, texts, accepted = 0, 0.0, dict[str, list[int]](), 0
+    for number in range(2 * rounds):
+        engine = bench.engine(speculation, streams)
+        params = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
+        for stream in range(streams):
+            prompt = prompts[(number * streams + stream) % len(prompts)]
+            engine.handle(Submit(f"{number % rounds} {stream}", 0, prompt, params, {0: []}, float(stream)))
+        first = prefilled(engine)
+        started, events = time.perf_counter(), list[Event]()
+        while engine.has_work:
+            events += engine.step()
+        if number >= rounds:  # earlier rounds let the policy learn
+            seconds += time.perf_counter() - started
+            tokens += sum(isinstance(event, Token) for event in events)
+            accepted += sum(event.accepted for event in events if isinstance(event, DraftVerified))
+            for event in first + events:
+                if isinstance(event, Token):
+                    texts.setdefault(event.request, []).append(event.token)
+    return {
+        "policy": policy, "streams": streams, "tokens/s": tokens / seconds, "accepted": accepted / tokens,
+        "texts": texts,
+    }  # fmt: skip
 
 
 def profile_step(bench: Bench, batch: int) -> None:
@@ -205,43 +252,79 @@ def profile_step(bench: Bench, batch: int) -> None:
         print(f"{microseconds:10.1f} {count:7.1f}  {key}")
 
 
+INFLATED = {
+    "8B": (("embedded", 4096, 40, 32, 16, 14336), ("embedded-draft", 2048, 8, 32, 32, 8192)),
+    "1B": (("embedded", 1024, 64, 16, 8, 4096), ("embedded-draft", 512, 4, 8, 8, 2048)),
+}
+"""Shapes of target and draft for speculation: about the parameters of the name, and less than a tenth."""
+
+POLICIES = ("goodput", "fixed:4", "fixed:7")
+
+
+def speculation(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """Measure speculation with an inflated pair."""
+    target, draft = (
+        InflatedWeights(name, inflated(name, *sizes), device) for name, *sizes in INFLATED[args.shape]
+    )
+    bench = make(target, 8000, draft)
+    figures = []
+    for streams in args.streams or (1, 8, 64):
+        plain = speculate(bench, "off", streams)
+        for policy in POLICIES:
+            measured = speculate(bench, policy, streams)
+            same = sum(plain["texts"][name] == text for name, text in measured.pop("texts").items())
+            measured |= {"plain tokens/s": plain["tokens/s"], "same texts": same / len(plain["texts"])}
+            measured["speedup"] = measured["tokens/s"] / plain["tokens/s"]
+            figures.append(measured)
+    columns = list(figures[0])
+    rows = [[f"{row[c]:.4g}" if not isinstance(row[c], str) else row[c] for c in columns] for row in figures]
+    table(f"Speculation, inflated pair of {args.shape}", columns, rows)
+    return figures
+
+
+def models(args: argparse.Namespace, device: torch.device, rates: Rates) -> dict[str, Any]:
+    """Measure decoding and prefill with random weights."""
+    spec = SHAPES[args.shape]
+    bench = make(RandomWeights(spec, device), blocks=20000)
+    floor = StepFloor(spec, 2, BLOCK_SIZE, rates.bandwidth, rates.matrix_rate)
+    decoding = [decode(bench, batch, floor, rates, args.steps) for batch in args.batch or (1, 8, 64, 256)]
+    columns = list(decoding[0])
+    table(f"Decoding, {args.shape}", columns, [[f"{row[c]:.4g}" for c in columns] for row in decoding])
+    filled = prefill(bench, args.prompt, floor)
+    filled["share of the matrix rate"] = filled["operations/s"] / rates.matrix_rate
+    table("Prefill", list(filled), [[f"{value:.4g}" for value in filled.values()]])
+    if args.profile:
+        for batch in (1, 256):
+            profile_step(bench, batch)
+    return {"decoding": decoding, "prefill": filled}
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="8B")
-    parser.add_argument("--batch", type=int, action="append")
+    parser.add_argument("--batch", type=int, action="append", help="sequences that decode together")
+    parser.add_argument("--streams", type=int, action="append", help="concurrent texts for speculation")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt for prefill")
+    parser.add_argument("--no-speculation", action="store_true", help="measure decoding and prefill only")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device")
     device = torch.device("cuda")
     rates = measure_rates(device)
-    print(
-        torch.cuda.get_device_name(),
-        f"{rates.bandwidth / 1e12:.2f} TB/s, {rates.matrix_rate / 1e12:.0f} TFLOP/s",
-    )
-    spec = SHAPES[args.shape]
+    name = torch.cuda.get_device_name()
+    print(name, f"{rates.bandwidth / 1e12:.2f} TB/s, {rates.matrix_rate / 1e12:.0f} TFLOP/s")
+    figures: dict[str, Any] = {"device": name, **vars(rates)}
     with torch.inference_mode():
-        bench = make(RandomWeights(spec, device), blocks=20000)
-        floor = StepFloor(spec, 2, BLOCK_SIZE, rates.bandwidth, rates.matrix_rate)
-        decoding = [decode(bench, batch, floor, args.steps) for batch in args.batch or (1, 8, 64, 256)]
-        columns = list(decoding[0])
-        table(f"Decoding, {args.shape}", columns, [[f"{row[c]:.4g}" for c in columns] for row in decoding])
-        filled = prefill(bench, args.prompt, floor)
-        filled["share of the matrix rate"] = filled["operations/s"] / rates.matrix_rate
-        table("Prefill", list(filled), [[f"{value:.4g}" for value in filled.values()]])
-        if args.profile:
-            for batch in (1, 256):
-                profile_step(bench, batch)
-    figures = {
-        "device": torch.cuda.get_device_name(), "bandwidth": rates.bandwidth,
-        "matrix_rate": rates.matrix_rate, "decoding": decoding, "prefill": filled,
-        "graphs": vars(bench.runner.graphs).get("captured"),
-    }  # fmt: skip
+        figures |= models(args, device, rates)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if not args.no_speculation:
+            figures["speculation"] = speculation(args, device)
     print(write(f"gpu-{args.shape.lower()}", vars(args), figures))
 
 

@@ -4,10 +4,10 @@
     device            ███████████ step 1 ███████████ ███████████ step 2 ███████████ …
 
 The next step is known in advance if every sequence only goes on: one token each, which is on the device when
-its KV is computed. A sequence that turns out to have ended has a row in one step too many; its result is
-dropped, and what the row writes is in a slot after the sequence's last token. No other sequence can be hurt
-by that. Its block is in the prefix index only if all its slots are of computed tokens, which that one is not. And
-if the block is allocated again, the new owner's step is launched later, on the same device, in order.
+its KV is computed. A sequence that turns out to have ended has a row in one step too many. Its result is
+dropped, and its KV goes to the slot after the sequence's last token, where it can hurt no other sequence. A
+block is in the prefix index only if all its slots are of computed tokens, and that slot is not. And if the
+block is allocated again, its new owner's step is launched later, on the same device, in order.
 
 Nothing else is planned ahead: a new request, an edit, or memory that is short wait for the results.
 """

@@ -38,7 +38,9 @@ def test_add_rms_norm(kernels, device, rows, n, dtype, seed, add):
     delta = normal(seed + 1, rows, n, dtype=dtype) if add else None
     weight = normal(seed + 2, n, dtype=dtype)
     on_device = hidden.to(device, copy=True)
-    found = kernels.add_rms_norm(on_device, delta if delta is None else delta.to(device), weight.to(device), 1e-5)
+    found = kernels.add_rms_norm(
+        on_device, delta if delta is None else delta.to(device), weight.to(device), 1e-5
+    )
     close(found, plain.add_rms_norm(hidden, delta, weight, 1e-5))
     assert torch.equal(on_device.cpu(), hidden)  # the sum is exact
 

@@ -29,6 +29,7 @@ draws = st.builds(Draw, params, st.integers(0, 127), st.integers(0, 2**31))
 
 
 def choose(implementation: str, logits: torch.Tensor, chosen: list[Draw], device) -> list[int]:
+    device = torch.device("cpu") if implementation == "plain" else device
     out = torch.full((len(chosen),), -7, dtype=torch.int32, device=device)
     packed = torch.from_numpy(pack_draws(chosen).copy()).to(device)
     operations(implementation).sampling.choose_tokens(logits.to(device), packed, out)

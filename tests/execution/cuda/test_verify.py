@@ -67,8 +67,8 @@ def test_a_row_that_is_not_finite_ends_the_walk(implementation, device):
     tokens = torch.zeros(1, DEPTH, dtype=torch.int32, device=device)
     paths, lengths = tokens.clone(), int32([0], device)
     operations(implementation).verify.walk_trees(
-        int32([5, -1, 7], device), int32([1, 5, -1], device), int32([-1, 0, 1], device), int32([0, 3], device),
-        tokens, paths, lengths,
+        int32([5, -1, 7], device), int32([1, 5, -1], device), int32([-1, 0, 1], device),
+        int32([0, 3], device), tokens, paths, lengths,
     )  # fmt: skip
     assert lengths.tolist() == [2]
     assert tokens[0, :2].tolist() == [5, -1]

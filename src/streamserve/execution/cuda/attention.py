@@ -1,57 +1,69 @@
-"""Plan attention on a device: pieces of work of even size, for one kernel that serves prefill, decode and
+"""Plan attention on a device: items of work of even size, for one kernel that serves prefill, decode and
 token trees.
 
-An item is a tile of query tokens of one sequence, and a range of the keys that they see. Where a step has too
-few tiles to occupy the device, as in decoding, the keys are divided among several items, whose partial
+An item is a tile of query tokens of one sequence and a range of its slots. Where a step has too few tiles to
+occupy the device, as in decoding, the slots are divided among several items (split keys). Their partial
 results are combined afterwards.
 
-    sequence 7, 3 query tokens, 900 keys     item (7, rows 12-14, keys 0-512)    -> partials 0-2  ┐ combined
-                                             item (7, rows 12-14, keys 512-900)  -> partials 3-5  ┘
+    sequence 7, 3 query tokens, 900 slots     item (7, rows 12-14, slots 0-512)    -> partials 0-2  ┐ combined
+                                              item (7, rows 12-14, slots 512-900)  -> partials 3-5  ┘
 """
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.execution.attention import visible
-from streamserve.execution.layout import Ints, Layout, SpanRows
+from streamserve.execution.layout import Ints, Layout
 
 Int32s = NDArray[np.int32]
 
 TILES = (16, 64, 128)
-"""Rows of a tile: query tokens times the query heads that share a key-value head."""
+"""Sizes of a tile: query tokens times the padded number of query heads that share a key-value head."""
 
-KEY_STEP = 128
-"""Keys are divided at multiples of this."""
+KEY_STEP = 64
+"""Slots are divided at multiples of this."""
 
-ITEMS_PER_MULTIPROCESSOR = 4
-"""Items times key-value heads that a step should have for each multiprocessor, if it has enough keys."""
+MIN_SPLIT = (128, 256, 512)
+"""The smallest number of slots of a split item, by tile size: a larger tile writes larger partial results."""
+
+ITEMS_PER_MULTIPROCESSOR = (4, 4, 2)
+"""Items times key-value heads for each multiprocessor that splitting aims at, by tile size."""
+
+MAX_GROWTH = 1.25
+"""Splitting a step that has enough items already adds at most a quarter to them: it divides only sequences
+that are much longer than the others."""
+
+ITEM_FIELDS = 8
 
 DIRECT = -1
 """In place of an item's first partial result: its result is complete and goes to the output."""
 
+Array = TypeVar("Array")
 
-class AttentionWork(NamedTuple):
-    """The work of all layers with one window, as arrays on the host or tensors on the device (int32).
+
+class AttentionWork(NamedTuple, Generic[Array]):
+    """The work of all layers with one window: int32 arrays on the host, or tensors on the device.
 
     * `starts` [4]: the items of tile size TILES[i] are number `starts[i]` up to `starts[i + 1]`.
-    * `firsts` [rows]: the first slot that a row sees.
-    * `bits` [rows, words]: bit n of a row: it sees tree node n, in slot `limits[row] - 1 + n`.
-    * `combine` [rows, 3]: first partial result of a row, distance between its partial results, their number;
-      0 of them where the output is complete.
-    * `items` [items, 8]: sequence, first row, rows, first key, end of the keys, first partial result or
-      DIRECT, and two unused.
+    * `firsts` [rows]: the first slot of its sequence that the window lets a row see.
+    * `bits` [rows, words]: bit n % 32 of word n // 32 is set if the row sees tree node n > 0, whose slot is
+      `limits[row] - 1 + n`. `words` is 0 in a step without trees.
+    * `combine` [rows, 3]: a row's first partial result, the distance between its partial results, and their
+      number; 0 of them where items write the output.
+    * `items` [items, 8]: sequence, first row, number of rows, first slot, end of the slots, first partial
+      result or DIRECT, 0, 0. Within a tile size, items with more slots come first.
     """
 
-    starts: Any
-    firsts: Any
-    bits: Any
-    combine: Any
-    items: Any
+    starts: Array
+    firsts: Array
+    bits: Array
+    combine: Array
+    items: Array
 
 
 @dataclass(frozen=True)
@@ -61,17 +73,24 @@ class AttentionArrays:
 
     tables: Int32s
     limits: Int32s
-    works: Mapping[int | None, AttentionWork]
-
-
-def tile_of(rows: int) -> int:
-    """Return the index of the smallest tile size for `rows` rows, or the largest."""
-    return next((index for index, size in enumerate(TILES) if rows <= size), len(TILES) - 1)
+    works: Mapping[int | None, AttentionWork[Int32s]]
 
 
 def padded_group(group: int) -> int:
-    """Return the rows of a tile that a query token takes: `group` rounded up to a power of two."""
-    return 1 << (group - 1).bit_length()
+    """Return the part of a tile that a query token takes: `group` rounded up to a power of two.
+
+    Raises ValueError for a group that does not fit in the largest tile.
+    """
+    padded = 1 << (group - 1).bit_length()
+    if padded > TILES[-1]:
+        raise ValueError(f"{group} query heads share a key-value head: at most {TILES[-1]} are supported")
+    return padded
+
+
+def workspace_size(max_partials: int, heads: int, dim: int) -> int:
+    """Return the size in float32 of a workspace for `max_partials` partial results of `heads` query heads:
+    [max_partials, heads, dim] weighted sums, then [max_partials, heads, 2] maxima and sums of weights."""
+    return max_partials * heads * (dim + 2)
 
 
 def plan_attention(
@@ -83,145 +102,242 @@ def plan_attention(
     multiprocessors: int,
     max_partials: int,
 ) -> AttentionArrays:
-    """Plan the attention of `layout`. `group`: query heads that share one of the `kv_heads`. At most
-    `max_partials` partial results (of a query token each) are planned."""
+    """Plan the attention of the rows of `layout`.
+
+    Args:
+        block_size: Slots of a KV block.
+        group: Query heads that share one of the `kv_heads`.
+        windows: Of the layers; repeated ones are planned once.
+        multiprocessors: Of the device.
+        max_partials: Capacity of the workspace, in partial results of one query token and all heads. Fewer
+            items are split where it would be exceeded.
+
+    Raises ValueError for a group that is too large.
+    """
     spans = _Spans.of(layout)
-    words = _words(layout)
-    limits = _limits(layout, spans)
-    works = {}
-    for window in windows:
-        firsts = _firsts(layout, window)
-        items, starts, combine = _items(
-            spans, firsts, padded_group(group), kv_heads, multiprocessors, max_partials
-        )
-        bits = _bits(layout, window, words)
-        works[window] = AttentionWork(starts, firsts, bits, combine, items)
-    return AttentionArrays(_tables(layout, spans, block_size), limits, works)
+    nodes = _TreeNodes.of(layout)
+    limits = spans.limits(len(layout.tokens))
+    limits[nodes.rows] = nodes.roots + 1
+    tiles = _Tiles.of(spans, padded_group(group))
+    target = _Target(kv_heads, multiprocessors, max_partials)
+    works: dict[int | None, AttentionWork[Int32s]] = {}
+    longest = int(layout.positions.max())
+    for window in dict.fromkeys(windows):
+        effective = None if window is not None and window > longest else window
+        if effective not in works:
+            works[effective] = _plan_window(layout, tiles, nodes, effective, target)
+        works[window] = works[effective]
+    return AttentionArrays(_tables(layout, spans.ends, block_size), limits, works)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What the work is planned for: see plan_attention."""
+
+    kv_heads: int
+    multiprocessors: int
+    max_partials: int
+
+    def items(self, tile: int) -> int:
+        """Return how many items of tile size TILES[tile] occupy the device."""
+        return max(1, ITEMS_PER_MULTIPROCESSOR[tile] * self.multiprocessors // self.kv_heads)
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """Of each span: its first row, number of rows, and end of its slots."""
+    """Of each span: first row, number of rows, and the end of its slots."""
 
-    rows: Ints
+    offsets: Ints
     counts: Ints
     ends: Ints
 
     @classmethod
     def of(cls, layout: Layout) -> "_Spans":
-        rows = np.fromiter((part.offset for part in layout.parts), np.int64, len(layout.parts))
-        counts = np.diff(np.append(rows, len(layout.tokens)))
-        ends = np.fromiter(
-            (part.span.start + part.span.query_tokens for part in layout.parts), np.int64, len(layout.parts)
-        )
-        return cls(rows, counts, ends)
+        parts = layout.parts
+        offsets = np.array([part.offset for part in parts], np.int64)
+        counts = np.empty_like(offsets)
+        np.subtract(offsets[1:], offsets[:-1], out=counts[:-1])
+        counts[-1] = len(layout.tokens) - offsets[-1]
+        starts = [part.span.start + part.span.skip for part in parts]
+        return cls(offsets, counts, np.array(starts, np.int64) + counts)
+
+    def limits(self, rows: int) -> Int32s:
+        """Return for each row the end of the slots up to its own, [rows]."""
+        first = self.ends - self.counts + 1
+        return (np.repeat(first - self.offsets, self.counts) + np.arange(rows)).astype(np.int32)
 
 
-def _tables(layout: Layout, spans: _Spans, block_size: int) -> Int32s:
-    used = -(-spans.ends // block_size)
-    table = np.zeros((len(used), int(used.max())), np.int32)
-    blocks = chain.from_iterable(
-        part.span.blocks[:count] for part, count in zip(layout.parts, used.tolist(), strict=True)
-    )
-    table[np.arange(table.shape[1]) < used[:, None]] = np.fromiter(blocks, np.int32, int(used.sum()))
-    return table
+@dataclass(frozen=True)
+class _TreeNodes:
+    """All tree nodes of the step but the roots, and how to walk up their trees. `nodes`: index of each node
+    that has a row, in an array of all nodes, roots included; `rows`: its row; `roots`: its root's slot.
+    `numbers` and `parents` are of all nodes: number in its tree, and index of its parent. `height`: the
+    largest depth of a node."""
+
+    words: int
+    height: int
+    nodes: Ints
+    rows: Ints
+    roots: Ints
+    numbers: Ints
+    parents: Ints
+
+    @classmethod
+    def of(cls, layout: Layout) -> "_TreeNodes":
+        trees = [(part, part.span.tree) for part in layout.parts if part.span.tree is not None]
+        parts = [part for part, tree in trees if len(tree.tokens) > 1]
+        none = np.zeros(0, np.int64)
+        if not parts:
+            return cls(0, 0, none, none, none, none, none)
+        spans = [part.span for part in parts]
+        parents = [span.tree.parents for span in spans if span.tree is not None]
+        sizes = np.array([len(tree) for tree in parents], np.int64)
+        committed = np.array([len(span.tokens) for span in spans], np.int64)
+        roots = np.array([span.start for span in spans], np.int64) + committed - 1
+        offsets = np.array([part.offset for part in parts], np.int64)
+        root_rows = offsets + committed - 1 - np.array([span.skip for span in spans], np.int64)
+        numbers = _within(sizes)
+        tree = np.repeat(np.arange(len(sizes)), sizes)
+        above = np.fromiter(chain.from_iterable(parents), np.int64, len(tree))
+        above += np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = root_rows[tree] + numbers
+        nodes = np.flatnonzero((numbers > 0) & (rows >= offsets[tree]))
+        slots = roots[tree[nodes]]
+        height = int((layout.positions[rows[nodes]] - slots).max())
+        return cls(-(-int(sizes.max()) // 32), height, nodes, rows[nodes], slots, numbers, above)
+
+    def bits(self, window: int | None, rows: int) -> Int32s:
+        """Return the bits [rows, words] of the ancestors within `window` tokens of each row's node, the node
+        itself included."""
+        bits = np.zeros((rows, self.words), np.uint32)
+        at, ancestors = self.rows, self.nodes
+        for _ in range(self.height if window is None else min(window, self.height)):
+            numbers = self.numbers[ancestors]
+            bits[at, numbers >> 5] |= (1 << (numbers & 31)).astype(np.uint32)
+            ancestors = self.parents[ancestors]
+            below_root = self.numbers[ancestors] > 0
+            at, ancestors = at[below_root], ancestors[below_root]
+        return bits.view(np.int32)
 
 
-def _limits(layout: Layout, spans: _Spans) -> Int32s:
-    """A committed token sees all slots up to its own, a tree node those up to the root."""
-    ends = np.repeat(spans.ends, spans.counts)
-    last_rows = np.repeat(spans.rows + spans.counts, spans.counts)
-    limits = (ends - last_rows + np.arange(len(ends)) + 1).astype(np.int32)
-    for part in _with_trees(layout):
-        after_root = max(part.root + 1, part.offset)
-        limits[after_root : part.offset + part.span.query_tokens - part.span.skip] = part.span.start + len(
-            part.span.tokens
-        )
-    return limits
+def _tables(layout: Layout, ends: Ints, block_size: int) -> Int32s:
+    """Return the block tables [sequences, width], filled up with 0."""
+    used = -(-ends // block_size)
+    blocks: list[int] = []
+    for part, count in zip(layout.parts, used.tolist(), strict=True):
+        blocks += part.span.blocks[:count]
+    tables = np.zeros((len(used), int(used.max())), np.int32)
+    # struct.pack converts a list in half of the time of np.array and np.fromiter.
+    packed = np.frombuffer(struct.pack(f"{len(blocks)}i", *blocks), np.int32)
+    tables[np.arange(tables.shape[1]) < used[:, None]] = packed
+    return tables
 
 
-def _with_trees(layout: Layout) -> list[SpanRows]:
-    return [part for part in layout.parts if part.span.tree is not None and len(part.span.tree.tokens) > 1]
+def _plan_window(
+    layout: Layout, tiles: "_Tiles", nodes: _TreeNodes, window: int | None, target: _Target
+) -> AttentionWork[Int32s]:
+    rows = len(layout.tokens)
+    firsts = np.zeros(rows, np.int32)
+    if window is not None:
+        np.maximum(layout.positions - (window - 1), 0, out=firsts, casting="unsafe")
+    begins = np.minimum.reduceat(firsts, tiles.rows)
+    parts, sizes = _split(tiles, begins, target)
+    starts, items, combine = _items(tiles, begins, parts, sizes)
+    return AttentionWork(starts, firsts, nodes.bits(window, rows), combine, items)
 
 
-def _firsts(layout: Layout, window: int | None) -> Int32s:
-    if window is None:
-        return np.zeros(len(layout.positions), np.int32)
-    return np.maximum(layout.positions - window + 1, 0).astype(np.int32)
+@dataclass(frozen=True)
+class _Tiles:
+    """Of each tile of query tokens: index of its size, sequence, first row, number of rows, and the end of
+    the slots that its rows see."""
+
+    sizes: Ints
+    sequences: Ints
+    rows: Ints
+    counts: Ints
+    ends: Ints
+
+    @classmethod
+    def of(cls, spans: _Spans, group: int) -> "_Tiles":
+        """Cut each span into tiles of the smallest size that holds all its rows, or the largest size."""
+        sizes = np.searchsorted(TILES[:-1], spans.counts * group)
+        tokens = np.asarray(TILES)[sizes] // group
+        tiles = -(-spans.counts // tokens)
+        sequences = np.repeat(np.arange(len(tiles)), tiles)
+        within = _within(tiles) * tokens[sequences]
+        rows = spans.offsets[sequences] + within
+        counts = np.minimum(tokens[sequences], spans.counts[sequences] - within)
+        # No row sees a slot after its own: a tree node's ancestors come before it.
+        ends = (spans.ends - spans.counts)[sequences] + within + counts
+        return cls(sizes[sequences], sequences, rows, counts, ends)
 
 
-def _words(layout: Layout) -> int:
-    sizes = [len(part.span.tree.tokens) for part in _with_trees(layout) if part.span.tree]
-    return -(-max(sizes) // 32) if sizes else 0
+def _within(counts: Ints) -> Ints:
+    """Return 0 to count - 1 for each of the counts, concatenated."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
 
 
-def _bits(layout: Layout, window: int | None, words: int) -> Int32s:
-    if not words:
-        return np.zeros((len(layout.tokens), 0), np.int32)
-    bits = np.zeros((len(layout.tokens), words * 32), np.uint8)
-    for part in _with_trees(layout):
-        span = part.span
-        root = span.start + len(span.tokens) - 1
-        first = max(root, span.start + span.skip)
-        slots = np.arange(root, span.start + span.query_tokens)
-        seen = visible(part, slots[first - root :], slots, window)
-        row = part.offset + first - span.start - span.skip
-        bits[row : row + len(seen), : seen.shape[1]] = seen
-        if first == root:
-            bits[row] = 0  # the root is a committed token
-    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+def _split(tiles: _Tiles, begins: Ints, target: _Target) -> tuple[Ints, Ints]:
+    """Return into how many parts the slots of each tile are divided, and the size of a part in slots."""
+    keys = tiles.ends - begins // KEY_STEP * KEY_STEP
+    sizes = np.empty_like(keys)
+    for tile, smallest in enumerate(MIN_SPLIT):
+        chosen = np.flatnonzero(tiles.sizes == tile)
+        if len(chosen):
+            sizes[chosen] = _part_size(keys[chosen], smallest, target.items(tile))
+    parts = -(-keys // sizes)
+    while int(np.dot(tiles.counts * (parts > 1), parts)) > target.max_partials:
+        sizes *= 2
+        parts = -(-keys // sizes)
+    even = -(-keys // parts)
+    sizes = -(-even // KEY_STEP) * KEY_STEP
+    return -(-keys // sizes), sizes
 
 
-def _items(
-    spans: _Spans, firsts: Int32s, group: int, kv_heads: int, multiprocessors: int, max_partials: int
-) -> tuple[Int32s, Int32s, Int32s]:
-    """Return items, starts and combine (AttentionWork)."""
-    tiles = np.searchsorted(TILES[:-1], spans.counts * group)
-    tokens = np.maximum(np.asarray(TILES)[tiles] // group, 1)
-    per_span = -(-spans.counts // tokens)
-    span = np.repeat(np.arange(len(per_span)), per_span)
-    within = np.arange(len(span)) - np.repeat(np.cumsum(per_span) - per_span, per_span)
-    row = spans.rows[span] + within * tokens[span]
-    rows = np.minimum(tokens[span], spans.rows[span] + spans.counts[span] - row)
-    # A row sees no slot after its own, a tree node included: its ancestors are before it.
-    end = spans.ends[span] - (spans.rows[span] + spans.counts[span] - row - rows)
-    begin = firsts[row] // KEY_STEP * KEY_STEP
-    parts = _parts(end - begin, rows, tiles[span], kv_heads, multiprocessors, max_partials)
-    size = -(-(end - begin) // (parts * KEY_STEP)) * KEY_STEP
-    parts = np.maximum(-(-(end - begin) // size), 1)
-    # Partial results of a tile: part after part, in each the tile's rows.
-    split = parts > 1
-    partials = np.where(split, rows * parts, 0)
-    first_partial = np.where(split, np.cumsum(partials) - partials, DIRECT)
-    combine = np.zeros((int(spans.counts.sum()), 3), np.int32)
-    tile = np.repeat(np.arange(len(rows)), rows)
-    offset = np.arange(len(tile)) - np.repeat(np.cumsum(rows) - rows, rows)
-    combine[:, 0] = np.where(split[tile], first_partial[tile] + offset, 0)
-    combine[:, 1] = np.where(split[tile], rows[tile], 0)
-    combine[:, 2] = np.where(split[tile], parts[tile], 0)
-    items = np.repeat(np.arange(len(rows)), parts)
-    part = np.arange(len(items)) - np.repeat(np.cumsum(parts) - parts, parts)
-    array = np.zeros((len(items), 8), np.int32)
-    array[:, 0], array[:, 1], array[:, 2] = span[items], row[items], rows[items]
-    array[:, 3] = begin[items] + part * size[items]
-    array[:, 4] = np.minimum(array[:, 3] + size[items], end[items])
-    array[:, 5] = np.where(split[items], first_partial[items] + part * rows[items], DIRECT)
-    order = np.argsort(tiles[span[items]], kind="stable")
-    starts = np.searchsorted(tiles[span[items]][order], np.arange(len(TILES) + 1)).astype(np.int32)
-    return array[order], starts, combine
+def _part_size(keys: Ints, smallest: int, items: int) -> int:
+    """Return the size of parts of `keys` slots that makes about `items` of them, and no more."""
+    longest = int(keys.max())
+    allowed = max(items, int(len(keys) * MAX_GROWTH))
+    size = max(smallest, int(keys.sum()) // items // KEY_STEP * KEY_STEP)
+    while size < longest and int((-(-keys // size)).sum()) > allowed:
+        size = -(-size * 5 // 4 // KEY_STEP) * KEY_STEP
+    return size
 
 
-def _parts(
-    keys: Ints, rows: Ints, tiles: Ints, kv_heads: int, multiprocessors: int, max_partials: int
-) -> Ints:
-    """Return into how many parts each tile's keys are divided: none for the largest tiles, of which a chunk
-    has many."""
-    enough = ITEMS_PER_MULTIPROCESSOR * multiprocessors
-    size = max(KEY_STEP, int(keys.sum()) * kv_heads // enough)
-    if len(keys) * kv_heads >= enough:
-        size = max(size, 2 * int(keys.mean()))
-    size = -(-size // KEY_STEP) * KEY_STEP
-    parts = np.where(tiles < len(TILES) - 1, -(-keys // size), 1)
-    while int((rows * parts)[parts > 1].sum()) > max_partials:
-        parts = np.maximum(parts // 2, 1)
-    return np.maximum(parts, 1)
+def _items(tiles: _Tiles, begins: Ints, parts: Ints, sizes: Ints) -> tuple[Int32s, Int32s, Int32s]:
+    """Return starts, items and combine (see AttentionWork)."""
+    first_partials, combine = _partials(tiles.counts, parts)
+    first_slots = begins // KEY_STEP * KEY_STEP
+    if len(first_partials):
+        tile, part = np.repeat(np.arange(len(parts)), parts), _within(parts)
+        cuts = first_slots[tile] + part * sizes[tile]
+        firsts = np.where(parts[tile] > 1, first_partials[tile] + part * tiles.counts[tile], DIRECT)
+    else:
+        tile, cuts, firsts = np.arange(len(parts)), first_slots, np.full(len(parts), DIRECT)
+    begins = np.maximum(cuts, begins[tile])
+    ends = np.minimum(cuts + sizes[tile], tiles.ends[tile])
+    tile_sizes = tiles.sizes[tile]
+    order = np.argsort((tile_sizes << 32) - (ends - begins), kind="stable")
+    items = np.zeros((ITEM_FIELDS, len(tile)), np.int32)
+    items[:6] = tiles.sequences[tile], tiles.rows[tile], tiles.counts[tile], begins, ends, firsts
+    starts = np.zeros(len(TILES) + 1, np.int32)
+    np.cumsum(np.bincount(tile_sizes, minlength=len(TILES)), out=starts[1:])
+    return starts, np.ascontiguousarray(items.T[order]), combine
+
+
+def _partials(counts: Ints, parts: Ints) -> tuple[Ints, Int32s]:
+    """Return the first partial result of each tile of `counts` rows (none at all if no tile has several
+    parts), and combine. The partial results of a tile are in order of the parts, those of a part in order of
+    the rows."""
+    combine = np.zeros((int(counts.sum()), 3), np.int32)
+    if int(parts.max()) == 1:
+        return np.zeros(0, np.int64), combine
+    partials = np.where(parts > 1, counts * parts, 0)
+    first_partials = np.cumsum(partials) - partials
+    rows = np.flatnonzero(np.repeat(parts > 1, counts))
+    tile = np.repeat(np.arange(len(counts)), counts)[rows]
+    combine[rows, 0] = first_partials[tile] + _within(counts)[rows]
+    combine[rows, 1] = counts[tile]
+    combine[rows, 2] = parts[tile]
+    return first_partials, combine

@@ -96,8 +96,8 @@ class DeviceExecutor:
         self._queue.append((self._launch(layout) if plan.spans else None, swapping))
 
     def can_follow(self) -> bool:
-        """Return whether all tokens of the step launched last are chosen on the device, and none of its logits are
-        needed when it is finished."""
+        """Return whether the step launched last chooses all its tokens on the device and needs no logits when
+        it is finished."""
         launched, _ = self._queue[-1]
         return launched is not None and not (
             launched.others or any(branch.sequence.params.logprobs is not None for branch in launched.walked)

@@ -28,7 +28,7 @@ class ForwardInputs:
     slots: Tensor
     tables: Tensor
     limits: Tensor
-    works: Mapping[int | None, AttentionWork]
+    works: Mapping[int | None, AttentionWork[Tensor]]
     tiles: tuple[bool, ...]
     combined: bool
 
@@ -88,6 +88,6 @@ class DeviceModel:
         attended = torch.empty(len(qkv), heads, dim, dtype=qkv.dtype, device=qkv.device)
         self._operations.attention.attend(
             queries, cache.data[number], inputs.works[spec.windows[number]], inputs.tables, inputs.limits,
-            attended, workspace, dim**-0.5, inputs.tiles, inputs.combined,
+            attended, dim**-0.5, workspace=workspace, tiles=inputs.tiles, combined=inputs.combined,
         )  # fmt: skip
         return attended.view(len(qkv), -1)

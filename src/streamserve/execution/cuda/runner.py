@@ -5,7 +5,7 @@ sample    nodes   ->  tokens, accepted paths  one upload, one graph; the KV of a
 fetch     results ->  host                    one copy; Fetch.wait is the step's only wait
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.execution.cuda.attention import AttentionArrays, AttentionWork, plan_attention
+from streamserve.execution.cuda.attention import (
+    AttentionArrays,
+    AttentionWork,
+    plan_attention,
+    workspace_size,
+)
 from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
 from streamserve.execution.cuda.draws import DRAW_WORDS
 from streamserve.execution.cuda.graphs import ROWS, Graphs, bucket
@@ -142,7 +147,7 @@ class Runner:
         width = -(-model.max_positions // cache.block_size)
         self._tables = torch.zeros(max_sequences, width, dtype=torch.int32, device=device)
         self._workspace = torch.empty(
-            MAX_PARTIALS * spec.num_heads * (spec.head_dim + 2), dtype=torch.float32, device=device
+            workspace_size(MAX_PARTIALS, spec.num_heads, spec.head_dim), dtype=torch.float32, device=device
         )
         self._table_uploads = Uploads(device, max_sequences * width)
         largest = ForwardShape(ROWS[-1], MAX_WORDS, (), True)
@@ -152,6 +157,8 @@ class Runner:
         self._results = torch.zeros(ROWS[-1] * (1 + 2 * DEPTHS[-1]), dtype=torch.int32, device=device)
         self._logits: dict[SampleShape, Tensor] = {}
         self._sampled: SampleShape | None = None
+        self._last_forward: tuple[Hashable, Callable[[], None]]
+        self._last_sample: tuple[Hashable, Callable[[], None]]
 
     def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor:
         """Launch a forward pass; return the hidden states [rows, hidden], which the next pass overwrites.
@@ -173,7 +180,8 @@ class Runner:
             return hidden
         self._forward_uploads.upload(fields, arrays)
         views, hidden = fields.views(self._forward_uploads.buffer), self._hidden[: shape.rows]
-        self.graphs.run(shape, lambda: self._forward(views, shape, hidden))
+        self._last_forward = shape, lambda: self._forward(views, shape, hidden)
+        self.graphs.run(*self._last_forward)
         return hidden[:rows]
 
     def sample(self, nodes: Nodes) -> Tensor:
@@ -184,7 +192,8 @@ class Runner:
         fields = _sample_fields(shape)
         self._sample_uploads.upload(fields, _sample_arrays(nodes, shape))
         views = fields.views(self._sample_uploads.buffer)
-        self.graphs.run(shape, lambda: self._sample(views, shape))
+        self._last_sample = shape, lambda: self._sample(views, shape)
+        self.graphs.run(*self._last_sample)
         return self._logits[shape][: len(nodes.rows)]
 
     def fetch(self, rows: Tensor | None) -> Fetch:
@@ -200,6 +209,12 @@ class Runner:
             event.record()
         self.waits += 1
         return Fetch(shape, host, finite, event)
+
+    def replay(self) -> None:
+        """Launch the last forward and sampling passes again, with the inputs that are on the device: for
+        measurements."""
+        for shape, work in (self._last_forward, self._last_sample):
+            self.graphs.run(shape, work)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the float32 logits [rows, vocabulary] of the next token."""

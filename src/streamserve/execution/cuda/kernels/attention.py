@@ -1,197 +1,331 @@
 """Attention over the paged KV cache: one Triton kernel for prefill chunks, decoding and token trees.
 
-grid (programs, kv heads): a program takes every `programs`-th item of one tile size
+A program takes every `programs`-th unit of work: an item (cuda/attention.py) and a key-value head.
 
-    item = sequence, query rows, keys        (cuda/attention.py)
-      q   [tile, dim]     rows x the query heads of the kv head      in registers
-      for the keys, KEYS at a time:           block table -> addresses
-        scores = q kᵀ; softmax so far (maximum, sum) and acc += p v  float32
-      complete -> out;  part of the keys -> workspace, for `_combine`
+    q   [tile, dim]      the item's rows x the query heads of the kv head
+    for KEYS slots at a time:             block table -> addresses, one step ahead of the keys and values
+      scores = q kᵀ                       masked only in steps with slots that some row does not see
+      online softmax in float32: maximum, sum of weights, acc += weights v
+    -> out, or the workspace if the item has a part of the keys: see _combine
+
+Scores are in units of log2, so that exponentials are powers of two.
 """
 # mypy: ignore-errors
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from streamserve.execution.cuda.attention import TILES, AttentionWork, padded_group
+from streamserve.execution.cuda.attention import ITEM_FIELDS, TILES, AttentionWork, padded_group
 from streamserve.execution.cuda.kernels.example import KernelExample
 
 LOG2_E = 1.4426950408889634
 
-KEYS = {16: 64, 64: 64, 128: 64}
-WARPS = {16: 4, 64: 4, 128: 8}
-STAGES = {16: 3, 64: 3, 128: 3}
-"""By tile size: keys of a step of the loop, warps, and steps whose loads are in flight."""
+ALL_TILES = (True,) * len(TILES)
 
-PROGRAMS = {16: 528, 64: 264, 128: 132}
-"""Programs of a launch, by tile size: as many as a large device runs at a time."""
+COMBINED_PARTS = 16
+"""Partial results of a row that are read at a time."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel for one tile size is launched: keys of a step, warps, steps whose loads are in flight, and
+    programs on a multiprocessor."""
+
+    keys: int
+    warps: int
+    stages: int
+    resident: int
 
 
 @triton.jit
-def _attend(
-    q, cache, tables, limits, firsts, bits, items, starts, out, partial_out, partial_sums,
-    q_stride, table_stride, scale, softcap,
-    TILE_INDEX: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    PADDED_GROUP: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    TILE: tl.constexpr, KEYS: tl.constexpr,
+def _table_entries(table, key, begin, end, BLOCK_SIZE: tl.constexpr):
+    """Return the blocks of the slots `key`; 0 outside of the item."""
+    return tl.load(table + key // BLOCK_SIZE, (key >= begin) & (key < end), 0)
+
+
+@triton.jit
+def _tree_mask(bits, row, node, live, WORDS: tl.constexpr):
+    """Return which tree nodes each row sees, for `node` [tile, keys]."""
+    seen = node != node  # none
+    for word in tl.static_range(WORDS):
+        own = tl.load(bits + row * WORDS + word, live, 0)
+        inside = (node > 0) & (node >= word * 32) & (node < word * 32 + 32)
+        seen = seen | (inside & (((own[:, None] >> (node & 31)) & 1) != 0))
+    return seen
+
+
+@triton.jit
+def _operand(x, dtype: tl.constexpr, UPCAST: tl.constexpr):
+    """Return `x` in `dtype` as an operand of tl.dot. The interpreter's dot takes the bits of bfloat16 for
+    integers."""
+    if x.dtype.is_int():
+        x = x.to(tl.float32)
+    x = x.to(dtype)
+    return x.to(tl.float32) if UPCAST else x
+
+
+@triton.jit
+def _accumulate(
+    acc, peak, total, queries, cache, table, bits, row, live, limit, first, kv_head,
+    begin, end, steps, front, gap, qk_scale, softcap,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, KEYS: tl.constexpr,
+    MASKED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    program, kv_head = tl.program_id(0), tl.program_id(1)
-    first_item, last_item = tl.load(starts + TILE_INDEX), tl.load(starts + TILE_INDEX + 1)
-    tile = tl.arange(0, TILE)
+    """Add `steps` steps to `acc`, `peak` and `total`. Step i has the KEYS slots number i, or i + `gap` from
+    i = `front` on, counted from the item's first one."""
     dims = tl.arange(0, PADDED_DIM)
-    token, member = tile // PADDED_GROUP, tile % PADDED_GROUP
-    head = kv_head * GROUP + member
-    has_dim = dims < DIM
-    for item in range(first_item + program, last_item, tl.num_programs(0)):
-        sequence = tl.load(items + item * 8)
-        first_row = tl.load(items + item * 8 + 1)
-        rows = tl.load(items + item * 8 + 2)
-        begin = tl.load(items + item * 8 + 3)
-        end = tl.load(items + item * 8 + 4)
-        partial = tl.load(items + item * 8 + 5)
-        live = (token < rows) & (member < GROUP)
-        row = first_row + token
-        q_offset = row.to(tl.int64) * q_stride + head * DIM
-        queries = tl.load(q + q_offset[:, None] + dims[None, :], live[:, None] & has_dim[None, :], 0.0)
+    lanes = tl.arange(0, KEYS)
+    origin = begin // KEYS * KEYS
+    key = origin + tl.where(front > 0, 0, gap) * KEYS + lanes
+    block = _table_entries(table, key, begin, end, BLOCK_SIZE)
+    for i in range(0, steps):
+        offset = ((block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE) * DIM
+        pointers = cache + offset[:, None] + dims[None, :]
+        if MASKED:
+            inside = (key >= begin) & (key < end)
+            loaded = inside[:, None] & (dims < DIM)[None, :]
+            k = tl.load(pointers, loaded, 0.0)
+            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * DIM, loaded, 0.0)
+        elif DIM < PADDED_DIM:
+            k = tl.load(pointers, (dims < DIM)[None, :], 0.0)
+            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * DIM, (dims < DIM)[None, :], 0.0)
+        else:
+            k = tl.load(pointers)
+            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * DIM)
+        next_key = origin + (i + 1 + tl.where(i + 1 < front, 0, gap)) * KEYS + lanes
+        block = _table_entries(table, next_key, begin, end, BLOCK_SIZE)
+
+        k = _operand(k, queries.dtype, UPCAST)
+        v = _operand(v, queries.dtype, UPCAST)
+        scores = tl.dot(_operand(queries, queries.dtype, UPCAST), tl.trans(k), input_precision=PRECISION)
+        factor = qk_scale
+        if SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+            scores = softcap - 2.0 * softcap / (tl.exp2(scores * qk_scale) + 1.0)
+            factor = 1.0
+        if MASKED:
+            seen = (key[None, :] < limit[:, None]) & (key[None, :] >= first[:, None])
+            if WORDS > 0:
+                seen = seen | _tree_mask(bits, row, key[None, :] - limit[:, None] + 1, live, WORDS)
+            scores = tl.where(seen & inside[None, :], scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1) * factor)
+        base = highest
+        if MASKED:  # a row that has not seen a key yet has no maximum
+            base = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores * factor - base[:, None])
+        keep = tl.exp2(peak - base)
+        total = total * keep + tl.sum(weights, 1)
+        acc = acc * keep[:, None]
+        weights = _operand(weights, queries.dtype, UPCAST)
+        acc = tl.dot(weights, v, acc, input_precision=PRECISION)
+        peak = highest
+        key = next_key
+    return acc, peak, total
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _attend(
+    q, cache, tables, limits, firsts, bits, items, starts, out, partials, partial_sums,
+    table_stride, qk_scale, softcap, v_scale,
+    INDEX: tl.constexpr, Q_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, KEYS: tl.constexpr, ITEM_FIELDS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Attend all items of tile size number INDEX."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    dims = tl.arange(0, PADDED_DIM)
+    token = tl.arange(0, TILE) // PADDED_GROUP
+    member = tl.arange(0, TILE) % PADDED_GROUP
+    first_unit = tl.load(starts + INDEX) * KV_HEADS + tl.program_id(0)
+    end_unit = tl.load(starts + INDEX + 1) * KV_HEADS
+    for unit in range(first_unit, end_unit, tl.num_programs(0)):
+        item = items + unit // KV_HEADS * ITEM_FIELDS
+        kv_head = unit % KV_HEADS
+        table = tables + tl.load(item).to(tl.int64) * table_stride
+        row = tl.load(item + 1) + token
+        live = (token < tl.load(item + 2)) & (member < GROUP)
+        begin = tl.load(item + 3)
+        end = tl.load(item + 4)
+        partial = tl.load(item + 5)
+        head = kv_head * GROUP + member
+        stored = live[:, None] & (dims < DIM)[None, :]
+        row_head = row.to(tl.int64) * Q_STRIDE + head * DIM
+        queries = tl.load(q + row_head[:, None] + dims[None, :], stored, 0.0)
         limit = tl.load(limits + row, live, 0)
         first = tl.load(firsts + row, live, 0)
-        # All rows see the keys from `seen_from` up to `seen_to`: no mask there.
-        seen_from = tl.max(first)
-        seen_to = tl.min(tl.where(live, limit, 2147483647))
         peak = tl.full([TILE], float("-inf"), tl.float32)
         total = tl.zeros([TILE], tl.float32)
         acc = tl.zeros([TILE, PADDED_DIM], tl.float32)
-        table = tables + sequence.to(tl.int64) * table_stride
-        for start in range(begin, end, KEYS):
-            key = start + tl.arange(0, KEYS)
-            inside = key < end
-            block = tl.load(table + key // BLOCK_SIZE, inside, 0).to(tl.int64)
-            slot = ((block * 2 * KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE) * DIM
-            k = tl.load(cache + slot[None, :] + dims[:, None], inside[None, :] & has_dim[:, None], 0.0)
-            v_slot = slot + KV_HEADS * BLOCK_SIZE * DIM
-            v = tl.load(cache + v_slot[:, None] + dims[None, :], inside[:, None] & has_dim[None, :], 0.0)
-            scores = tl.dot(queries, k.to(queries.dtype), input_precision=PRECISION) * scale
-            if SOFTCAP:
-                scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)
-            scores = scores * 1.4426950408889634
-            if (start + KEYS > seen_to) | (start < seen_from) | (start + KEYS > end):
-                seen = (key[None, :] < limit[:, None]) & (key[None, :] >= first[:, None])
-                if WORDS > 0:
-                    node = key[None, :] - limit[:, None] + 1
-                    inside_tree = (node > 0) & (node < 32 * WORDS) & live[:, None]
-                    word = tl.load(bits + row[:, None] * WORDS + node // 32, inside_tree, 0)
-                    seen = seen | (inside_tree & (((word >> (node & 31)) & 1) != 0))
-                scores = tl.where(seen & inside[None, :], scores, float("-inf"))
-            highest = tl.maximum(peak, tl.max(scores, 1))
-            # A row that has seen no key yet has no maximum.
-            base = tl.where(highest == float("-inf"), 0.0, highest)
-            weights = tl.exp2(scores - base[:, None])
-            keep = tl.exp2(peak - base)
-            total = total * keep + tl.sum(weights, 1)
-            acc = acc * keep[:, None]
-            acc = tl.dot(weights.to(queries.dtype), v.to(queries.dtype), acc, input_precision=PRECISION)
-            peak = highest
+        origin = begin // KEYS * KEYS
+        steps = tl.cdiv(end - origin, KEYS)
+        if TILE > 16:
+            # All rows see all slots of the steps from `full` up to `full_end`.
+            seen_from = tl.maximum(tl.max(first), begin)
+            seen_to = tl.minimum(tl.min(tl.where(live, limit, 2147483647)), end)
+            full = tl.minimum(tl.cdiv(seen_from - origin, KEYS), steps)
+            full_end = tl.maximum((tl.maximum(seen_to - origin, 0)) // KEYS, full)
+            acc, peak, total = _accumulate(
+                acc, peak, total, queries, cache, table, bits, row, live, limit, first, kv_head,
+                begin, end, full_end - full, 0, full, qk_scale, softcap,
+                KV_HEADS, DIM, PADDED_DIM, BLOCK_SIZE, WORDS, SOFTCAP, PRECISION, KEYS, False, UPCAST,
+            )  # fmt: skip
+        else:
+            # Masks cost little here, and a second loop would wait for its first keys.
+            full = 0
+            full_end = 0
+        acc, peak, total = _accumulate(
+            acc, peak, total, queries, cache, table, bits, row, live, limit, first, kv_head,
+            begin, end, steps - (full_end - full), full, full_end - full, qk_scale, softcap,
+            KV_HEADS, DIM, PADDED_DIM, BLOCK_SIZE, WORDS, SOFTCAP, PRECISION, KEYS, True, UPCAST,
+        )  # fmt: skip
         if partial < 0:
-            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-            offset = (row.to(tl.int64) * HEADS + head) * DIM
-            mask = live[:, None] & has_dim[None, :]
-            tl.store(out + offset[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask)
+            result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+            place = row.to(tl.int64) * OUT_STRIDE + head * DIM
+            tl.store(out + place[:, None] + dims[None, :], result.to(out.dtype.element_ty), stored)
         else:
             place = (partial + token).to(tl.int64) * HEADS + head
-            mask = live[:, None] & has_dim[None, :]
-            tl.store(partial_out + place[:, None] * DIM + dims[None, :], acc, mask)
+            tl.store(partials + place[:, None] * DIM + dims[None, :], acc * v_scale, stored)
             tl.store(partial_sums + place * 2, peak, live)
             tl.store(partial_sums + place * 2 + 1, total, live)
 
 
 @triton.jit
 def _combine(
-    combine, partial_out, partial_sums, out,
-    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    combine, partials, partial_sums, out,
+    OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
+    """Write the output of one row and head from its partial results, if it has any."""
     row, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(combine + row * 3)
-    stride = tl.load(combine + row * 3 + 1)
     count = tl.load(combine + row * 3 + 2)
     if count > 0:
+        first = tl.load(combine + row * 3)
+        stride = tl.load(combine + row * 3 + 1)
         dims = tl.arange(0, PADDED_DIM)
-        has_dim = dims < DIM
-        peak = float("-inf")
-        for part in range(count):
-            place = (first + part * stride).to(tl.int64) * HEADS + head
-            peak = tl.maximum(peak, tl.load(partial_sums + place * 2))
-        total = 0.0
+        peak = tl.full([1], float("-inf"), tl.float32)
+        total = tl.zeros([1], tl.float32)
         acc = tl.zeros([PADDED_DIM], tl.float32)
-        for part in range(count):
+        for start in range(0, count, PARTS):
+            part = start + tl.arange(0, PARTS)
+            inside = part < count
             place = (first + part * stride).to(tl.int64) * HEADS + head
-            weight = tl.exp2(tl.load(partial_sums + place * 2) - peak)
-            total += weight * tl.load(partial_sums + place * 2 + 1)
-            acc += weight * tl.load(partial_out + place * DIM + dims, has_dim, 0.0)
-        offset = (row.to(tl.int64) * HEADS + head) * DIM
-        tl.store(out + offset + dims, (acc / total).to(out.dtype.element_ty), has_dim)
+            peaks = tl.load(partial_sums + place * 2, inside, float("-inf"))
+            totals = tl.load(partial_sums + place * 2 + 1, inside, 0.0)
+            loaded = inside[:, None] & (dims < DIM)[None, :]
+            values = tl.load(partials + place[:, None] * DIM + dims[None, :], loaded, 0.0)
+            highest = tl.maximum(peak, tl.max(peaks, 0))
+            base = tl.where(highest == float("-inf"), 0.0, highest)
+            weights = tl.exp2(peaks - base)
+            keep = tl.exp2(peak - base)
+            total = total * keep + tl.sum(weights * totals, 0)
+            acc = acc * keep + tl.sum(weights[:, None] * values, 0)
+            peak = highest
+        place = row.to(tl.int64) * OUT_STRIDE + head * DIM
+        tl.store(out + place + dims, (acc / total).to(out.dtype.element_ty), dims < DIM)
 
 
 def attend(
     q: Tensor,
     cache_layer: Tensor,
-    work: AttentionWork,
+    work: AttentionWork[Tensor],
     tables: Tensor,
     limits: Tensor,
     out: Tensor,
-    workspace: Tensor,
     scale: float,
-    tiles: tuple[bool, ...],
-    combined: bool,
     softcap: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    *,
+    workspace: Tensor,
+    tiles: Sequence[bool] = ALL_TILES,
+    combined: bool = True,
 ) -> None:
-    """As plain.attention.attend. `workspace` (float32) holds the partial results."""
+    """Attend `q` [rows, heads, dim] to the slots that each row sees, and write `out`: as
+    plain.attention.attend, with the scores' and values' rounding of the tensor cores.
+
+    `workspace` holds the partial results (attention.workspace_size). A tile size without items need not be
+    launched: `tiles` says which are. `combined`: whether any row may have partial results. `scale` is
+    positive. Raises ValueError for heads that are not contiguous.
+    """
     rows, heads, dim = q.shape
     kv_heads, block_size = cache_layer.shape[2:4]
-    partials = workspace.numel() // (heads * (dim + 2))
-    partial_out, partial_sums = workspace[: partials * heads * dim], workspace[partials * heads * dim :]
-    group = heads // kv_heads
-    for index, tile in enumerate(TILES):
-        if not tiles[index]:
+    if q.stride()[1:] != (dim, 1) or out.stride()[1:] != (dim, 1) or not cache_layer.is_contiguous():
+        raise ValueError("attention needs contiguous heads and a contiguous cache")
+    capacity = workspace.numel() // (dim + 2)
+    partials, partial_sums = workspace[: capacity * dim], workspace[capacity * dim :]
+    qk_scale = scale * k_scale * LOG2_E
+    if softcap:
+        qk_scale = 2.0 * qk_scale / softcap
+    padded_dim = max(16, triton.next_power_of_2(dim))
+    for index, launched in enumerate(tiles):
+        if not launched:
             continue
-        programs = max(1, PROGRAMS[tile] // kv_heads)
-        _attend[(programs, kv_heads)](
-            q, cache_layer, tables, limits, work.firsts, work.bits, work.items, work.starts, out,
-            partial_out, partial_sums, q.stride(0), tables.stride(0), scale, softcap,
-            TILE_INDEX=index, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, PADDED_GROUP=padded_group(group),
-            DIM=dim, PADDED_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
-            WORDS=work.bits.shape[1], SOFTCAP=softcap != 0.0,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-            TILE=tile, KEYS=KEYS[tile], num_warps=WARPS[tile], num_stages=STAGES[tile],
+        launch = choose_launch(TILES[index], padded_dim, q.dtype)
+        programs = launch.resident * _multiprocessors(q.device)
+        _attend[(programs,)](
+            q, cache_layer, tables, limits, work.firsts, work.bits, work.items, work.starts, out, partials,
+            partial_sums, tables.stride(0), qk_scale, softcap * LOG2_E, v_scale,
+            INDEX=index, Q_STRIDE=q.stride(0), OUT_STRIDE=out.stride(0), HEADS=heads, KV_HEADS=kv_heads,
+            PADDED_GROUP=padded_group(heads // kv_heads), DIM=dim, PADDED_DIM=padded_dim,
+            BLOCK_SIZE=block_size, WORDS=work.bits.shape[1], SOFTCAP=softcap != 0.0,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", TILE=TILES[index], KEYS=launch.keys,
+            ITEM_FIELDS=ITEM_FIELDS, UPCAST=triton.knobs.runtime.interpret and q.dtype == torch.bfloat16,
+            num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
     if combined:
         _combine[(rows, heads)](
-            work.combine, partial_out, partial_sums, out,
-            HEADS=heads, DIM=dim, PADDED_DIM=triton.next_power_of_2(dim), num_warps=2,
+            work.combine, partials, partial_sums, out,
+            OUT_STRIDE=out.stride(0), HEADS=heads, DIM=dim, PADDED_DIM=padded_dim, PARTS=COMBINED_PARTS,
+            num_warps=4,
         )  # fmt: skip
+
+
+def choose_launch(tile: int, padded_dim: int, dtype: torch.dtype) -> Launch:
+    """Return the launch for a tile size, by the bytes of a head of the queries."""
+    if padded_dim * dtype.itemsize > 256:
+        return Launch(32, 8 if tile == 128 else 4, 2, 1)
+    if tile == 16:
+        return Launch(64, 4, 3, 4)
+    if tile == 64:
+        return Launch(64, 4, 3, 2)
+    return Launch(64, 8, 3, 1)
+
+
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    """Return the multiprocessors of a GPU; a few for the interpreter."""
+    if device.type != "cuda":
+        return 3
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def examples() -> list[KernelExample]:
     """Return the launches of a model with 32 heads of 128 dimensions, four to a key-value head."""
     pointers = dict.fromkeys(("q", "cache", "out"), "*bf16")
     pointers |= dict.fromkeys(("tables", "limits", "firsts", "bits", "items", "starts"), "*i32")
-    pointers |= {"partial_out": "*fp32", "partial_sums": "*fp32", "q_stride": "i32", "table_stride": "i32"}
-    pointers |= {"scale": "fp32", "softcap": "fp32"}
-    fixed = {
-        "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "PADDED_GROUP": 4, "DIM": 128, "PADDED_DIM": 128,
-        "BLOCK_SIZE": 16, "SOFTCAP": False, "PRECISION": "tf32",
+    pointers |= {"partials": "*fp32", "partial_sums": "*fp32", "table_stride": "i32"}
+    pointers |= dict.fromkeys(("qk_scale", "softcap", "v_scale"), "fp32")
+    sizes = {"OUT_STRIDE": 4096, "HEADS": 32, "DIM": 128, "PADDED_DIM": 128}
+    fixed = sizes | {
+        "Q_STRIDE": 6144, "KV_HEADS": 8, "PADDED_GROUP": 4, "BLOCK_SIZE": 16, "SOFTCAP": False,
+        "PRECISION": "tf32", "ITEM_FIELDS": ITEM_FIELDS, "UPCAST": False,
     }  # fmt: skip
-    launches = [
-        KernelExample(
-            f"attend tile {tile}, {32 * words} nodes", _attend, pointers,
-            fixed | {"TILE_INDEX": index, "TILE": tile, "KEYS": KEYS[tile], "WORDS": words},
-            WARPS[tile], STAGES[tile], ("q_stride",),
-        )
-        for index, tile in enumerate(TILES)
-        for words in (0, 2)
-    ]  # fmt: skip
-    combining = {"combine": "*i32", "partial_out": "*fp32", "partial_sums": "*fp32", "out": "*bf16"}
-    sizes = {"HEADS": 32, "DIM": 128, "PADDED_DIM": 128}
-    return [*launches, KernelExample("combine", _combine, combining, sizes, num_warps=2)]
+    launches = []
+    for index, tile in enumerate(TILES):
+        launch = choose_launch(tile, 128, torch.bfloat16)
+        for words in (0, 2):
+            constants = fixed | {"INDEX": index, "TILE": tile, "KEYS": launch.keys, "WORDS": words}
+            signature = pointers | dict.fromkeys(constants, "constexpr")
+            name = f"attend tile {tile}, {32 * words} nodes"
+            launches.append(KernelExample(name, _attend, signature, constants, launch.warps, launch.stages))
+    constants = sizes | {"PARTS": COMBINED_PARTS}
+    signature = {"combine": "*i32", "partials": "*fp32", "partial_sums": "*fp32", "out": "*bf16"}
+    signature |= dict.fromkeys(constants, "constexpr")
+    return [*launches, KernelExample("combine", _combine, signature, constants, 4)]

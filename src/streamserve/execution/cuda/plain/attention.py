@@ -1,57 +1,97 @@
 """Attention over the paged KV cache in plain torch, from the same arrays as the kernel."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from streamserve.execution.cuda.attention import AttentionWork
+from streamserve.execution.cuda.attention import TILES, AttentionWork
+
+ALL_TILES = (True,) * len(TILES)
 
 
 def attend(
     q: Tensor,
     cache_layer: Tensor,
-    work: AttentionWork,
+    work: AttentionWork[Tensor],
     tables: Tensor,
     limits: Tensor,
     out: Tensor,
-    workspace: Tensor,
     scale: float,
-    tiles: tuple[bool, ...],
-    combined: bool,
     softcap: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    *,
+    workspace: Tensor,
+    tiles: Sequence[bool] = ALL_TILES,
+    combined: bool = True,
 ) -> None:
-    """Attend `q` [rows, heads, dim] to the visible slots of `cache_layer` [blocks, k|v, kv head, slot, dim]
-    and write `out` [rows, heads, dim]. `scale` multiplies the scores, `softcap` bounds them (0: does not).
-    `tiles` and `combined`: which tile sizes occur, and whether any row has partial results."""
-    block_size, dim = cache_layer.shape[3:]
-    kv_heads, heads = cache_layer.shape[2], q.shape[1]
+    """Attend `q` to the slots of `cache_layer` that each row sees, and write `out`. Rows of no item are left
+    as they are.
+
+    Of the items, only the sequence and the rows are used: which slots a row sees follows from `limits` and
+    from the work's `firsts` and `bits`.
+
+    Args:
+        q: [rows, heads, dim]; rows may be apart from each other.
+        cache_layer: [blocks, k|v, kv heads, block size, dim], in any dtype that converts to float32.
+        work: Of the layer's window (cuda.attention.AttentionWork), with `tables` and `limits` of the step.
+        out: [rows, heads, dim].
+        scale: Factor of the scores.
+        softcap: Bounds the scores: softcap · tanh(score / softcap); 0 does not.
+        k_scale: Factor of the cached keys, where their dtype is narrower than the model's.
+        v_scale: Factor of the cached values.
+        workspace: Not used here; nor are `tiles` and `combined`.
+    """
     count = int(work.starts[-1])
-    seen: set[tuple[int, int]] = set()
-    for sequence, row, rows, *_ in work.items[:count].tolist():
-        if (sequence, row) in seen:
+    seen = set()
+    for sequence, row, rows in work.items[:count, :3].tolist():
+        if (sequence, row) in seen:  # another part of the slots of the same rows
             continue
         seen.add((sequence, row))
         part = slice(row, row + rows)
-        ends = [item[4] for item in work.items[:count].tolist() if item[0] == sequence and item[1] == row]
-        slots = torch.arange(max(ends), device=q.device)
-        blocks = cache_layer[tables[sequence, : -(-len(slots) // block_size)].long()]
-        keys, values = blocks.permute(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, dim)[:, :, : len(slots)].float()
-        mask = _visible(slots, limits[part], work.firsts[part], work.bits[part])
-        queries = q[part].float().view(rows, kv_heads, heads // kv_heads, dim)
-        scores = torch.einsum("rhgd,hsd->rhgs", queries, keys) * scale
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
-        attended = torch.einsum("rhgs,hsd->rhgd", scores.softmax(-1), values)
-        out[part] = attended.reshape(rows, heads, dim).to(out.dtype)
+        begin, mask = _visible(limits[part], work.firsts[part], work.bits[part], cache_layer, tables)
+        keys, values = _gather(cache_layer, tables[sequence], begin, mask)
+        attended = _attend_tile(q[part].float(), keys * k_scale, values * v_scale, mask, scale, softcap)
+        out[part] = attended.to(out.dtype)
 
 
-def _visible(slots: Tensor, limits: Tensor, firsts: Tensor, bits: Tensor) -> Tensor:
-    """Return which slots each row sees: bool [rows, slots]."""
+def _visible(
+    limits: Tensor, firsts: Tensor, bits: Tensor, cache_layer: Tensor, tables: Tensor
+) -> tuple[int, Tensor]:
+    """Return the first slot of a mask, and the mask: which slots each row sees, bool [rows, slots]."""
+    block_size, words = cache_layer.shape[3], bits.shape[1]
+    begin = int(firsts.min()) // block_size * block_size
+    end = min(int(limits.max()) + 32 * words, tables.shape[1] * block_size)
+    slots = torch.arange(begin, max(end, begin + 1), device=limits.device)
     seen = (slots < limits[:, None]) & (slots >= firsts[:, None])
-    words = bits.shape[1]
     if words:
         nodes = slots - limits[:, None] + 1
-        word = bits.gather(1, (nodes // 32).clamp(0, words - 1).long())
-        bit = (word >> (nodes % 32)) & 1
-        seen |= (nodes > 0) & (nodes < 32 * words) & bit.bool()
-    return seen
+        word = bits.gather(1, (nodes // 32).clamp(0, words - 1))
+        seen |= (nodes > 0) & (nodes < 32 * words) & ((word >> (nodes % 32)) & 1).bool()
+    return begin, seen
+
+
+def _gather(cache_layer: Tensor, table: Tensor, begin: int, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values [kv heads, slots, dim] of the mask's slots in float32, zero where no row sees
+    them: such a slot may hold anything."""
+    _, _, kv_heads, block_size, dim = cache_layer.shape
+    slots = mask.shape[1]
+    first = begin // block_size
+    blocks = table[first : first - (-slots // block_size)].long()
+    gathered = cache_layer[blocks].float().permute(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, dim)[:, :, :slots]
+    keys, values = gathered.masked_fill(~mask.any(0)[:, None], 0.0)
+    return keys, values
+
+
+def _attend_tile(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Return the attention of `q` [rows, heads, dim] in float32."""
+    rows, heads, dim = q.shape
+    grouped = q.view(rows, len(keys), -1, dim)
+    scores = torch.einsum("rhgd,hsd->hgrs", grouped, keys) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("hgrs,hsd->rhgd", weights, values).reshape(rows, heads, dim)

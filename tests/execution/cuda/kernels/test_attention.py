@@ -1,0 +1,106 @@
+"""The attention kernel gives what the reference gives, for every kind of step and cache."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from streamserve.engine.plan import Span
+from streamserve.execution.cuda.kernels.attention import attend
+from streamserve.execution.cuda.plain.attention import attend as plain_attend
+from streamserve.speculation.tree import root
+from tests.execution.cuda.test_attention import Case, make_case, random_case, random_tree, run_layer
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def mixed_case(dim: int = 16, block_size: int = 16, window: int = 9) -> Case:
+    """A chunk, a divided decode span and a tree: all tile sizes and partial results."""
+    rng = np.random.default_rng(3)
+    tree = random_tree(rng, 7)
+    spans = [
+        Span(0, 5, [0] * 40, []),
+        Span(1, 400, [0], [], root(0), (0,)),
+        Span(2, 30, [0, 0], [], tree, (0,)),
+    ]
+    sizes = [-(-(span.start + span.query_tokens) // block_size) for span in spans]
+    blocks = rng.permutation(sum(sizes))
+    for span, table in zip(spans, np.split(blocks, np.cumsum(sizes)), strict=False):
+        span.blocks.extend(table.tolist())
+    case = make_case(spans, len(blocks), block_size, 2, 3, dim, window)
+    work = case.plan().works[None]
+    assert (np.diff(work.starts) > 0).all()
+    assert work.combine[:, 2].max() > 1
+    return case
+
+
+@pytest.mark.parametrize("seed", range(64))
+def test_the_kernel_is_the_reference(seed: int) -> None:
+    case = random_case(1000 + seed, dims=(16, 20, 32), largest=140 if seed % 4 == 1 else 40)
+    arrays = case.plan()
+    layers: Sequence[int] = range(2) if DEVICE == "cuda" else (seed // 2 % 2,)
+    for layer in layers:
+        out = run_layer(attend, case, arrays, layer, DEVICE)
+        torch.testing.assert_close(out, case.expected[layer], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dim", [16, 80, 128, 256])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_all_tile_sizes_at_once(dim: int, layer: int) -> None:
+    case = mixed_case(dim)
+    out = run_layer(attend, case, case.plan(), layer, DEVICE)
+    torch.testing.assert_close(out, case.expected[layer], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_scores_are_capped(softcap: float) -> None:
+    case = mixed_case()
+    arrays = case.plan()
+    expected = run_layer(plain_attend, case, arrays, 1, softcap=softcap)
+    assert (expected - case.expected[1]).abs().max() > 1e-5
+    out = run_layer(attend, case, arrays, 1, DEVICE, softcap=softcap)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_narrow_caches_are_scaled(cached: torch.dtype, dtype: torch.dtype) -> None:
+    case = mixed_case()
+    arrays = case.plan()
+    scales = {"k_scale": 0.04, "v_scale": 0.03} if cached == torch.int8 else {"k_scale": 0.7, "v_scale": 1.5}
+    values = case.cache.data[0]
+    cache_layer = ((values / scales["v_scale"]).round() if cached == torch.int8 else values).to(cached)
+    q = case.q.to(dtype)
+    expected = run_layer(plain_attend, case, arrays, 0, cache_layer=cache_layer, q=q, **scales)
+    out = run_layer(attend, case, arrays, 0, DEVICE, cache_layer, q, **scales)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_slots_outside_of_the_items_are_not_read(layer: int) -> None:
+    case = mixed_case(block_size=32, window=20)
+    cache_layer = case.cache.data[layer].clone()
+    unused = torch.ones(cache_layer.shape[0], 32, dtype=torch.bool)
+    for part in case.layout.parts:
+        slots = np.arange(part.span.start + part.span.query_tokens)
+        if layer == 0:  # with the window, those that have left it may have been freed
+            slots = slots[slots > part.positions[part.span.start :].min() - case.windows[0]]
+        unused[np.asarray(part.span.blocks)[slots // 32], slots % 32] = False
+    cache_layer.permute(0, 3, 1, 2, 4)[unused] = torch.nan
+    assert cache_layer.isnan().any()
+    out = run_layer(attend, case, case.plan(), layer, DEVICE, cache_layer)
+    torch.testing.assert_close(out, case.expected[layer], rtol=1e-4, atol=2e-5)
+
+
+def test_tile_sizes_without_items_need_no_launch() -> None:
+    case = make_case([Span(0, 20, [0], [1, 0], root(0), (0,))], 2, 16, 1, 2, 16, 9)
+    out = run_layer(attend, case, case.plan(), 1, DEVICE, tiles=(True, False, False), combined=False)
+    torch.testing.assert_close(out, case.expected[1], rtol=1e-4, atol=2e-5)
+
+
+def test_heads_that_are_not_contiguous_are_refused() -> None:
+    case = make_case([Span(0, 20, [0], [1, 0], root(0), (0,))], 2, 16, 1, 2, 16, 9)
+    with pytest.raises(ValueError, match="contiguous"):
+        run_layer(attend, case, case.plan(), 1, DEVICE, q=case.q.transpose(1, 2).contiguous().transpose(1, 2))
