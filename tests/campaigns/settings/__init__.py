@@ -95,7 +95,7 @@ class Trials:
         numbers = draw_requests(rng, self.requests, self.numbers)
         requests = [with_neutral_fields(make_request(number, model.vocabulary), rng) for number in numbers]
         expected = await self._expected(name, model, settings)
-        invariant = settings.model.backend != "reference" or _dtype(settings, model) == "float32"
+        invariant = settings.model.backend in ("auto", "native") or _dtype(settings, model) == "float32"
         rejection = settings.model.speculation_mode == "rejection"
         counts, report = await serve_requests(
             settings,

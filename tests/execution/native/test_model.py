@@ -16,7 +16,7 @@ from streamserve.execution.native.library import Path, ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.spec import read_spec
-from streamserve.execution.weights import load_model
+from streamserve.execution.weights import LinearMakers, load_model
 from tests.execution.test_model import TEXT, VARIANTS, logits_by_transformers
 from tests.execution.test_model import logits_of as reference_logits
 
@@ -27,8 +27,9 @@ BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, pool: ThreadPool) -> torch.Tensor:
     """The kernels' logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
     spec = read_spec(folder)
-    linear, gate_up = partial(NativeLinear, pool), partial(NativeLinear, pool, paired=True)
-    model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, linear, gate_up), pool)
+    linear = partial(NativeLinear, pool)
+    makers = LinearMakers(linear, partial(NativeLinear, pool, paired=True), linear)
+    model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, makers), pool)
     cache = KVCache(spec, 16, 4, dtype)
     cache.data.fill_(torch.nan)
     attention = NativeAttention(pool, cache, spec.windows, spec.num_heads // spec.num_kv_heads)

@@ -1,4 +1,4 @@
-"""Integer arrays of a step on their way to the device: one pinned buffer, one copy, views at fixed offsets.
+"""Integer arrays of a step in flight to the device: one pinned buffer, one copy, views at fixed offsets.
 
 host    staging 0 ┐  pinned; written for step n while the copies of steps n-1 and n-2 may still be read
         staging 1 ┼──copy──> device buffer: the views of every captured graph lie here, at offsets that depend

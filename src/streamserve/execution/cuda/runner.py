@@ -94,7 +94,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Results on their way to the host; they are valid after `wait`. With depth 1 the tokens [nodes] alone;
+    """Results in flight to the host; they are valid after `wait`. With depth 1 the tokens [nodes] alone;
     otherwise lengths [nodes], tokens and paths [nodes, depth] of trees 0, 1, … `finite` [rows]: whether each
     row's hidden state is finite, if that was asked for."""
 
