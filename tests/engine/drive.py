@@ -2,6 +2,8 @@
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -41,9 +43,10 @@ def make_engine(
     eos: tuple[int, ...] = (),
     speculation: Speculation | None = None,
     draft_model: float | None = None,
+    wrap: Callable[[CostExecutor], Any] = lambda executor: executor,
 ) -> Engine:
     """Make an engine that checks its invariants after every step. `draft_model`: acceptance rate of a drafter
-    with KV; a fifth of its trees are late."""
+    with KV; a fifth of its trees are late. `wrap` returns what the engine calls instead of its executor."""
     groups = 1 if draft_model is None else 2
     executor = CostExecutor(
         config.num_blocks, config.block_size, VOCAB, lambda rows, context: 1.0, groups, config.swap_blocks
@@ -54,7 +57,8 @@ def make_engine(
     ticks = itertools.count()
     speculation = speculation or Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
     clock = lambda: float(next(ticks))  # noqa: E731
-    return Engine(config, model_info(config.max_model_len, eos), executor, clock, drafter, speculation)
+    model = model_info(config.max_model_len, eos)
+    return Engine(config, model, wrap(executor), clock, drafter, speculation)
 
 
 def submit(request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields) -> Submit:

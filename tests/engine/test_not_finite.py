@@ -42,9 +42,7 @@ class NonFiniteExecutor:
 
 
 def non_finite_engine(bad: int = BAD):
-    engine = make_engine(CONFIG)
-    engine.executor = NonFiniteExecutor(engine.executor, bad)
-    return engine
+    return make_engine(CONFIG, wrap=lambda executor: NonFiniteExecutor(executor, bad))
 
 
 @pytest.mark.parametrize("position", [3, 20, 38])
@@ -115,8 +113,7 @@ def test_any_schedule_ends_exactly_the_requests_with_the_bad_token(seed, num_blo
         max_chunk=7, preempt_every=5, swap_blocks=swap,
     )  # fmt: skip
     requests = random_requests(random.Random(seed), 10, 96)
-    engine, collected = make_engine(config), Collected()
-    engine.executor = NonFiniteExecutor(engine.executor, BAD)
+    engine, collected = make_engine(config, wrap=lambda e: NonFiniteExecutor(e, BAD)), Collected()
     for request in requests:
         engine.handle(request)
     finish(engine, collected)

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterable
 
 from streamserve.baselines.orders import ORDERS
-from streamserve.engine.ahead import Flight, plan_ahead
+from streamserve.engine.ahead import Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer, StepPhase
-from streamserve.engine.plan import DRAFT, AsyncExecutor, Drafter, Executor, StepResult
+from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer
+from streamserve.engine.pipeline import StepPipeline
+from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.reservations import write_backs_without_blocks
@@ -41,7 +42,7 @@ from streamserve.protocol.reports import EvictionReport, Report, StepParts, Stre
 from streamserve.protocol.transfers import Join, Push, Release
 from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefix import namespace
-from streamserve.speculation.controller import NO_CANDIDATES, MeasuredStep, Speculation, default_cost
+from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT
 
 
@@ -91,17 +92,14 @@ class Engine:
         self._committer = StepCommitter(
             self.scheduler, self.transfers, self.averages, self._observer, eos, config.max_model_len
         )
-        self._async_executor = executor if isinstance(executor, AsyncExecutor) else None
-        self._flight: Flight | None = None
-        """The step that was launched ahead and is not finished."""
-        self._launched_at = self._next_launched_at = self._finished_at = 0.0
-        self.steps_ahead = 0
+        self._pipeline = StepPipeline(
+            executor, self.scheduler, self.transfers, clock, self._observer, self._journal
+        )
         self.rows_dropped = 0
         """Rows of steps planned ahead whose sequences had ended."""
         self._prompt_tokens = 0
         self._step_seconds = 0.0
         self._scheduling_seconds = 0.0
-        self._target_seconds = 0.0
         self._floor = ports.floor
         self._floor_seconds = 0.0
 
@@ -117,7 +115,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._flight is not None or self.scheduler.has_work
+        return self._pipeline.running or self.scheduler.has_work
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that were launched before the results of the step before them were known."""
+        return self._pipeline.steps_ahead
 
     def handle(self, message: ToEngine) -> list[Event]:
         """Handle a message; returns the events it causes at once (a refusal, the end of a cancelled
@@ -159,17 +162,15 @@ class Engine:
         return events
 
     def _step(self) -> list[Event]:
-        flight, self._flight = self._flight or self._plan(), None
-        if self._async_executor:
-            if not flight.ahead:
-                self._enter(flight)
-                self._async_executor.launch(flight.plan)
-            self._flight = self._launch_ahead(flight)
-        result = self._finish(flight)
+        flight = self._pipeline.next() or self._plan()
+        self._pipeline.start(flight, self.speculation, self.drafter is not None)
+        result, spent = self._pipeline.finish(flight, self.speculation.step_cost)
+        self._record(flight, result, spent)
         self.transfers.issue()
         events = self._commit(flight, result)
         plan = flight.plan
-        self.stalled = not (self._flight or plan.spans or plan.swap_out or plan.swap_in or plan.released)
+        moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
+        self.stalled = not (self._pipeline.running or moved)
         if self.stalled:
             events += self._give_up_write_backs()
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
@@ -199,25 +200,18 @@ class Engine:
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         return Flight(plan, round, proposals, members, started)
 
-    def _launch_ahead(self, flight: Flight) -> Flight | None:
-        """Launch the step after `flight`, which is running, if it is known already; return it."""
-        executor = self._async_executor
-        if executor is None or self.transfers.enabled or not executor.can_follow():
-            return None
-        started = self.clock()
-        planned = plan_ahead(flight, self.scheduler, self.drafter is not None)
-        if planned is None:
-            return None
-        plan, members = planned
-        if self.config.check:
-            check_plan(plan, self.scheduler)
-        round = self.speculation.begin(NO_CANDIDATES)
-        following = Flight(plan, round, [], members, started, flight.ahead + 1)
-        self._enter(following)
-        executor.launch(plan)
-        self.steps_ahead += 1
-        self._scheduling_seconds += self.clock() - started
-        return following
+    def _record(self, flight: Flight, result: StepResult, spent: float) -> None:
+        """Record a step that took `spent` seconds, before its results are committed."""
+        plan = flight.plan
+        self._observer.on_event("verified-before-commit")
+        self._journal.enter("commit", flight.members, plan=plan)
+        self._observer.on_step(
+            [(s.request, span.query_tokens) for s, span in zip(flight.members, plan.spans, strict=True)],
+            spent,
+        )
+        self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
+        if plan.spans and spent > 0:
+            self._learn(flight, result, spent)
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:
         """Commit the results of a step to its sequences; return the events."""
@@ -268,9 +262,9 @@ class Engine:
             corrupted_requests=self._committer.corrupted_requests,
             step_seconds=self._step_seconds,
             step_parts=StepParts(
-                scheduling=self._scheduling_seconds,
+                scheduling=self._scheduling_seconds + self._pipeline.planning_seconds,
                 draft=self.speculation.counters.draft_seconds,
-                target=self._target_seconds,
+                target=self._pipeline.computing_seconds,
             ),
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
@@ -282,7 +276,7 @@ class Engine:
     @property
     def _computing_seconds(self) -> float:
         """Seconds spent in the draft and target models."""
-        return self.speculation.counters.draft_seconds + self._target_seconds
+        return self.speculation.counters.draft_seconds + self._pipeline.computing_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
         refused = self._refuse(message)
@@ -347,34 +341,8 @@ class Engine:
         if not sequence.choices:
             self.transfers.remove(sequence)
 
-    def _finish(self, flight: Flight) -> StepResult:
-        """Execute a step, or wait for it; learn its cost and which draft tokens were accepted."""
-        plan = flight.plan
-        if plan.swap_out or plan.swap_in:
-            self._observer.on_event("swap")
-        if self._async_executor:
-            result = self._async_executor.finish()
-        else:
-            self._enter(flight)
-            result = self.executor.run(plan)
-        # A step that was launched while another one ran took the time since that one's end.
-        spent = self.clock() - max(self._launched_at, self._finished_at)
-        spent = spent if result.seconds is None else result.seconds
-        self._finished_at = self.clock()
-        self._launched_at, self._next_launched_at = self._next_launched_at, 0.0
-        self._observer.on_event("verified-before-commit")
-        self._journal.enter("commit", flight.members, plan=plan)
-        self._observer.on_step(
-            [(s.request, span.query_tokens) for s, span in zip(flight.members, plan.spans, strict=True)],
-            spent,
-        )
-        self._target_seconds += spent
-        self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
-        if plan.spans and spent > 0:
-            self._learn(flight, result, spent)
-        return result
-
     def _learn(self, flight: Flight, result: StepResult, spent: float) -> None:
+        """Learn from a step what one costs, and which draft tokens were accepted."""
         spans, query_tokens = flight.plan.spans, flight.query_tokens
         new_tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
         decoding = [outcome for outcome in result.spans if outcome.outputs]
@@ -388,25 +356,6 @@ class Engine:
             if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
         ]
         flight.round.learn(MeasuredStep(query_tokens, flight.kv_tokens, spent, new_tokens, verified))
-
-    def _enter(self, flight: Flight) -> None:
-        """Write to the journal what is about to be computed, copied or sent, and the predicted seconds; note
-        the time."""
-        plan, live = flight.plan, self.scheduler.sequences
-        members = list(flight.members)
-        members += [live[id] for id in self.scheduler.swap.moving if id in live]
-        members += self.transfers.moving()
-        phase: StepPhase = "run"
-        if plan.swap_out or plan.swap_in:
-            phase = "swap"
-        elif any(span.tree is not None and len(span.tree.tokens) > 1 for span in plan.spans):
-            phase = "verify"
-        predicted = self.speculation.step_cost(flight.query_tokens, flight.kv_tokens)
-        self._journal.enter(phase, members, predicted, plan)
-        if flight.ahead:
-            self._next_launched_at = self.clock()
-        else:
-            self._launched_at = self.clock()
 
 
 def _make_transfers(

@@ -1,0 +1,125 @@
+"""Steps in the executor: launched, one planned ahead of another's results where the executor allows it, and
+finished, with the seconds that each took."""
+
+from collections.abc import Callable
+
+from streamserve.engine.ahead import Flight, plan_ahead
+from streamserve.engine.invariants import check_plan
+from streamserve.engine.kv_transfer import KVTransferManager
+from streamserve.engine.observer import Journal, Observer, StepPhase
+from streamserve.engine.plan import AsyncExecutor, Executor, StepResult
+from streamserve.engine.scheduler import Scheduler
+from streamserve.speculation.controller import NO_CANDIDATES, Speculation
+from streamserve.speculation.learned_cost import RefinedCost
+
+
+class StepPipeline:
+    """The steps that an executor runs. An `AsyncExecutor` has up to two at once:
+
+        next() -> a step launched ahead, or None: then plan one
+        start(flight)  -> launched, and the step after it too if that is known already
+        finish(flight) -> its results
+
+    Another executor runs a step in `finish`.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        transfers: KVTransferManager,
+        clock: Callable[[], float],
+        observer: Observer,
+        journal: Journal,
+    ) -> None:
+        self._executor = executor
+        self._async_executor = executor if isinstance(executor, AsyncExecutor) else None
+        self._scheduler = scheduler
+        self._transfers = transfers
+        self._clock = clock
+        self._observer = observer
+        self._journal = journal
+        self._ahead: Flight | None = None
+        """The step that was launched ahead and is not finished."""
+        self._launched_at = self._next_launched_at = self._finished_at = 0.0
+        self.steps_ahead = 0
+        self.planning_seconds = 0.0
+        """Seconds in which steps were planned ahead."""
+        self.computing_seconds = 0.0
+        """Seconds that finished steps took."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a step was launched ahead and is not finished."""
+        return self._ahead is not None
+
+    def next(self) -> Flight | None:
+        """Return the step that was launched ahead, if there is one; it is to be started and finished next."""
+        flight, self._ahead = self._ahead, None
+        return flight
+
+    def start(self, flight: Flight, speculation: Speculation, drafting: bool) -> None:
+        """Launch a step, unless it was launched ahead, and the step after it if that is known already.
+        `drafting`: whether there is a drafter."""
+        if self._async_executor is None:
+            return
+        if not flight.ahead:
+            self._enter(flight, speculation.step_cost)
+            self._async_executor.launch(flight.plan)
+        if self._async_executor.can_follow() and not self._transfers.enabled:
+            self._ahead = self._launch_ahead(self._async_executor, flight, speculation, drafting)
+
+    def _launch_ahead(
+        self, executor: AsyncExecutor, flight: Flight, speculation: Speculation, drafting: bool
+    ) -> Flight | None:
+        started = self._clock()
+        planned = plan_ahead(flight, self._scheduler, drafting)
+        if planned is None:
+            return None
+        plan, members = planned
+        if self._scheduler.config.check:
+            check_plan(plan, self._scheduler)
+        round = speculation.begin(NO_CANDIDATES)
+        following = Flight(plan, round, [], members, started, flight.ahead + 1)
+        self._enter(following, speculation.step_cost)
+        executor.launch(plan)
+        self.steps_ahead += 1
+        self.planning_seconds += self._clock() - started
+        return following
+
+    def finish(self, flight: Flight, cost: RefinedCost) -> tuple[StepResult, float]:
+        """Wait for a step, or execute it; return its results and the seconds that it took. `cost` predicts
+        them for the journal."""
+        plan = flight.plan
+        if plan.swap_out or plan.swap_in:
+            self._observer.on_event("swap")
+        if self._async_executor:
+            result = self._async_executor.finish()
+        else:
+            self._enter(flight, cost)
+            result = self._executor.run(plan)
+        # A step that was launched while another one ran took the time since that one's end.
+        spent = self._clock() - max(self._launched_at, self._finished_at)
+        spent = spent if result.seconds is None else result.seconds
+        self._finished_at = self._clock()
+        self._launched_at, self._next_launched_at = self._next_launched_at, 0.0
+        self.computing_seconds += spent
+        return result, spent
+
+    def _enter(self, flight: Flight, cost: RefinedCost) -> None:
+        """Write to the journal what is about to be computed, copied or sent, and the predicted seconds; note
+        the time."""
+        plan, live = flight.plan, self._scheduler.sequences
+        members = list(flight.members)
+        members += [live[id] for id in self._scheduler.swap.moving if id in live]
+        members += self._transfers.moving()
+        phase: StepPhase = "run"
+        if plan.swap_out or plan.swap_in:
+            phase = "swap"
+        elif any(span.tree is not None and len(span.tree.tokens) > 1 for span in plan.spans):
+            phase = "verify"
+        self._journal.enter(phase, members, cost(flight.query_tokens, flight.kv_tokens), plan)
+        if flight.ahead:
+            self._next_launched_at = self._clock()
+        else:
+            self._launched_at = self._clock()
