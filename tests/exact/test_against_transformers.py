@@ -142,8 +142,13 @@ def compare(
     return ties, int(differ.sum()) - ties, error
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *((name, backend) for name in CASES for backend in ("auto", "reference")),
+        *((name, "device") for name in ("many", "odd-chunks", "preempted", "tiny-cache")),
+    ],
+)
 def test_greedy_text_is_the_references(
     checkpoint: Path, reference: Any, name: str, backend: Backend, scale: Scale, record: Callable[..., None]
 ) -> None:

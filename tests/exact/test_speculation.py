@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.engine.plan import AsyncExecutor
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import DraftVerified, Submit, Token
@@ -37,11 +38,13 @@ CASES = {
     "self-tree": Case(draft="self:1", policy="fixed-tree:2x3"),
     "ngram": Case(draft="ngram"),
     "reference": Case(backend="reference", policy="fixed-tree:2x2"),
+    "device": Case(backend="device", policy="fixed-tree:2x2"),
+    "device-goodput": Case(backend="device", policy="goodput", preempt_every=9),
     "odd-chunks": Case(chunk=7, policy="fixed-tree:2x4"),
     "preempted": Case(chunk=64, preempt_every=5, policy="fixed:6"),
     "tiny-cache": Case(blocks=24, policy="fixed-tree:2x3"),
 }
-ROW_INVARIANT = [name for name, case in CASES.items() if case.backend != "reference"]
+ROW_INVARIANT = [name for name, case in CASES.items() if case.backend == "auto"]
 
 
 ALWAYS = (
@@ -68,9 +71,11 @@ def test_text_is_that_of_plain_decoding(
     plain = make_engine(pair, Case(draft="none", backend=case.backend, dtype=case.dtype))
     speculating = make_engine(pair, case)
     assert isinstance(speculating.speculation, Watched)
+    assert isinstance(speculating.executor, AsyncExecutor) == (case.backend == "device")
     requests = make_requests(rng, scale.pick(8, 64), plain.model.vocab_size)
     expected = serve(plain, requests, 1 if case.dtype == "float32" else 8, tokenizer)
     served = serve(speculating, requests, rng.choice((3, 8, 16)), tokenizer)
+    assert (plain.steps_ahead > 0) == (case.backend == "device")
     assert served.texts.keys() == expected.texts.keys()
     for key, one in expected.texts.items():
         other = served.texts[key]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamserve.engine.plan import Span, StepPlan
-from streamserve.execution.executor import TorchExecutor
-from streamserve.execution.load import load
+from streamserve.engine.plan import Executor, Span, StepPlan
+from streamserve.execution.load import Loaded, load
 from streamserve.execution.native.library import kernels
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
@@ -31,26 +30,32 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(4, VOCAB, length).tolist()
 
 
-def executor_of(folder: Path, backend: str = "auto") -> TorchExecutor:
+def loaded_from(folder: Path, backend: str = "auto") -> Loaded:
     return load(
         ModelConfig(
             path=str(folder), threads=1, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=backend
         )
-    ).executor
+    )
 
 
-@pytest.fixture(scope="module", params=["native", "reference"] if kernels() else ["reference"])
+def executor_of(folder: Path, backend: str = "auto") -> Executor:
+    return loaded_from(folder, backend).executor
+
+
+@pytest.fixture(
+    scope="module", params=["native", "reference", "device"] if kernels() else ["reference", "device"]
+)
 def backend(request) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def executor(shared_checkpoint, backend) -> TorchExecutor:
+def executor(shared_checkpoint, backend) -> Executor:
     return executor_of(shared_checkpoint(), backend)
 
 
 @pytest.fixture(scope="module")
-def windowed(shared_checkpoint, backend) -> TorchExecutor:
+def windowed(shared_checkpoint, backend) -> Executor:
     return executor_of(shared_checkpoint("mistral", sliding_window=6), backend)
 
 
@@ -316,20 +321,22 @@ def test_a_draft_group_is_refused(executor):
     assert executor.groups == 1
 
 
-def test_a_span_over_too_few_blocks_is_refused_before_anything_is_written(executor):
-    content = executor._cache.data.view(torch.uint8)
+def test_a_span_over_too_few_blocks_is_refused_before_anything_is_written(shared_checkpoint, backend):
+    loaded = loaded_from(shared_checkpoint(), backend)
+    executor, content = loaded.executor, loaded.cache.data.view(torch.uint8)
     before = content.clone()
     with pytest.raises(ValueError, match="blocks"):
         executor.run(StepPlan(0, [], [], [], [Span(1, 0, [1] * 9, [0, 1])]))
     assert torch.equal(content, before)
 
 
-def test_a_closed_executor_holds_no_tensors(shared_checkpoint):
+def test_a_closed_executor_holds_no_tensors(shared_checkpoint, backend):
     import gc
     import weakref
 
-    closed = executor_of(shared_checkpoint())
-    references = [weakref.ref(closed._cache), weakref.ref(closed._model)]
+    loaded = loaded_from(shared_checkpoint(), backend)
+    closed, references = loaded.executor, [weakref.ref(loaded.cache), weakref.ref(loaded.model)]
+    del loaded
     closed.close()
     gc.collect()
     assert [reference() for reference in references] == [None, None]
