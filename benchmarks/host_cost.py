@@ -27,7 +27,8 @@ from streamserve import SamplingParams, embedded
 from streamserve.engine.engine import Engine
 from streamserve.execution import executor as execution
 from streamserve.execution.inflate import Shape, inflate
-from streamserve.execution.load import Loaded, load
+from streamserve.execution.load import load
+from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Events, Submit, encode
 

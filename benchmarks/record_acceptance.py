@@ -21,7 +21,8 @@ from streamserve.baselines.fixed import SPECINFER
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest
-from streamserve.execution.load import Loaded, load
+from streamserve.execution.load import load
+from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams

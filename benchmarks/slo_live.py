@@ -44,7 +44,8 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DraftRequest, StepPlan
 from streamserve.execution.inflate import inflate
-from streamserve.execution.load import Loaded, load
+from streamserve.execution.load import load
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.measure import measure
 from streamserve.protocol.config import ModelConfig

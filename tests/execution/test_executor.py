@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from streamserve.engine.plan import Executor, Span, StepPlan
-from streamserve.execution.load import Loaded, load
+from streamserve.execution.load import load
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import kernels
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams

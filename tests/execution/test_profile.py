@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.execution.load import Loaded, load
+from streamserve.execution.load import load
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.measure import (

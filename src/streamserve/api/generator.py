@@ -128,7 +128,9 @@ class Generator(Protocol):
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         """Raise RequestError about `field` if outputs cannot be constrained by `grammar`."""
 
-    def health(self) -> Health: ...
+    def health(self) -> Health:
+        """Return whether requests can be served."""
+        ...
 
     def report(self) -> Report | None:
         """Return the worker's latest report, if there has been one."""

@@ -79,6 +79,7 @@ def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Gene
     """Return the first questions of `count` ShareGPT conversations in random order.
 
     Outputs have `output_len` tokens, or the length of the recorded answer at four characters per token.
+    Raises BenchError if the file is not one of ShareGPT's.
     """
     try:
         conversations = json.loads(path.read_text())
@@ -104,7 +105,8 @@ def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> 
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a file with one JSON value per line, each with its location."""
+    """Yield the values of a file with one JSON value per line, each with its location. Raises BenchError if
+    it cannot be read."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, ValueError) as error:

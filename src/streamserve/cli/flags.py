@@ -65,7 +65,8 @@ def _parameter(option: Option, title: str) -> inspect.Parameter:
 def server_settings(model: str | None, flags: Flags, config: str | None, print_config: bool) -> Settings:
     """Resolve the settings of a server, or print them as TOML and exit.
 
-    Settings without a flag come from STREAMSERVE_* and the configuration file.
+    Settings without a flag come from STREAMSERVE_* and the configuration file. Raises SettingsError for wrong
+    ones, typer.Exit after printing.
     """
     from streamserve.settings.resolve import resolve, to_toml
 
@@ -78,7 +79,7 @@ def server_settings(model: str | None, flags: Flags, config: str | None, print_c
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn errors that are meant for the user into one line and an exit status."""
+    """Turn errors that are meant for the user into one line and an exit status. Raises SystemExit."""
     try:
         yield
     except (SettingsError, CheckpointError, BenchError) as error:

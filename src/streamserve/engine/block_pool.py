@@ -65,7 +65,8 @@ class BlockPool:
         self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each of `blocks`, given in position order."""
+        """Drop one reference of each of `blocks`, given in position order. Raises RuntimeError for one that
+        nobody holds."""
         for block in reversed(list(blocks)):
             if self._references[block] <= 0:
                 raise RuntimeError(f"KV block {block} was released more often than taken")
@@ -76,6 +77,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def is_free(self, block: int) -> bool:
+        """Return whether nobody holds a block."""
         return self._references[block] == 0
 
     def sole(self, block: int) -> bool:
@@ -98,6 +100,7 @@ class BlockPool:
             self._groups[block] |= groups
 
     def lookup(self, digest: bytes) -> int | None:
+        """Return the block whose KV has this hash, if there is one."""
         return self._cached.get(digest)
 
     def knows(self, block: int, digest: bytes, group: int) -> bool:

@@ -101,6 +101,7 @@ class Scheduler:
         return [sequence for sequence in self.sequences.values() if sequence.request == request]
 
     def add(self, sequence: Sequence) -> None:
+        """Take a sequence, and the blocks of its cached prefix."""
         self.sequences[sequence.id] = sequence
         self.tables.match(sequence)  # so that a sequence with a long cached prefix is ranked by what is left
 

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from llguidance import LLTokenizer
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET, Drafter
+from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.device import choose_device
-from streamserve.execution.drafters.choice import DraftChoice, choose_draft
+from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.drafters.selection import select_draft_tokens
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.grammar import Grammars
-from streamserve.execution.kv_cache import KVCache, bytes_per_block
+from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.linear import packs
-from streamserve.execution.memory import after_weights, available_bytes, size_pool, size_swap
+from streamserve.execution.loaded import (
+    Loaded,
+    Source,
+    Vocabulary,
+    all_caches,
+    engine_config,
+    make_grammars,
+    model_info,
+    open_source,
+    plan_memory,
+)
+from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
 from streamserve.execution.native.library import ThreadPool, kernels
@@ -35,45 +44,9 @@ from streamserve.execution.native.sampling import NativeChooser, NativeDraftSele
 from streamserve.execution.passes import ModelPasses
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.swap import HostPool
-from streamserve.execution.weights import (
-    CPU,
-    EMBEDDING,
-    LinearMakers,
-    check_weights,
-    count_parameters,
-    load_model,
-    weight_bytes,
-)
-from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.execution.weights import LinearMakers, check_weights, load_model
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.messages import ModelInfo
-
-if TYPE_CHECKING:
-    from streamserve.execution.cuda.executor import DeviceExecutor
-
-Vocabulary = Callable[[int, tuple[int, ...]], LLTokenizer]
-"""Makes the vocabulary of grammars from the size of a model's token table and its end-of-text tokens."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
-    `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
-    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group."""
-
-    executor: TorchExecutor | DeviceExecutor
-    engine_config: EngineConfig
-    model_info: ModelInfo
-    kv_cache_bytes: int
-    model: Model
-    pool: ThreadPool | None
-    cache: KVCache
-    drafter: Drafter | None = None
-    caches: tuple[KVCache, ...] = ()
-    draft_fingerprint: str = ""
-    device: torch.device = CPU
 
 
 def load(
@@ -98,99 +71,50 @@ def load(
     check_weights(checkpoint, spec)
     device = choose_device(config.device)
     if device.type == "cuda" or config.backend == "device":
-        return _load_on_device(config, checkpoint, spec, device, vocabulary, memory_share, allocate)
+        from streamserve.execution.cuda.load import load_on_device
+
+        if allocate:
+            raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
+        return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
     pool = _choose_backend(config, spec, cores)
-    dtype = _compute_dtype(config, spec, checkpoint)
-    draft = choose_draft(config.draft, folder, spec)
-    free = after_weights(
-        weight_bytes(spec, dtype, _tied_head_is_copied(pool, dtype)), int(available_bytes() * memory_share)
-    )
-    block_bytes = bytes_per_block(spec, config.block_size, dtype)
-    draft_bytes = bytes_per_block(draft.spec, config.block_size, dtype) if draft.spec else 0
-    if draft.spec:
-        free = after_weights(weight_bytes(draft.spec, dtype, _tied_head_is_copied(pool, dtype)), free)
-        block_bytes += draft_bytes
-    swap_blocks = size_swap(config, block_bytes, free)
-    free -= swap_blocks * block_bytes
-    blocks, max_len = size_pool(config, block_bytes, spec.max_position_embeddings, free)
-    model = _load_model(checkpoint, spec, dtype, pool)
-    memory = allocate(blocks * block_bytes) if allocate else None
-    target_memory, draft_memory = (
-        (None, None) if memory is None else memory.tensor_split([blocks * draft_bytes])[::-1]
-    )
-    cache = KVCache(spec, blocks, config.block_size, dtype, target_memory)
+    return _load_on_cpu(open_source(config, checkpoint, spec), pool, vocabulary, memory_share, allocate)
+
+
+def _load_on_cpu(
+    source: Source,
+    pool: ThreadPool | None,
+    vocabulary: Vocabulary | None,
+    memory_share: float,
+    allocate: Callable[[int], Tensor] | None,
+) -> Loaded:
+    config, spec = source.config, source.spec
+    tied_head_copied = _tied_head_is_copied(pool, source.dtype)
+    sizes = plan_memory(source, int(available_bytes() * memory_share), tied_head_copied)
+    model = _load_model(source.checkpoint, spec, source.dtype, pool)
+    draft_memory = target_memory = None
+    if allocate:
+        memory = allocate(sizes.blocks * sizes.block_bytes)
+        draft_memory, target_memory = memory.tensor_split([sizes.blocks * sizes.draft_block_bytes])
+    cache = KVCache(spec, sizes.blocks, config.block_size, source.dtype, target_memory)
     attention = make_attention(cache, spec, pool)
-    eos = spec.eos_token_ids
-    grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
-    rejection_sampling = config.speculation_mode == "rejection"
-    drafter = _load_drafter(draft, model, cache, pool, rejection_sampling, grammars, draft_memory)
-    separate = isinstance(drafter, ModelDrafter) and drafter.group == DRAFT
-    caches = (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and separate else (cache,)
-    host = HostPool(caches, swap_blocks) if swap_blocks else None
+    grammars = make_grammars(vocabulary, spec)
+    drafter = _load_drafter(
+        source.draft, model, cache, pool, config.speculation_mode == "rejection", grammars, draft_memory
+    )
+    caches = all_caches(cache, drafter)
+    host = HostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
+    chooser = NativeChooser(pool) if pool else None
     return Loaded(
-        TorchExecutor(model, cache, attention, eos, grammars, NativeChooser(pool) if pool else None, host),
-        _engine_config(config, blocks, max_len, swap_blocks),
-        _model_info(checkpoint, model, max_len, attention.row_invariant, _tied_head_is_copied(pool, dtype)),
-        blocks * block_bytes,
+        TorchExecutor(model, cache, attention, spec.eos_token_ids, grammars, chooser, host),
+        engine_config(config, sizes),
+        model_info(source, sizes, attention.row_invariant, tied_head_copied),
+        sizes.blocks * sizes.block_bytes,
         model,
         pool,
         cache,
         drafter,
         caches,
-        _fingerprint(Checkpoint(draft.folder), draft.spec, dtype) if draft.spec else "",
-    )
-
-
-def _load_on_device(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    device: torch.device,
-    vocabulary: Vocabulary | None,
-    memory_share: float,
-    allocate: Callable[[int], Tensor] | None,
-) -> Loaded:
-    """As `load`, for a GPU (or, to test that, for a CPU in plain torch)."""
-    from streamserve.execution.cuda import load as cuda
-    from streamserve.execution.cuda.executor import DeviceExecutor
-    from streamserve.execution.cuda.swap import DeviceHostPool
-
-    if allocate:
-        raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
-    if config.backend in ("native", "reference"):
-        raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
-    dtype = _compute_dtype(config, spec, checkpoint)
-    draft = choose_draft(config.draft, checkpoint.folder, spec)
-    specs = [spec, draft.spec] if draft.spec else [spec]
-    free = int(cuda.free_bytes(device) * memory_share)
-    for part in specs:
-        free = after_weights(weight_bytes(part, dtype, False), free)
-    free = max(0, free - cuda.reserve_bytes(spec, dtype, config.max_num_batched_tokens))
-    block_bytes = sum(bytes_per_block(part, config.block_size, dtype) for part in specs)
-    swap_blocks = size_swap(config, block_bytes, available_bytes())
-    limit = spec.max_position_embeddings
-    blocks, max_len = size_pool(config, block_bytes, limit, free, cuda.KV_FRACTION)
-    backend = cuda.DeviceBackend.on(device, config.max_num_seqs, max_len)
-    model = backend.model(checkpoint, spec, dtype)
-    cache = backend.cache(spec, blocks, config.block_size, dtype)
-    eos = spec.eos_token_ids
-    grammars = Grammars(lambda: vocabulary(spec.vocab_size, eos), eos) if vocabulary else None
-    drafter = backend.drafter(draft, model, cache, config.speculation_mode == "rejection", grammars)
-    separate = isinstance(drafter, ModelDrafter) and drafter.group == DRAFT
-    caches = (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and separate else (cache,)
-    host = DeviceHostPool(caches, swap_blocks) if swap_blocks else None
-    return Loaded(
-        DeviceExecutor(backend.runner(model, cache), eos, grammars, host),
-        _engine_config(config, blocks, max_len, swap_blocks),
-        _model_info(checkpoint, model, max_len, False, False),
-        blocks * block_bytes,
-        model,
-        None,
-        cache,
-        drafter,
-        caches,
-        _fingerprint(Checkpoint(draft.folder), draft.spec, dtype) if draft.spec else "",
-        device,
+        source.draft_fingerprint,
     )
 
 
@@ -275,59 +199,3 @@ def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> 
     if pool is None:
         return ReferenceAttention(cache, spec.windows, group)
     return NativeAttention(pool, cache, spec.windows, group)
-
-
-def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
-    """Return the dtype to compute in. Float16 weights are computed in float32, which holds them exactly:
-    bfloat16 would round them, and float16 arithmetic overflows where models were trained in bfloat16."""
-    if config.dtype == "float16":
-        raise CheckpointError(
-            "--dtype float16 is not computed on the CPU: "
-            "float32 holds float16 weights exactly, bfloat16 is faster"
-        )
-    if config.dtype != "auto":
-        return DTYPES[config.dtype]
-    stored = DTYPES[spec.dtype] if spec.dtype else checkpoint.dtype(EMBEDDING)
-    return torch.float32 if stored == torch.float16 else stored
-
-
-def _engine_config(
-    config: ModelConfig, num_blocks: int, max_model_len: int, swap_blocks: int
-) -> EngineConfig:
-    return EngineConfig(
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_chunk=config.max_chunk,
-        enable_prefix_caching=config.enable_prefix_caching,
-        preempt_every=config.preempt_every,
-        eviction=config.eviction,
-        swap_blocks=swap_blocks,
-        order=config.order,
-        prefill_share=config.prefill_share,
-        slo_admission=config.slo_admission,
-        check=config.check,
-    )
-
-
-def _model_info(
-    checkpoint: Checkpoint, model: Model, max_model_len: int, row_invariant: bool, tied_head_copied: bool
-) -> ModelInfo:
-    spec, dtype = model.spec, str(model.dtype).removeprefix("torch.")
-    return ModelInfo(
-        architecture=spec.architecture,
-        parameters=count_parameters(spec),
-        vocab_size=spec.vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, model.dtype, tied_head_copied),
-        dtype=dtype,
-        row_invariant=row_invariant,
-        fingerprint=_fingerprint(checkpoint, spec, model.dtype),
-    )
-
-
-def _fingerprint(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> str:
-    return checkpoint.fingerprint(repr(asdict(spec)), str(dtype).removeprefix("torch."))

@@ -52,6 +52,7 @@ class WorkerProcess:
         return WorkerLost(worker, incarnation, reason, entry.attempts, entry.phase, entry.report)
 
     def kill(self) -> None:
+        """Kill the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 

@@ -291,7 +291,8 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
 
 
 def recorder(server: ServerConfig) -> Recorder | None:
-    """Return the recorder of request traces and timelines, or None if neither is configured."""
+    """Return the recorder of request traces and timelines, or None if neither is configured. Raises
+    SettingsError if the timeline cannot be written."""
     sinks: list[Sink] = []
     if server.timeline:
         try:

@@ -35,6 +35,7 @@ class TextFormatter(logging.Formatter):
         self._source = source
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
         request = REQUEST_ID.get()
         record.source = self._source or record.name
         record.request_id = f" [{request}]" if request else ""
@@ -50,6 +51,7 @@ class JsonFormatter(logging.Formatter):
         self._source = source
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the JSON line of a record."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",

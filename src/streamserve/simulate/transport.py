@@ -54,6 +54,7 @@ class SimulatedTransport:
         self._landed: list[Landed] = []
 
     def check(self, to: CacheAddress) -> None:
+        """Raise TransferError if the worker is gone."""
         if self._pool(to.path) is None:
             raise TransferError(f"the worker {to.path} is gone")
 

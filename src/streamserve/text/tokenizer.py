@@ -144,6 +144,7 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token: int) -> bool:
+        """Return whether a token id is that of a special token."""
         return token in self._special_ids
 
     def special_id(self, text: str) -> int | None:

@@ -170,6 +170,7 @@ class NixlTransport:
         self._thread.start()
 
     def check(self, to: CacheAddress) -> None:
+        """Raise TransferError if blocks cannot be written to this cache."""
         if to.fingerprint != self._fingerprint:
             raise TransferError(
                 f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "

@@ -64,6 +64,7 @@ class SharedMemoryTransport:
         self._thread = ThreadPoolExecutor(1, "kv-transport")
 
     def check(self, to: CacheAddress) -> None:
+        """Raise TransferError if blocks cannot be written to this cache; map it."""
         if to.fingerprint != self._fingerprint:
             raise TransferError(
                 f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "

@@ -141,6 +141,7 @@ class DraftListener:
             self.socket.send_multipart([peer, data], zmq.NOBLOCK)
 
     def close(self) -> None:
+        """Close the socket and end its authentication."""
         if self._authenticator:
             self._authenticator.stop()
         self.socket.disable_monitor()

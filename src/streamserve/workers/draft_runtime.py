@@ -88,6 +88,7 @@ class ServiceRuntime:
         self._thread = threading.Thread(target=self._receive_and_send, name="receiver")
 
     def start(self) -> None:
+        """Start the receiver thread."""
         self._thread.start()
 
     def stop(self) -> None:

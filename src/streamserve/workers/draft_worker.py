@@ -20,7 +20,8 @@ from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Identity, ServiceConfig
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.fingerprints import fingerprints
-from streamserve.execution.load import Loaded, load, make_drafter
+from streamserve.execution.load import load, make_drafter
+from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import DraftingConfig, WorkerConfig
 from streamserve.protocol.drafting import DraftReady, encode_report
 from streamserve.protocol.errors import CheckpointError

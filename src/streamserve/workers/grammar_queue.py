@@ -16,7 +16,9 @@ from streamserve.protocol.transfers import Push, Release
 class Compiler(Protocol):
     """A grammar compiler with a cache (execution.grammar.Grammars)."""
 
-    def is_cached(self, grammar: Grammar) -> bool: ...
+    def is_cached(self, grammar: Grammar) -> bool:
+        """Return whether `grammar` was compiled, or found to be wrong."""
+        ...
 
     def prepare(self, grammar: Grammar) -> None:
         """Compile `grammar`, from any thread; an error in it is cached too."""

@@ -4,7 +4,7 @@ import logging
 import os
 
 from streamserve.execution.cores import ReservedCores
-from streamserve.execution.load import Loaded
+from streamserve.execution.loaded import Loaded
 
 logger = logging.getLogger(__name__)
 

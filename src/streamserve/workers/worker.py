@@ -23,7 +23,8 @@ from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.ngram import NGramDrafter
-from streamserve.execution.load import Loaded, load
+from streamserve.execution.load import load
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.measure import load_or_measure_profile

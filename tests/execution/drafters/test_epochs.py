@@ -8,7 +8,8 @@ import pytest
 from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.grammar import Grammars
-from streamserve.execution.load import Loaded, load, make_drafter
+from streamserve.execution.load import load, make_drafter
+from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams

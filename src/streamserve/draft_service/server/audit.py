@@ -22,10 +22,12 @@ class Audit:
         self._lines: dict[str, tuple[int, int]] = {}
 
     def opened(self, session: Session) -> None:
+        """Log a session that was opened."""
         if self._may("opened", session.opened):
             logger.info("session %d opened: %s", session.tag, _description(session))
 
     def closed(self, session: Session, now: float, reason: str) -> None:
+        """Log a session that was closed, with what it did."""
         if not self._may("closed", now):
             return
         logger.info(
@@ -35,6 +37,7 @@ class Audit:
         )  # fmt: skip
 
     def refused(self, reason: str, text: str, now: float) -> None:
+        """Log a refusal, if none was logged for this reason recently."""
         if self._due(reason, now):
             text = printable(text, 200)
             logger.warning("refused (%s): %s; %d since the last line", reason, text, self._take(reason))

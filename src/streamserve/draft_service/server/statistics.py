@@ -22,6 +22,7 @@ class Mean:
     count: int = 0
 
     def add(self, value: float) -> None:
+        """Take a value into mean and variance."""
         self.count += 1
         share = max(RATE, 1.0 / self.count)
         distance = value - self.value

@@ -6,21 +6,34 @@ import torch
 
 from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
 from streamserve.execution.cuda.head import WideLinear
 from streamserve.execution.cuda.linear import TorchLinear
 from streamserve.execution.cuda.model import DeviceModel
 from streamserve.execution.cuda.operations import Implementation, Operations, operations
 from streamserve.execution.cuda.runner import Runner
+from streamserve.execution.cuda.swap import DeviceHostPool
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.loaded import (
+    Loaded,
+    Source,
+    Vocabulary,
+    all_caches,
+    engine_config,
+    make_grammars,
+    model_info,
+    plan_memory,
+)
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import LinearMakers, load_model
+from streamserve.protocol.errors import CheckpointError
 
 KV_FRACTION = 0.9
 """Default share of the device's memory, free after the weights and the reserve, that the KV pool takes."""
@@ -54,6 +67,7 @@ class DeviceBackend:
         max_model_len: int,
         implementation: Implementation | None = None,
     ) -> "DeviceBackend":
+        """Return the backend for a device; by default kernels on a GPU, plain torch on a CPU."""
         chosen: Implementation = implementation or ("kernels" if device.type == "cuda" else "plain")
         return cls(device, operations(chosen), max_sequences, max_model_len)
 
@@ -105,3 +119,37 @@ def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
     """Return the memory to leave for a step's activations, logits and graphs, in bytes."""
     widest = 3 * spec.intermediate_size + 4 * spec.hidden_size + 2 * spec.num_heads * spec.head_dim
     return GRAPH_BYTES + ROWS[-1] * widest * dtype.itemsize + 2 * max_nodes * spec.vocab_size * 4
+
+
+def load_on_device(
+    source: Source, device: torch.device, vocabulary: Vocabulary | None, memory_share: float
+) -> Loaded:
+    """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of the
+    free memory that may be used. Raises CheckpointError for what cannot be served there."""
+    config, spec = source.config, source.spec
+    if config.backend in ("native", "reference"):
+        raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
+    sizes = plan_memory(
+        source, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
+        reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
+    )  # fmt: skip
+    backend = DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len)
+    model = backend.model(source.checkpoint, spec, source.dtype)
+    cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype)
+    grammars = make_grammars(vocabulary, spec)
+    drafter = backend.drafter(source.draft, model, cache, config.speculation_mode == "rejection", grammars)
+    caches = all_caches(cache, drafter)
+    host = DeviceHostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
+    return Loaded(
+        DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
+        engine_config(config, sizes),
+        model_info(source, sizes, False, False),
+        sizes.blocks * sizes.block_bytes,
+        model,
+        None,
+        cache,
+        drafter,
+        caches,
+        source.draft_fingerprint,
+        device,
+    )

@@ -86,6 +86,7 @@ class Nodes:
 
     @property
     def shape(self) -> SampleShape:
+        """The padded shape. Raises ValueError for trees that are too deep."""
         depth = bucket(self.depth, DEPTHS)
         if depth is None:
             raise ValueError(f"a token tree has {self.depth} levels; at most {DEPTHS[-1]} are verified")

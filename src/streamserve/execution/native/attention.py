@@ -44,6 +44,7 @@ class Spans:
         self._structs = (SpanStruct * len(layout.parts)).from_buffer_copy(structs)
 
     def step(self, cos: Tensor | None = None, sin: Tensor | None = None) -> StepStruct:
+        """Return the planned step for the kernels; `cos` and `sin`: to rotate the rows' keys."""
         return StepStruct(
             spans=cast(self._structs, POINTER(SpanStruct)),
             slots=self.slots.ctypes.data,

@@ -78,7 +78,7 @@ class NativeLinear:
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Return rows [len(numbers), in] of the weight as it was given, for int64 output indices
-        `numbers`."""
+        `numbers`. Raises ValueError for others, and for a map packed in pairs."""
         if self._paired:
             raise ValueError("a map packed in pairs is for whole layers only")
         numbers = numbers.contiguous()

@@ -3,7 +3,7 @@
 import time
 
 from streamserve.engine.plan import Drafter, DraftRequest
-from streamserve.execution.load import Loaded
+from streamserve.execution.loaded import Loaded
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.scheduling.cost import StepCost, fit
 

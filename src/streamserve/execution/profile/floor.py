@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.engine.plan import Span, StepPlan
-from streamserve.execution.load import Loaded
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import weight_shapes

@@ -19,7 +19,7 @@ import torch
 
 from streamserve.execution.kv_cache import bytes_per_block
 from streamserve.execution.linear import Linear
-from streamserve.execution.load import Loaded
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
@@ -176,6 +176,7 @@ class Bench:
         }
 
     def series(self) -> list[Series]:
+        """Return all measurements."""
         swap_copies = (*self._copies_out.values(), *self._copies_in.values())
         return [self._read, *self._products.values(), *swap_copies, *self._points.values()]
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import msgspec
 import torch
 
-from streamserve.execution.load import Loaded
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.measure import MAX_DISAGREEMENT, Series, rounds_agree, seconds_of
 from streamserve.execution.profile.profile import Profile, ProfileStore

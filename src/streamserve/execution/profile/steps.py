@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from streamserve.engine.plan import SequenceState, Span, StepPlan
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.kv_cache import KVCache
-from streamserve.execution.load import Loaded, make_attention
+from streamserve.execution.load import make_attention
+from streamserve.execution.loaded import Loaded
 from streamserve.execution.swap import HostPool
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
@@ -27,6 +28,7 @@ class Point:
         return list(zip(tokens, _split_evenly(self.context, self.sequences), strict=True))
 
     def blocks(self, block_size: int) -> int:
+        """Return the KV blocks of all sequences."""
         return sum(_blocks(tokens + context, block_size) for tokens, context in self.shares())
 
 

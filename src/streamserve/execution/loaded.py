@@ -1,0 +1,186 @@
+"""What loading a model needs and returns, whatever computes it: the checkpoint and how to compute it, the
+sizes of its KV pool, and the model ready to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from llguidance import LLTokenizer
+
+from streamserve.engine.plan import DRAFT, Drafter
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.drafters.choice import DraftChoice, choose_draft
+from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.execution.executor import TorchExecutor
+from streamserve.execution.grammar import Grammars
+from streamserve.execution.kv_cache import KVCache, bytes_per_block
+from streamserve.execution.memory import KV_FRACTION, after_weights, size_pool, size_swap
+from streamserve.execution.model import Model
+from streamserve.execution.native.library import ThreadPool
+from streamserve.execution.spec import ModelSpec
+from streamserve.execution.weights import CPU, EMBEDDING, count_parameters, weight_bytes
+from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from streamserve.execution.cuda.executor import DeviceExecutor
+
+Vocabulary = Callable[[int, tuple[int, ...]], LLTokenizer]
+"""Makes the vocabulary of grammars from the size of a model's token table and its end-of-text tokens."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checked checkpoint, the data type to compute it in, and the draft model it is to have."""
+
+    config: ModelConfig
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    dtype: torch.dtype
+    draft: DraftChoice
+
+    @property
+    def draft_fingerprint(self) -> str:
+        """Fingerprint of the draft model that has a KV cache group; empty without one."""
+        if self.draft.spec is None:
+            return ""
+        return _fingerprint(Checkpoint(self.draft.folder), self.draft.spec, self.dtype)
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """Sizes of the KV pools: `blocks` of `block_bytes` in all KV cache groups, of which `draft_block_bytes`
+    are the draft model's; `swap_blocks` in the host pool."""
+
+    blocks: int
+    block_bytes: int
+    draft_block_bytes: int
+    swap_blocks: int
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
+    `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
+    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group."""
+
+    executor: TorchExecutor | DeviceExecutor
+    engine_config: EngineConfig
+    model_info: ModelInfo
+    kv_cache_bytes: int
+    model: Model
+    pool: ThreadPool | None
+    cache: KVCache
+    drafter: Drafter | None = None
+    caches: tuple[KVCache, ...] = ()
+    draft_fingerprint: str = ""
+    device: torch.device = CPU
+
+
+def open_source(config: ModelConfig, checkpoint: Checkpoint, spec: ModelSpec) -> Source:
+    """Choose how a checked checkpoint is computed. Raises CheckpointError naming the flag to change."""
+    dtype = _compute_dtype(config, spec, checkpoint)
+    return Source(config, checkpoint, spec, dtype, choose_draft(config.draft, checkpoint.folder, spec))
+
+
+def plan_memory(
+    source: Source,
+    free: int,
+    tied_head_copied: bool,
+    swap_memory: int | None = None,
+    fraction: float = KV_FRACTION,
+    reserve: int = 0,
+) -> PoolSizes:
+    """Return the sizes of the KV pools that fit in `free` bytes beside the weights and `reserve` bytes;
+    `fraction` of the rest by default. The host pool is in the same memory, or in `swap_memory` bytes of
+    another. Raises CheckpointError naming the flag to change."""
+    config, dtype, draft = source.config, source.dtype, source.draft.spec
+    for spec in (source.spec, draft) if draft else (source.spec,):
+        free = after_weights(weight_bytes(spec, dtype, tied_head_copied), free)
+    free = max(0, free - reserve)
+    draft_bytes = bytes_per_block(draft, config.block_size, dtype) if draft else 0
+    block_bytes = bytes_per_block(source.spec, config.block_size, dtype) + draft_bytes
+    swap_blocks = size_swap(config, block_bytes, free if swap_memory is None else swap_memory)
+    if swap_memory is None:
+        free -= swap_blocks * block_bytes
+    limit = source.spec.max_position_embeddings
+    blocks, max_len = size_pool(config, block_bytes, limit, free, fraction)
+    return PoolSizes(blocks, block_bytes, draft_bytes, swap_blocks, max_len)
+
+
+def make_grammars(vocabulary: Vocabulary | None, spec: ModelSpec) -> Grammars | None:
+    """Return the compiler of the model's grammars; None without a vocabulary."""
+    if vocabulary is None:
+        return None
+    return Grammars(lambda: vocabulary(spec.vocab_size, spec.eos_token_ids), spec.eos_token_ids)
+
+
+def all_caches(cache: KVCache, drafter: Drafter | None) -> tuple[KVCache, ...]:
+    """Return the KV caches of all KV cache groups, the target's last."""
+    separate = isinstance(drafter, ModelDrafter) and drafter.group == DRAFT
+    return (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and separate else (cache,)
+
+
+def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
+    """Return the dtype to compute in. Float16 weights are computed in float32, which holds them exactly:
+    bfloat16 would round them, and float16 arithmetic overflows where models were trained in bfloat16."""
+    if config.dtype == "float16":
+        raise CheckpointError(
+            "--dtype float16 is not computed on the CPU: "
+            "float32 holds float16 weights exactly, bfloat16 is faster"
+        )
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    stored = DTYPES[spec.dtype] if spec.dtype else checkpoint.dtype(EMBEDDING)
+    return torch.float32 if stored == torch.float16 else stored
+
+
+def engine_config(config: ModelConfig, sizes: PoolSizes) -> EngineConfig:
+    """Return the limits of the engine."""
+    return EngineConfig(
+        num_blocks=sizes.blocks,
+        block_size=config.block_size,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_chunk=config.max_chunk,
+        enable_prefix_caching=config.enable_prefix_caching,
+        preempt_every=config.preempt_every,
+        eviction=config.eviction,
+        swap_blocks=sizes.swap_blocks,
+        order=config.order,
+        prefill_share=config.prefill_share,
+        slo_admission=config.slo_admission,
+        check=config.check,
+    )
+
+
+def model_info(source: Source, sizes: PoolSizes, row_invariant: bool, tied_head_copied: bool) -> ModelInfo:
+    """Return what clients may know of the model."""
+    spec = source.spec
+    return ModelInfo(
+        architecture=spec.architecture,
+        parameters=count_parameters(spec),
+        vocab_size=spec.vocab_size,
+        max_model_len=sizes.max_model_len,
+        eos_token_ids=spec.eos_token_ids,
+        weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied),
+        dtype=_name(source.dtype),
+        row_invariant=row_invariant,
+        fingerprint=_fingerprint(source.checkpoint, spec, source.dtype),
+    )
+
+
+def _fingerprint(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> str:
+    return checkpoint.fingerprint(repr(asdict(spec)), _name(dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
