@@ -117,10 +117,31 @@ def batch_candidates(
     if order.cap:
         budget = _capped_budget(order.cap, [views[i] for i in serving], cost, budget)
     prefilling = [(sequences[i], views[i]) for i in serving if not views[i].decoding]
+    return BatchCandidates(
+        ranked=[sequences[i] for i in ranking],
+        service_order=[sequences[i] for i in serving],
+        budget=budget,
+        chunks=_chunk_limits(prefilling, views, order, config, now, speculation, averages),
+        exclusive=order.exclusive,
+        defer_streams=order.complete_first,
+        idle=idle,
+    )
+
+
+def _chunk_limits(
+    prefilling: list[Prefilling],
+    views: list[RequestView],
+    order: Order,
+    config: EngineConfig,
+    now: float,
+    speculation: Speculation,
+    averages: RunningAverages,
+) -> dict[int, Chunk]:
+    """Return the bounds of the prompt tokens that an order gives the sequences in `prefilling`."""
     startable = [
-        entry
-        for entry in prefilling
-        if not entry[0].passed_over and entry[0].transfer.role is not TransferRole.RECEIVER
+        (sequence, view)
+        for sequence, view in prefilling
+        if not sequence.passed_over and sequence.transfer.role is not TransferRole.RECEIVER
     ]
     limits: dict[int, Chunk] = {}
     if order.by_targets and prefilling:
@@ -129,15 +150,7 @@ def batch_candidates(
         limits |= _tentative_chunks(prefilling)
     if order.complete_first:
         limits |= _edit_stable_chunks(startable, limits, config.max_chunk)
-    return BatchCandidates(
-        ranked=[sequences[i] for i in ranking],
-        service_order=[sequences[i] for i in serving],
-        budget=budget,
-        chunks=limits,
-        exclusive=order.exclusive,
-        defer_streams=order.complete_first,
-        idle=idle,
-    )
+    return limits
 
 
 def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float) -> RequestView:

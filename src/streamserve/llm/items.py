@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
 
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.protocol.errors import RequestError
@@ -10,10 +11,8 @@ from streamserve.protocol.messages import (
     DraftVerified,
     Event,
     Finished,
-    Progress,
     PromptLogprobs,
     Token,
-    Withdrawn,
 )
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
@@ -38,20 +37,14 @@ async def read_items(
     an error.
     """
     choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
-    admitted: Admitted | None = None
-    drafted, accepted = 0, 0
+    counts = _Counts()
     async for events in steps:
         for event in events:
             if isinstance(event, PromptLogprobs):
                 yield event
                 continue
-            if isinstance(event, Admitted):
-                admitted = admitted or event  # later ones follow a preemption
-                continue
-            if isinstance(event, Progress | Withdrawn):
-                continue  # of prompt streams, before they are answered
-            if isinstance(event, DraftVerified):
-                drafted, accepted = drafted + event.drafted, accepted + event.accepted
+            if not isinstance(event, Token | Finished):
+                counts.take(event)
                 continue
             delta = _delta(choices[event.choice], event)
             if delta is None:
@@ -65,8 +58,27 @@ async def read_items(
             break
     completion = sum(choice.emitted for choice in choices.values())
     outcome = stopwatch.outcome(params.slo)
-    cached, queued = (admitted.cached, admitted.queued) if admitted else (0, 0.0)
-    yield Usage(prompt_tokens, completion, cached, queued, drafted, accepted, outcome)
+    yield Usage(
+        prompt_tokens, completion, counts.cached, counts.queued, counts.drafted, counts.accepted, outcome
+    )
+
+
+@dataclass
+class _Counts:
+    """What events without text say of a request."""
+
+    admitted: bool = False
+    cached: int = 0
+    queued: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Admitted) and not self.admitted:  # later ones follow a preemption
+            self.admitted, self.cached, self.queued = True, event.cached, event.queued
+        elif isinstance(event, DraftVerified):
+            self.drafted += event.drafted
+            self.accepted += event.accepted
 
 
 def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:

@@ -111,14 +111,7 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
         if count is not None:
             _between(name, count, 0, MAX_LOGPROBS)
     _check_stops(params, vocab_size)
-    if len(params.logit_bias) > MAX_LOGIT_BIAS:
-        raise ValueError(
-            f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {len(params.logit_bias)}"
-        )
-    for token, bias in params.logit_bias.items():
-        _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")
+    _check_bias(params, vocab_size)
     _check_allowed(params, vocab_size, eos_token_ids)
     if params.grammar is not None:
         _check_grammar(params, params.grammar)
@@ -128,6 +121,17 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
         target = getattr(params.slo, name)
         if target is not None and not 0.0 < target < math.inf:
             raise ValueError(f"slo.{name} must be above 0 and finite, got {target}")
+
+
+def _check_bias(params: SamplingParams, vocab_size: int) -> None:
+    if len(params.logit_bias) > MAX_LOGIT_BIAS:
+        raise ValueError(
+            f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {len(params.logit_bias)}"
+        )
+    for token, bias in params.logit_bias.items():
+        _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")
 
 
 def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
