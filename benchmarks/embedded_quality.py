@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.execution.noise import gumbel
 from streamserve.llm.llm import RequestOutput
@@ -185,7 +185,7 @@ def main() -> None:
     figures = measure(args.count, args.acceptance, args.seed)
     show(figures)
     plot(figures, RESULTS / "embedded_quality.png")
-    print(write("embedded_quality", vars(args), figures))
+    print(write("embedded_quality", vars(args), figures, PACKAGED_PAIR))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.gpu_models import SHAPES, InflatedWeights, RandomWeights, inflated
-from benchmarks.report import table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import embedded
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
@@ -325,7 +325,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         if not args.no_speculation:
             figures["speculation"] = speculation(args, device)
-    print(write(f"gpu-{args.shape.lower()}", vars(args), figures))
+    print(write(f"gpu-{args.shape.lower()}", vars(args), figures, PACKAGED_PAIR))
 
 
 if __name__ == "__main__":

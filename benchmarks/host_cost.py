@@ -22,7 +22,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from streamserve import SamplingParams, embedded
 from streamserve.engine.engine import Engine
 from streamserve.execution import executor as execution
@@ -151,7 +151,7 @@ def main() -> None:
             for e in results[name]
         ]
         table(f"A decoding step of {name}", columns, rows)
-    print(write("host_cost", vars(args), results))
+    print(write("host_cost", vars(args), results, PACKAGED_PAIR))
     plot(results, RESULTS / "host_cost.png")
 
 

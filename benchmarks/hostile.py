@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.hostile_inputs import INPUTS, Statuses, Target
-from benchmarks.report import table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 
 EVERY = 0.005
 """Seconds between two requests of the probe."""
@@ -179,7 +179,7 @@ def main() -> None:
     if not arguments.only:
         settings = {"model": "embedded", "seconds": arguments.seconds, "probe_every_seconds": EVERY}
         goals = {"stall_ms": STALL_MS, "peak_rss_mb": RSS_MB}
-        write("hostile", settings | {"goals": goals}, measured)
+        write("hostile", settings | {"goals": goals}, measured, PACKAGED_PAIR)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.report import table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.engine.plan import SequenceState, Span, StepPlan
 from streamserve.execution.inflate import Shape, inflate
@@ -161,7 +161,7 @@ def main() -> None:
     ]  # fmt: skip
     columns = ["shape", "MB", "logits differ by", "equal texts", *(f"{rows} rows, ms" for rows in ROWS)]
     table("Inflated copies of the packaged model", columns, rows)
-    print(write("inflated", vars(args), figures))
+    print(write("inflated", vars(args), figures, PACKAGED_PAIR))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ matplotlib.use("Agg")
 import torch
 from matplotlib import pyplot as plt
 
-from benchmarks.report import table, write
+from benchmarks.report import SIMULATED, table, write
 from streamserve.execution.linear import Linear
 from streamserve.execution.native import library
 from streamserve.execution.native.library import ThreadPool, kernels
@@ -157,7 +157,7 @@ def main() -> None:
         lines = [[f"{entry[column]:.3g}" for column in columns] for entry in results[name]]
         table(f"{name}: {SHAPES[name][1]} to {SHAPES[name][0]}", columns, lines)
     settings = {**vars(args), "path": pool.path(dtype).name}
-    path = write(f"kernels-{settings['path'].lower()}-{args.dtype}", settings, results)
+    path = write(f"kernels-{settings['path'].lower()}-{args.dtype}", settings, results, SIMULATED)
     plot(results, path.with_suffix(".png"))
     print(path)
 

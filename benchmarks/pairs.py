@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import RESULTS, SIMULATED, table, write
 from benchmarks.slo_costs import a100
 from streamserve.baselines.routers import PUBLISHED_WEIGHTS, ROUTERS
 from streamserve.fleet.config import FleetConfig
@@ -310,7 +310,7 @@ def main() -> None:
             show(new)
             others = [old for old in cached(settings) if (old["trace"], old["pairs"]) != (kind, count)]
             played = sorted([*others, new], key=lambda p: (TRACES.index(p["trace"]), p["pairs"]))
-            write("pairs", settings, {"played": played, "decision_seconds": {}})
+            write("pairs", settings, {"played": played, "decision_seconds": {}}, SIMULATED)
     decisions = {
         str(count): {name: decision_seconds(name, count) for name in ROUTERS} for count in (2, 16, 64)
     }
@@ -318,7 +318,7 @@ def main() -> None:
         rows = [[name, *(_micros(of[name][what]) for of in decisions.values())] for name in ROUTERS]
         table(f"{what} in µs, median (p99)", ["", *(f"{count} pairs" for count in decisions)], rows)
     played = cached(settings)
-    print(write("pairs", settings, {"played": played, "decision_seconds": decisions}))
+    print(write("pairs", settings, {"played": played, "decision_seconds": decisions}, SIMULATED))
     plot(played)
 
 

@@ -360,7 +360,7 @@ def main() -> None:
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
     for name in args.parts:
         PARTS[name](args, figures)
-        write("pairs_live", vars(args), figures)
+        write("pairs_live", vars(args), figures, [args.model])
     if "transfer" in figures and "long" in figures.get("burst", {}):
         plot(figures)
 

@@ -24,7 +24,7 @@ from benchmarks.peers import setup
 from benchmarks.peers.adapters import Peer
 from benchmarks.peers.engine import Engine, EngineError
 from benchmarks.peers.rounds import append, read
-from benchmarks.report import RESULTS, commit, machine, table, write
+from benchmarks.report import PACKAGED_PAIR, RESULTS, commit, machine, table, write
 from benchmarks.speculation import CACHE, SHAPE, TASKS, prompts
 from streamserve import embedded
 from streamserve.execution.inflate import inflate
@@ -212,7 +212,7 @@ def report(records: Sequence[Record], settings: Mapping[str, Any]) -> None:
     table(title, ["", "tokens/s", "ours is … times that", "rounds", ""], rows)
     for name, error in measured["failed"].items():
         print(f"{name} failed: {error}")
-    write("peers_speculation", settings, measured)
+    write("peers_speculation", settings, measured, PACKAGED_PAIR)
     if measured["streams"]:
         _plot(measured["streams"], RESULTS / "peers_speculation.png")
 

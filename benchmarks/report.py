@@ -12,9 +12,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from streamserve import __version__
+from streamserve import __version__, embedded
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.loaded import open_source
+from streamserve.execution.spec import read_spec
+from streamserve.protocol.config import ModelConfig
 
 RESULTS = Path(__file__).parent / "results"
+
+
+PACKAGED_PAIR = ("embedded", "embedded-draft")
+"""The models of what runs the packaged pair, or checkpoints inflated from it."""
+SIMULATED: tuple[str, ...] = ()
+"""The models of what computes none: simulations and single kernels."""
 
 
 def machine() -> dict[str, Any]:
@@ -33,14 +43,26 @@ def commit() -> str:
     return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
+def stamp(model: str) -> dict[str, str]:
+    """Return fingerprint and precision of a packaged model or a checkpoint folder; `unknown` for others."""
+    folder = Path(model) if Path(model).is_dir() else None
+    if folder is None and model in PACKAGED_PAIR:
+        folder = embedded.path(model)
+    if folder is None:
+        return {"fingerprint": "unknown", "precision": "unknown"}
+    source = open_source(ModelConfig(path=str(folder), draft="none"), Checkpoint(folder), read_spec(folder))
+    return {"fingerprint": source.fingerprint, "precision": str(source.dtype).removeprefix("torch.")}
+
+
 def git(*arguments: str) -> str:
     """Return the output of git, run in the current directory."""
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
-def write(name: str, settings: Mapping[str, Any], figures: Any) -> Path:
-    """Write `results/NAME.json` with machine, commit and settings; returns its path."""
+def write(name: str, settings: Mapping[str, Any], figures: Any, models: Sequence[str]) -> Path:
+    """Write `results/NAME.json` with machine, commit, settings and the models that were run; returns its
+    path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     report = {
@@ -49,6 +71,7 @@ def write(name: str, settings: Mapping[str, Any], figures: Any) -> Path:
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
+        "models": {name: stamp(name) for name in models},
         "settings": dict(settings),
         "figures": figures,
     }

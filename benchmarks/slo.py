@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.report import RESULTS, git, table, write
+from benchmarks.report import RESULTS, SIMULATED, git, table, write
 from benchmarks.slo_costs import PATH, Hardware, a100, h200, here
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import ByClass
@@ -365,7 +365,7 @@ def main() -> None:
     show(args, records, hardware)
     name = f"slo_{args.sweep}_{args.hardware}{args.suffix}"
     write(name, {**vars(args), "B": hardware.budget, "costs": hardware.note,
-                 "minimum_tpot_ms": 1e3 * minimum(hardware)}, records)  # fmt: skip
+                 "minimum_tpot_ms": 1e3 * minimum(hardware)}, records, SIMULATED)  # fmt: skip
     plot(args, records, hardware, name)
 
 

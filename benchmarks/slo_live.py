@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.record_acceptance import questions
-from benchmarks.report import table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 from benchmarks.slo import (
     Load,
     Outcome,
@@ -250,7 +250,7 @@ def main() -> None:
     table(f"live / virtual; B = {hardware.budget}", ["rate", "setting", *COMPARED], rows)
     profiled = {rows: 1e3 * hardware.step(rows, 0) for rows in EFFORT.query_tokens}
     write(args.name, {**vars(args), "B": hardware.budget, "minimum_tpot_ms": 1e3 * minimum(hardware),
-                      "step_ms": profiled}, records)  # fmt: skip
+                      "step_ms": profiled}, records, PACKAGED_PAIR)  # fmt: skip
 
 
 if __name__ == "__main__":

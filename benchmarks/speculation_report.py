@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import RESULTS, machine, table, write
+from benchmarks.report import PACKAGED_PAIR, RESULTS, machine, table, write
 
 Record = dict[str, Any]
 
@@ -21,7 +21,7 @@ def report(cached: Path, name: str, settings: Mapping[str, Any]) -> None:
     names = sorted({name for record in grid for name in record["ratio"]}, key=_order)
     _show(grid, names)
     _show_acceptance(accepted)
-    write(name, settings, {"grid": grid, "acceptance": accepted})
+    write(name, settings, {"grid": grid, "acceptance": accepted}, PACKAGED_PAIR)
     if grid:
         _plot(grid, names, RESULTS / f"{name}.png")
     if accepted:

@@ -10,7 +10,7 @@ import random
 from collections import defaultdict
 from typing import Any
 
-from benchmarks.report import table, write
+from benchmarks.report import PACKAGED_PAIR, table, write
 from benchmarks.speculation import CACHE, PROMPTS, SHAPE, Bench, Window, budget, prompts
 from streamserve import embedded
 from streamserve.execution.inflate import inflate
@@ -73,7 +73,7 @@ def main() -> None:
     for streams in args.streams:
         for family in args.families:
             records.append(measure(bench, family, streams, args))
-            write(args.name, {**vars(args), "B": budget(bench)}, records)
+            write(args.name, {**vars(args), "B": budget(bench)}, records, PACKAGED_PAIR)
     rows = [
         [f"{record['family']}, {record['streams']}"]
         + [f"{record['tokens_per_second'][setting]:.0f}" for setting in args.settings]

@@ -10,7 +10,7 @@ import argparse
 import itertools
 from typing import Any
 
-from benchmarks.report import table, write
+from benchmarks.report import SIMULATED, table, write
 from benchmarks.slo import model, recorded
 from benchmarks.slo_costs import Hardware, here
 from benchmarks.specustream import SETTINGS
@@ -98,7 +98,12 @@ def main() -> None:
         for r in records
     ]
     table(f"tokens a second; B = {hardware.budget}", ["family, streams", *args.settings], rows)
-    write("specustream_virtual", {**vars(args), "B": hardware.budget, "costs": hardware.note}, records)
+    write(
+        "specustream_virtual",
+        {**vars(args), "B": hardware.budget, "costs": hardware.note},
+        records,
+        SIMULATED,
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from benchmarks.star_rig import (
     DEPTH,
     Service,
@@ -157,15 +157,15 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 with running(start(model)) as service:
                     figures[name].append(measure(targets, service, count, job))
                     show(name, figures[name][-1])
-            write(arguments.out, settings, figures)
+            write(arguments.out, settings, figures, PACKAGED_PAIR)
         figures["N_full_predicted"] = n_full(figures["one_at_a_time"])
         figures["N_full_measured"] = knee(figures["one_at_a_time"])
         figures["without_a_service"] = alone_and_beside(targets, model, job, arguments.colocated)
-        write(arguments.out, settings, figures)
+        write(arguments.out, settings, figures, PACKAGED_PAIR)
         figures["keep_warm"] = keep_warm(targets, model, job, arguments.keep_warm)
         figures["dead"] = dead(targets, model, job)
         figures["memory"] = memory(model, arguments.counts)
-        print(write(arguments.out, settings, figures))
+        print(write(arguments.out, settings, figures, PACKAGED_PAIR))
     finally:
         targets.close()
     return figures

@@ -16,7 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from benchmarks import wire
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from benchmarks.star_rig import DEPTH, Service, Targets, inflate, make_job, measure, show
 from streamserve.protocol.curve import KeyPair, write_key_pair
 
@@ -101,7 +101,7 @@ def main() -> None:
     ]  # fmt: skip
     columns = "delay ms", "N", "tokens/s", "t_c ms", "Z/S", "T_idle a round / predicted", "load / predicted"
     table("hosts", columns, rows)
-    print(write(arguments.out, settings, measured))
+    print(write(arguments.out, settings, measured, PACKAGED_PAIR))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from benchmarks.star_rig import PROMPTS, Service, inflate
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.llm import LLM
@@ -162,7 +162,7 @@ def main() -> None:
         "seconds": arguments.seconds, "requests": f"one at a time, {arguments.outputs} tokens, greedy",
         "network": "loopback",
     }  # fmt: skip
-    path = write(arguments.out, settings, rows)
+    path = write(arguments.out, settings, rows, PACKAGED_PAIR)
     lines = [
         [str(row["targets"]), *(f"{sum(row[kind]['per_target']):.0f}" for kind in ("none", "service", "own")),
          f"{min(row['gain_of_each']):.2f}–{max(row['gain_of_each']):.2f}", f"{row['service']['most']:.0f}",

@@ -36,7 +36,7 @@ from matplotlib import pyplot as plt
 from benchmarks import arriving_traces
 from benchmarks.arriving_replay import Machine, ReplayResult, capacity, live, merged, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
-from benchmarks.report import RESULTS, commit, table, write
+from benchmarks.report import RESULTS, SIMULATED, commit, table, write
 from streamserve.protocol.config import EngineConfig, Order
 from streamserve.scheduling.cost import Line, SwapCost
 from streamserve.scheduling.eviction import Eviction
@@ -366,7 +366,7 @@ def run_part(name: str, args: argparse.Namespace, own: list[Query] | None, until
         results.setdefault(setting, {})[policy] = one | {"commit": commit(), "took": round(took, 1)}
         seconds = " ".join(f"{key} {one[key]:.3f}" for key in ("p50", "p95", "p99"))
         print(f"{setting:14s} {policy:18s} {seconds}  ({took:.0f} s)", flush=True)
-        write(file, settings, results)
+        write(file, settings, results, SIMULATED)
     show(results)
     plot(results, RESULTS / f"{file}.png")
 

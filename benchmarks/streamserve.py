@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.report import RESULTS, table, write
+from benchmarks.report import RESULTS, SIMULATED, table, write
 from benchmarks.slo_costs import Hardware, a100, here
 from streamserve.baselines.routers import parse_router
 from streamserve.fleet.config import FleetConfig
@@ -247,13 +247,13 @@ def main() -> None:
             show(f"{family}: table 8", ablated)
             result["families"][family], result["ablation"][family] = measured, ablated
             result["interaction"][family] = interaction(ablated)
-            write(f"streamserve_{args.machine}", settings, result)
+            write(f"streamserve_{args.machine}", settings, result, SIMULATED)
         print("interaction", result["interaction"])
         for at_once, family in itertools.product(args.sweep, ["functions"]):
             swept = {name: run(system, family, at_once) for name, system in SYSTEMS.items()}
             show(f"{family}, {at_once} at once: figures 3 and 4", swept)
             result["sweep"].append({"at_once": at_once, "family": family, **swept})
-    print(write(f"streamserve_{args.machine}", settings, result))
+    print(write(f"streamserve_{args.machine}", settings, result, SIMULATED))
     plot(result["sweep"], args.machine)
 
 

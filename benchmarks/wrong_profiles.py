@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.report import table, write
+from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import EngineConfig
@@ -281,6 +281,7 @@ def main() -> None:
             args.name,
             vars(args) | {"warm-up steps": WARM_UP, "measured steps": MEASURED, "factor": FACTOR},
             records,
+            SIMULATED,
         )
 
 

@@ -52,6 +52,9 @@ def processor(document: Document) -> str:
 
 def precision(document: Document) -> str:
     """Return what the file says about the precision of weights and KV, or `unknown`."""
+    if "models" in document:
+        shown = [f"{name}: {stamped['precision']}" for name, stamped in document["models"].items()]
+        return "; ".join(shown) or "none (simulated)"
     settings = document.get("settings", {})
     said = document.get("precision", settings.get("precision", settings.get("dtype", UNKNOWN)))
     if isinstance(said, dict):
@@ -61,6 +64,11 @@ def precision(document: Document) -> str:
 
 def model(document: Document) -> str:
     """Return the model's name and fingerprint as far as the file has them."""
+    if "models" in document:
+        shown = [
+            f"{name}, fingerprint {stamped['fingerprint']}" for name, stamped in document["models"].items()
+        ]
+        return "; ".join(shown) or "none (simulated)"
     settings = document.get("settings", {})
     said = document.get("model", settings.get("model", UNKNOWN))
     fingerprint = document.get("fingerprint", document.get("model_fingerprint", UNKNOWN))

@@ -92,7 +92,7 @@ def _write(model: str, lines: list[Record], scenarios: dict[str, dict[str, dict[
     }
     best = {name: best_peer(engines) for name, engines in scenarios.items()}
     figures = {"best peer": best, "scenarios": scenarios, "failed": failures(lines)}
-    return write(f"peers-{model}", settings, figures)
+    return write(f"peers-{model}", settings, figures, [f"{model}, random weights"])
 
 
 def plot(model: str, scenarios: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:

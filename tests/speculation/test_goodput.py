@@ -182,8 +182,18 @@ def test_targets_leave_those_without_one_their_speed(forest, curve, others) -> N
 
 EQUAL = 0.6681266944688354
 """A probability for which 1 + EQUAL + EQUAL is rounded."""
+TINY = 2.2e-16
+"""A probability that changes 0.01 and not 2.01."""
 
 
+@example(
+    [
+        TokenTree((0,), (-1,), (1.0,), (1.0,)),
+        TokenTree((0, 1, 2), (-1, 0, 0), (1.0,) * 3, (1.0, 0.01, TINY)),
+    ],
+    [1.0] * 64,
+    0.0,
+)
 @example(
     [
         TokenTree((0, 1), (-1, 0), (1.0,) * 2, (1.0, EQUAL)),

@@ -22,7 +22,7 @@ class Operation:
     `event` is the type of its stream events. `unsupported` are fields that are known and refused, with the
     values that have no effect; `parameters` describes headers. Without `reply`, the reply is text of the type
     `media`; without `media` too, it is empty. `errors` are further error statuses, `other_replies` further
-    responses by status. A route that is `open_to_all` needs no key.
+    responses by status.
     """
 
     summary: str
@@ -34,7 +34,6 @@ class Operation:
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     example: Mapping[str, Any] | None = None
     media: str = JSON
-    open_to_all: bool = False
     errors: tuple[int, ...] = ()
     other_replies: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
     parameters: Sequence[Mapping[str, Any]] = ()

@@ -46,6 +46,11 @@ class Source:
     draft: DraftChoice
 
     @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the target: of its weights, their precision and the configuration."""
+        return _fingerprint(self.checkpoint, self.spec, self.dtype)
+
+    @property
     def draft_fingerprint(self) -> str:
         """Fingerprint of the draft model that has a KV cache group; empty without one."""
         if self.draft.spec is None:
@@ -174,7 +179,7 @@ def model_info(source: Source, sizes: PoolSizes, row_invariant: bool, tied_head_
         weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied),
         dtype=_name(source.dtype),
         row_invariant=row_invariant,
-        fingerprint=_fingerprint(source.checkpoint, spec, source.dtype),
+        fingerprint=source.fingerprint,
     )
 
 

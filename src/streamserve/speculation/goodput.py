@@ -144,7 +144,8 @@ def _select_untargeted(drafted: DraftedStep) -> Selection:
     )
     # The first of equals: a parent precedes its children, and is at least as likely.
     order = np.argsort(-probabilities_by_tree, kind="stable")[: max(drafted.budget, 0)]
-    expected = len(sizes) + np.concatenate(([0.0], np.cumsum(probabilities_by_tree[order])))
+    # Summed node by node, as in _most_tokens: a target that is always met changes no bit.
+    expected = np.cumsum(np.concatenate(([float(len(sizes))], probabilities_by_tree[order])))
     plain = drafted.step(drafted.plain)
     limit = plain / SLOWEST if drafted.undrafted else inf
     count = _best_count(expected, drafted, plain - drafted.step(drafted.decoding), limit)

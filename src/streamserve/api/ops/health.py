@@ -74,14 +74,13 @@ HEALTH_ROUTES: tuple[Route[AppContext], ...] = (
             description="Whether requests are served: 200, or 503 with the reason, and with Retry-After if "
             "known.",
             other_replies={503: HealthReply},
-            open_to_all=True,
         ),
     ),
     Route(
         "GET",
         "/ping",
         ping,
-        Operation("An empty reply: the process is alive", media="", open_to_all=True),
+        Operation("An empty reply: the process is alive", media=""),
     ),
     Route("GET", "/version", version, Operation("Version of the server", reply=VersionReply)),
     Route("GET", "/load", load, Operation("Number of open requests", reply=LoadReply)),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from streamserve import __version__
+from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.errors import ErrorBody
 from streamserve.api.routes import JSON, Operation, Route
 
@@ -78,8 +79,9 @@ def _operation(route: Route[Any], operation: Operation) -> Schema:
         content = _content(JSON, _reference(operation.request))
         content[JSON]["examples"] = {"request": {"value": operation.example}}
         described["requestBody"] = {"required": True, "content": content}
-    described["responses"] = _responses(operation)
-    if operation.open_to_all:
+    public = route.path in PUBLIC_PATHS
+    described["responses"] = _responses(operation, public)
+    if public:
         described["security"] = []
     return described
 
@@ -89,8 +91,8 @@ def _path_parameter(match: re.Match[str]) -> Schema:
     return {"name": match[1], "in": "path", "required": True, "schema": schema}
 
 
-def _responses(operation: Operation) -> Schema:
-    """Return the responses of an operation by status."""
+def _responses(operation: Operation, public: bool) -> Schema:
+    """Return the responses of an operation by status. A `public` one needs no key."""
     reply: Schema = {"description": "The reply"}
     if operation.media:
         reply["content"] = _content(operation.media, _reference(operation.reply))
@@ -101,7 +103,7 @@ def _responses(operation: Operation) -> Schema:
             "schema": {"type": "string", "description": text, "x-event": _reference(event)}
         }
     statuses = {*operation.errors, *(_OF_READING if operation.request is None else _OF_ANSWERING)}
-    if operation.open_to_all:
+    if public:
         statuses.discard(401)
     errors = {
         str(status): {"description": _ERRORS[status], "content": _content(JSON, _reference(ErrorBody))}
