@@ -24,7 +24,7 @@ CONFIG = EngineConfig(num_blocks=400, block_size=4, max_model_len=96, max_num_ba
 
 
 class AsyncExecutor:
-    """An executor whose tokens nobody knows before the step is finished."""
+    """An executor whose tokens are not known before the step is finished."""
 
     def __init__(self, executor: CostExecutor) -> None:
         self._executor = executor

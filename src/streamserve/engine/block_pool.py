@@ -66,7 +66,7 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each of `blocks`, given in position order. Raises RuntimeError for one that
-        nobody holds."""
+        is free."""
         for block in reversed(list(blocks)):
             if self._references[block] <= 0:
                 raise RuntimeError(f"KV block {block} was released more often than taken")
@@ -77,7 +77,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def is_free(self, block: int) -> bool:
-        """Return whether nobody holds a block."""
+        """Return whether no sequence holds a block."""
         return self._references[block] == 0
 
     def sole(self, block: int) -> bool:
