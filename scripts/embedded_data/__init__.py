@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from . import arithmetic, articles, functions, instructions, recall
+from . import arithmetic, articles, formats, functions, instructions, recall, records, tools
 from .base import Check, Conversation, Message, Split
 
 __all__ = ["FAMILIES", "SYSTEM_PROMPTS", "Check", "Conversation", "Message", "Split", "sample"]
@@ -16,9 +16,21 @@ FAMILIES: dict[str, Callable[[random.Random, Split], Conversation]] = {
     "functions": functions.generate,
     "articles": articles.generate,
     "recall": recall.generate,
+    "formats": formats.generate,
+    "json": records.generate,
+    "tools": tools.generate,
 }
-# Shares of chats; articles are long, so that their share of the tokens is larger.
-WEIGHTS = {"instructions": 0.32, "arithmetic": 0.26, "functions": 0.2, "articles": 0.14, "recall": 0.08}
+# Shares of chats; articles and tool chats are long, so that their share of the tokens is larger.
+WEIGHTS = {
+    "instructions": 0.2,
+    "arithmetic": 0.18,
+    "functions": 0.14,
+    "articles": 0.09,
+    "recall": 0.06,
+    "formats": 0.12,
+    "json": 0.09,
+    "tools": 0.12,
+}
 SYSTEM_PROMPTS = [
     "You are a helpful assistant.",
     "You are the small model that ships with streamserve.",
@@ -35,8 +47,18 @@ def sample(rng: random.Random, split: Split = "train", family: str | None = None
     if family is None and rng.random() < 0.12:
         # A second chat behind the first, of the same family or another: topics change in long chats.
         more = FAMILIES[rng.choice((name, *WEIGHTS))](rng, split)
-        chat.messages += more.messages
-        chat.checks += more.checks
+        if more.messages[0]["role"] != "system" and chat.messages[0]["role"] != "system":
+            chat.messages += more.messages
+            chat.checks += more.checks
     if rng.random() < 0.15:
-        chat.messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
+        _instruct(chat, rng.choice(SYSTEM_PROMPTS))
     return chat
+
+
+def _instruct(chat: Conversation, prompt: str) -> None:
+    """Put a system prompt first; a list of tools comes after it, as the chat template writes it."""
+    first = chat.messages[0]
+    if first["role"] == "system":
+        first["content"] = f"{prompt}\n\n{first['content']}"
+    else:
+        chat.messages.insert(0, {"role": "system", "content": prompt})

@@ -34,7 +34,9 @@ POLITE = (
 class Check:
     """What a right reply to one assistant turn looks like; ``checks.score`` reads it."""
 
-    kind: Literal["exact", "answer", "python", "facts", "json", "any", "lines", "number"]
+    kind: Literal[
+        "exact", "answer", "python", "facts", "json", "keys", "any", "lines", "number", "calls", "no_call"
+    ]
     want: object = None
 
 

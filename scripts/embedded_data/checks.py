@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .base import Check
@@ -35,6 +35,30 @@ def _json(text: str, want: Any) -> float:
         return float(json.loads(text) == want)
     except ValueError:
         return 0.0
+
+
+def _keys(text: str, want: Mapping[str, str]) -> float:
+    """An object with these keys, and values of these types."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return 0.0
+    return float(
+        isinstance(found, dict) and {key: type(value).__name__ for key, value in found.items()} == want
+    )
+
+
+CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+def _calls(text: str, want: Sequence[tuple[str, Any]]) -> float:
+    """These calls (name, arguments), in this order, and nothing else."""
+    try:
+        found = [json.loads(call) for call in CALL.findall(text)]
+    except ValueError:
+        return 0.0
+    wanted = [{"name": name, "arguments": arguments} for name, arguments in want]
+    return float(found == wanted and not CALL.sub("", text).strip())
 
 
 def _lines(text: str, want: tuple[int, Sequence[str]]) -> float:
@@ -77,6 +101,9 @@ _SCORES: dict[str, Callable[[str, Any], float]] = {
     "number": _number,
     "facts": _facts,
     "json": _json,
+    "keys": _keys,
+    "calls": _calls,
+    "no_call": lambda text, want: float("<tool_call>" not in text and bool(text)),
     "lines": _lines,
     "python": _python,
     "any": _any,

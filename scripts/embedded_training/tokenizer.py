@@ -21,15 +21,34 @@ SPECIALS = [
     "<|reserved_2|>",
 ]
 PAD, BOS, EOS, IM_START, IM_END = range(5)
+# A list of tools comes at the end of the system message, one line a function (embedded_data/tools.py); calls
+# have the format of Hermes and Qwen.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- macro kind(schema) -%}{% if schema.enum %}{{ schema.enum | join('|') }}"
+    "{% elif schema.type == 'array' %}{{ (schema['items'] or {}).type or 'any' }}[]"
+    "{% elif schema.type is string %}{{ schema.type }}{% else %}any{% endif %}{%- endmacro -%}"
+    "{%- macro signature(function) -%}{%- set parameters = function.parameters or {} -%}"
+    "{{ '- ' + function.name + '(' }}{% for name, schema in (parameters.properties or {}).items() %}"
+    "{{ name + ('' if name in (parameters.required or []) else '?') + ': ' + kind(schema) }}"
+    "{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ')' }}"
+    "{% if function.description %}{{ ': ' + function.description }}{% endif %}{%- endmacro -%}"
+    "{{ bos_token }}{% if tools %}{{ '<|im_start|>system\\n' }}"
+    "{% if messages[0].role == 'system' %}{{ (messages[0].content or '') + '\\n\\n' }}"
+    "{% set messages = messages[1:] %}{% endif %}{{ 'Tools:' }}"
+    "{% for tool in tools %}{{ '\\n' + signature(tool.function or tool) }}{% endfor %}{{ '<|im_end|>\\n' }}"
+    "{% endif %}{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}{% set function = call.function or call %}"
+    "{% if message.content or not loop.first %}{{ '\\n' }}{% endif %}"
+    "{{ '<tool_call>\\n{\"name\": ' + function.name | tojson + ', \"arguments\": ' }}"
+    "{{ function.arguments if function.arguments is string else function.arguments | tojson }}"
+    "{{ '}\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 
 def render(messages: list[Message], prompt: bool = False) -> str:
-    """What ``CHAT_TEMPLATE`` renders, without the template engine."""
+    """What ``CHAT_TEMPLATE`` renders of texts (tools and calls written out), without the template engine."""
     body = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
     return "<|bos|>" + body + ("<|im_start|>assistant\n" if prompt else "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 
 import pytest
 from embedded_data import (
@@ -12,30 +13,40 @@ from embedded_data import (
     arithmetic,
     articles,
     base,
+    formats,
     functions,
     judging_tasks,
     list_tasks,
     recall,
+    records,
     sample,
     sentence_tasks,
     small_talk,
     story,
+    tool_catalogue,
+    tools,
     words,
 )
 from embedded_data.checks import code_of, score
 from embedded_data.composed import COMPOSED
 from embedded_data.function_kinds import KINDS, Kind
+from embedded_training.tokenizer import CHAT_TEMPLATE, render
+
+from streamserve.text.chat import ChatTemplate
 
 MODULES = [
     arithmetic,
     articles,
+    formats,
     functions,
     judging_tasks,
     list_tasks,
     recall,
+    records,
     sentence_tasks,
     small_talk,
     story,
+    tool_catalogue,
     words,
 ]
 SPLITS: tuple[base.Split, ...] = ("train", "heldout")
@@ -53,9 +64,9 @@ def test_same_seed_same_chats(family: str, split: base.Split) -> None:
 def test_chats_alternate_and_are_filled(family: str) -> None:
     for seed in range(150):
         chat = sample(random.Random(seed), "train", family)
-        roles = [m["role"] for m in chat.messages if m["role"] != "system"]
-        assert roles == ["user", "assistant"] * (len(roles) // 2)
-        assert len(chat.replies()) == len(chat.checks) == len(roles) // 2
+        roles = " ".join(m["role"] for m in chat.messages)
+        assert re.fullmatch(r"(system )?user assistant( (tool )*tool assistant| user assistant)*", roles)
+        assert len(chat.replies()) == len(chat.checks) == roles.count("assistant")
         for message in chat.messages:
             assert message["content"].strip() == message["content"] != ""
             # Braces occur in code, JSON and tests alone: elsewhere they would be an unfilled slot.
@@ -113,6 +124,7 @@ def test_lists_split_without_overlap(module: object) -> None:
         ),
         *(wordings for wordings, _ in list_tasks.LIST_EDITS.values()),
         *(wordings for wordings, _ in list_tasks.FORMATS.values()),
+        *(tool.asks for tool in tool_catalogue.TOOLS),
         *(wordings for wordings, _ in sentence_tasks.CASES),
         *(wordings for wordings, _, _ in sentence_tasks.REWRITES),
         *(plot.leads for plot in articles.PLOTS),
@@ -206,7 +218,83 @@ def test_long_chats_and_articles_occur() -> None:
     assert {chat.family for chat in chats if len(chat.checks) >= 4} == set(FAMILIES)
 
 
+def test_calls_are_of_listed_functions_with_the_values_of_the_request() -> None:
+    kinds: Counter[str] = Counter()
+    for seed in range(400):
+        chat = sample(random.Random(seed), "heldout", "tools")
+        listed = chat.messages[0]["content"]
+        for before, _, check in chat.replies():
+            kinds[check.kind] += 1
+            if check.kind == "calls":
+                kinds["two"] += len(check.want) == 2
+                for name, arguments in check.want:
+                    assert f"- {name}(" in listed
+                    assert all(str(value) in before[-1]["content"] for value in arguments.values())
+            if check.kind == "no_call":
+                kinds["declined"] += tools.NO_TOOL in chat.messages[len(before)]["content"]
+    assert min(kinds[kind] for kind in ("calls", "two", "facts", "no_call", "declined")) > 40
+
+
+def test_the_chat_template_writes_tools_and_calls_as_the_training_text_has_them() -> None:
+    template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": "<|bos|>"})
+    functions = [
+        {
+            "name": "book",
+            "description": "Book a room",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "town": {"type": "string"},
+                    "nights": {"type": "integer"},
+                    "kind": {"type": "string", "enum": ["single", "double"]},
+                    "extras": {"type": "array", "items": {"type": "string"}},
+                    "when": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                },
+                "required": ["town", "kind"],
+            },
+        },
+        {"name": "now"},
+    ]
+    calls = [("book", {"town": "Bräx", "nights": 2}), ("now", {})]
+    history = [
+        {"role": "user", "content": "Book it."},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": name, "arguments": given}}
+            for name, given in calls]},
+        {"role": "tool", "tool_call_id": "1", "content": '{"ok": 1}'},
+        {"role": "tool", "tool_call_id": "2", "content": "12:00"},
+    ]  # fmt: skip
+    written = [
+        {"role": "user", "content": "Book it."},
+        {"role": "assistant", "content": tools.call_text(calls)},
+        {"role": "tool", "content": '{"ok": 1}'},
+        {"role": "tool", "content": "12:00"},
+    ]
+    offered = [{"type": "function", "function": function} for function in functions]
+    listed = tools.listed(functions)
+    system = {"role": "system", "content": "Be short."}
+    assert template.render(history, tools=offered) == render(
+        [{"role": "system", "content": listed}, *written], prompt=True
+    )
+    assert template.render([system, *history], tools=offered) == render(
+        [{"role": "system", "content": f"Be short.\n\n{listed}"}, *written], prompt=True
+    )
+    assert template.render([system, *history[:1]]) == render([system, *written[:1]], prompt=True)
+    shown = "town: string, nights?: integer, kind: single|double, extras?: string[], when?: any"
+    assert f"- book({shown}): Book a room\n- now()" in listed
+
+
 def test_checks_refuse_wrong_replies() -> None:
+    call = base.Check("calls", [("f", {"x": 1})])
+    assert score(call, tools.call_text([("f", {"x": 1})])) == 1.0
+    assert score(call, tools.call_text([("f", {"x": 1})] * 2)) == 0.0
+    assert score(call, tools.call_text([("f", {"x": "1"})])) == 0.0
+    assert score(call, "I call it. " + tools.call_text([("f", {"x": 1})])) == 0.0
+    assert score(call, "<tool_call>{</tool_call>") == 0.0
+    assert score(base.Check("no_call"), tools.call_text([("f", {})])) == 0.0
+    assert score(base.Check("keys", {"a": "int"}), '{"a": 3}') == 1.0
+    assert score(base.Check("keys", {"a": "int"}), '{"a": true}') == 0.0
+    assert score(base.Check("keys", {"a": "int"}), "[1]") == 0.0
     assert score(base.Check("answer", 42), "17 + 25 = 42.\nanswer: 41") == 0.0
     assert score(base.Check("answer", 42), "answer: 42, I think") == 0.0
     assert score(base.Check("number", 42), "17 + 25 = 42.") == 1.0
