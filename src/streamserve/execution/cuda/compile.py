@@ -52,13 +52,18 @@ class Compiled:
         return min(by_registers, by_shared, MAX_WARPS // self.warps) * self.warps / MAX_WARPS
 
 
-def all_examples() -> list[KernelExample]:
-    """Return the examples of all modules of kernels."""
+def all_examples(capability: int) -> list[KernelExample]:
+    """Return the examples of all modules of kernels for a device of `capability`."""
     modules = (
         import_module(f"{kernels.__name__}.{module.name}")
         for module in pkgutil.iter_modules(kernels.__path__)
     )
-    return [example for module in modules if hasattr(module, "examples") for example in module.examples()]
+    return [
+        example
+        for module in modules
+        if hasattr(module, "examples")
+        for example in module.examples(capability)
+    ]
 
 
 def compile_example(example: KernelExample, capability: int) -> Compiled:
@@ -132,8 +137,9 @@ def main() -> int:
         "--capability", type=int, choices=CAPABILITIES, action="append", help="by default all"
     )
     capabilities = parser.parse_args().capability or CAPABILITIES
-    examples = all_examples()
-    compiled = [compile_example(example, number) for number in capabilities for example in examples]
+    compiled = [
+        compile_example(example, number) for number in capabilities for example in all_examples(number)
+    ]
     Console(width=110).print(show(compiled))
     return int(any(kernel.spills or kernel.shared > SHARED_BYTES[kernel.capability] for kernel in compiled))
 

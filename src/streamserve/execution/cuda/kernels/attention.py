@@ -267,7 +267,7 @@ def attend(
     for index, launched in enumerate(tiles):
         if not launched:
             continue
-        launch = choose_launch(TILES[index], padded_dim, q.dtype)
+        launch = choose_launch(TILES[index], padded_dim, q.dtype, _capability(q.device))
         programs = launch.resident * _multiprocessors(q.device)
         _attend[(programs,)](
             q, cache_layer, tables, limits, work.firsts, work.bits, work.items, work.starts, out, partials,
@@ -287,14 +287,15 @@ def attend(
         )  # fmt: skip
 
 
-def choose_launch(tile: int, padded_dim: int, dtype: torch.dtype) -> Launch:
-    """Return the launch for a tile size, by the bytes of a head of the queries."""
+def choose_launch(tile: int, padded_dim: int, dtype: torch.dtype, capability: int) -> Launch:
+    """Return the launch for a tile size, by the bytes of a head of the queries and the device's compute
+    capability (90 for 9.0)."""
     if padded_dim * dtype.itemsize > 256:
         return Launch(32, 8 if tile == 128 else 4, 2, 1)
     if tile == 16:
         return Launch(64, 4, 3, 4)
     if tile == 64:
-        return Launch(64, 4, 3, 2)
+        return Launch(64 if capability >= 90 else 32, 4, 3, 2)
     return Launch(64, 8, 3, 1)
 
 
@@ -306,8 +307,16 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def examples() -> list[KernelExample]:
-    """Return the launches of a model with 32 heads of 128 dimensions, four to a key-value head."""
+@lru_cache
+def _capability(device: torch.device) -> int:
+    """Return the compute capability of a GPU; 90 for the interpreter."""
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+    return 10 * major + minor
+
+
+def examples(capability: int) -> list[KernelExample]:
+    """Return the launches of a model with 32 heads of 128 dimensions, four to a key-value head, on a device
+    of this compute capability."""
     pointers = dict.fromkeys(("q", "cache", "out"), "*bf16")
     pointers |= dict.fromkeys(("tables", "limits", "firsts", "bits", "items", "starts"), "*i32")
     pointers |= {"partials": "*fp32", "partial_sums": "*fp32", "table_stride": "i32"}
@@ -319,7 +328,7 @@ def examples() -> list[KernelExample]:
     }  # fmt: skip
     launches = []
     for index, tile in enumerate(TILES):
-        launch = choose_launch(tile, 128, torch.bfloat16)
+        launch = choose_launch(tile, 128, torch.bfloat16, capability)
         for words in (0, 2):
             constants = fixed | {"INDEX": index, "TILE": tile, "KEYS": launch.keys, "WORDS": words}
             signature = pointers | dict.fromkeys(constants, "constexpr")

@@ -174,7 +174,7 @@ def _warps(elements: int) -> int:
     return min(max(elements // 512, 1), 16)
 
 
-def examples() -> list[KernelExample]:
+def examples(capability: int) -> list[KernelExample]:
     """Return the launches of a model with 4096 hidden dimensions."""
     b, i = "*bf16", "*i32"
     norm = dict.fromkeys(("hidden", "delta", "weight", "out"), b) | {"epsilon": "fp32"}

@@ -20,7 +20,7 @@ from streamserve.execution.cuda.kernels.example import KernelExample
 CHUNK = 2048
 """Tokens of a program."""
 
-SLICE = 4096
+SLICE = 2048
 """Tokens of a step of the threshold search."""
 
 
@@ -241,7 +241,7 @@ def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
     _peaks[(rows, chunks)](logits, peaks, finite, vocabulary, CHUNK=CHUNK)
     _filter[(rows,)](
         logits, draws, peaks, thresholds, vocabulary, chunks,
-        DRAW_WORDS=DRAW_WORDS, SLICE=SLICE, CHUNKS=padded, num_warps=16,
+        DRAW_WORDS=DRAW_WORDS, SLICE=SLICE, CHUNKS=padded, num_warps=8,
     )  # fmt: skip
     _best[(rows, chunks)](
         logits, draws, peaks, thresholds, scores, tokens, vocabulary, chunks,
@@ -250,7 +250,7 @@ def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
     _choose[(rows,)](scores, tokens, finite, out, chunks, CHUNKS=padded, num_warps=1)
 
 
-def examples() -> list[KernelExample]:
+def examples(capability: int) -> list[KernelExample]:
     """Return the launches for a vocabulary of 128 Ki tokens."""
     sizes = {"vocabulary": "i32", "chunks": "i32"}
     logits = {"logits": "*fp32", "draws": "*i32", "peaks": "*fp32", "thresholds": "*i32"}
@@ -262,7 +262,7 @@ def examples() -> list[KernelExample]:
         ),
         KernelExample(
             "choose: filter", _filter, logits | sizes,
-            {"DRAW_WORDS": DRAW_WORDS, "SLICE": SLICE, "CHUNKS": 64}, 16,
+            {"DRAW_WORDS": DRAW_WORDS, "SLICE": SLICE, "CHUNKS": 64}, 8,
         ),
         KernelExample(
             "choose: best", _best, logits | found | sizes,

@@ -89,7 +89,7 @@ def compact(data: Tensor, slots: Tensor, firsts: Tensor, paths: Tensor, lengths:
     )  # fmt: skip
 
 
-def examples() -> list[KernelExample]:
+def examples(capability: int) -> list[KernelExample]:
     """Return the launches for trees of up to eight tokens deep."""
     walked = ("chosen", "tokens", "parents", "firsts", "tokens_out", "paths_out", "lengths_out")
     moved = {"data": "*bf16"} | dict.fromkeys(("slots", "firsts", "paths", "lengths"), "*i32")
