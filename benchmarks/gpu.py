@@ -8,9 +8,12 @@ speculation the packaged pair inflated to the shape.
 """
 
 import argparse
+import cProfile
 import gc
+import pstats
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,7 +147,9 @@ def decode(bench: Bench, batch: int, floor: StepFloor, rates: Rates, steps: int)
     prefilled(engine)
     for _ in range(6):
         engine.step()
-    plans = noted_plans(engine)
+    plans = noted_plans(engine, 1)
+    gc.collect()
+    gc.freeze()  # as a worker does
     times = []
     for _ in range(steps):
         started = time.perf_counter()
@@ -152,6 +157,7 @@ def decode(bench: Bench, batch: int, floor: StepFloor, rates: Rates, steps: int)
         times.append(1000 * (time.perf_counter() - started))
     ahead = engine.steps_ahead
     step, device = statistics.median(times), 1000 * seconds_of(bench.runner.replay)
+    gc.unfreeze()
     work = floor.work(plans[-1].spans)
     least = 1000 * max(work.bytes / rates.bandwidth, work.operations / rates.matrix_rate)
     for number in range(batch):
@@ -164,9 +170,9 @@ def decode(bench: Bench, batch: int, floor: StepFloor, rates: Rates, steps: int)
     }  # fmt: skip
 
 
-def noted_plans(engine: Engine) -> list[StepPlan]:
-    """Return a list to which the engine's plans are appended from now on."""
-    plans: list[StepPlan] = []
+def noted_plans(engine: Engine, last: int | None = None) -> deque[StepPlan]:
+    """Return the engine's plans from now on, or the `last` of them, as they are launched."""
+    plans: deque[StepPlan] = deque(maxlen=last)
     executor: Any = engine.executor
     launch = executor.launch
 
@@ -250,6 +256,11 @@ def profile_step(bench: Bench, batch: int) -> None:
     print(f"\nbatch {batch}: kernels of a step, µs and launches")
     for key, (microseconds, count) in sorted(total.items(), key=lambda item: -item[1][0])[:14]:
         print(f"{microseconds:10.1f} {count:7.1f}  {key}")
+    with cProfile.Profile() as host:
+        for _ in range(20):
+            engine.step()
+    print(f"\nbatch {batch}: the host's functions in 20 steps, by own time")
+    pstats.Stats(host).strip_dirs().sort_stats("tottime").print_stats(16)
 
 
 INFLATED = {
