@@ -240,7 +240,7 @@ def test_the_chat_template_writes_tools_and_calls_as_the_training_text_has_them(
     functions = [
         {
             "name": "book",
-            "description": "Book a room",
+            "description": "Book a bed",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -281,7 +281,7 @@ def test_the_chat_template_writes_tools_and_calls_as_the_training_text_has_them(
     )
     assert template.render([system, *history[:1]]) == render([system, *written[:1]], prompt=True)
     shown = "town: string, nights?: integer, kind: single|double, extras?: string[], when?: any"
-    assert f"- book({shown}): Book a room\n- now()" in listed
+    assert f"- book({shown}): Book a bed\n- now()" in listed
 
 
 def test_checks_refuse_wrong_replies() -> None:
