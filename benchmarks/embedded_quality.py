@@ -8,6 +8,7 @@ depth `d` is accepted when the draft is right at `d` consecutive positions.
 """
 
 import argparse
+import json
 import random
 import sys
 from collections import defaultdict
@@ -24,15 +25,19 @@ from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.execution.noise import gumbel
 from streamserve.llm.llm import RequestOutput
+from streamserve.protocol.grammar import Grammar
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES
 from embedded_data.checks import score
+from embedded_data.records import schema_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 MAX_TOKENS = 256
+MAX_RECORD = 200
+"""Tokens within which a record under a grammar must end."""
 DEPTHS = 8
 EXITS = (2, 4)
 """Layers after which the target was also trained to be read out, for self-drafting."""
@@ -55,6 +60,34 @@ def quality(llm: LLM, family: str, count: int, seed: int) -> tuple[dict[str, flo
     everything = [value for values in scores.values() for value in values]
     figures = {"all": float(np.mean(everything)), "replies": float(len(everything))}
     return figures | {kind: float(np.mean(values)) for kind, values in scores.items()}, outputs
+
+
+def under_grammar(llm: LLM, count: int, seed: int) -> dict[str, float]:
+    """Return for `count` held-out records, each under the grammar of its schema: the share that is valid and
+    ended by itself, and the share of right values among those with values to find."""
+    rng = random.Random(seed)
+    turns: list[Any] = []
+    while len(turns) < count:
+        turns += FAMILIES["json"](rng, "heldout").replies()
+    turns = turns[:count]
+    params = []
+    for _, reply, _ in turns:
+        schema = schema_of(json.loads(reply)) | {"additionalProperties": False}
+        grammar = Grammar(kind="json", text=json.dumps(schema))
+        params.append(SamplingParams(temperature=0, max_tokens=MAX_RECORD, grammar=grammar))
+    outputs = llm.generate([llm.render(messages) for messages, _, _ in turns], params)
+    ended = [one.outputs[0].finish_reason == "stop" for one in outputs]
+    # What the grammar ends is a whole object of the schema, so it need not be validated again.
+    right = [
+        score(check, one.outputs[0].text)
+        for one, (_, _, check) in zip(outputs, turns, strict=True)
+        if check.kind == "json"
+    ]
+    return {
+        "records": float(len(turns)),
+        "ended by itself": float(np.mean(ended)),
+        "right values": float(np.mean(right)),
+    }
 
 
 class Drafters:
@@ -106,11 +139,12 @@ def by_depth(matches: Sequence[NDArray[np.bool_]]) -> list[float | None]:
     return [float(a / r) if r else None for a, r in zip(accepted, reached, strict=True)]
 
 
-def measure(count: int, acceptance_count: int, seed: int) -> dict[str, Any]:
-    """Return all results, by family."""
+def measure(count: int, acceptance_count: int, seed: int) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return all results by family, and those of records under a grammar."""
     figures: dict[str, Any] = {}
     drafters = Drafters()
     with LLM("embedded") as llm:
+        constrained = under_grammar(llm, count, seed)
         for family in FAMILIES:
             scores, greedy = quality(llm, family, count, seed)
             chosen = greedy[:acceptance_count]
@@ -128,7 +162,7 @@ def measure(count: int, acceptance_count: int, seed: int) -> dict[str, Any]:
                     for name, measured in matches.items()
                 }
             figures[family] = {"scores": scores, "acceptance": accepted}
-    return figures
+    return figures, constrained
 
 
 def show(figures: dict[str, Any]) -> None:
@@ -182,10 +216,12 @@ def main() -> None:
     parser.add_argument("--acceptance", type=int, default=100, help="of them judged for acceptance")
     parser.add_argument("--seed", type=int, default=3, help="seed of the held-out items")
     args = parser.parse_args()
-    figures = measure(args.count, args.acceptance, args.seed)
+    figures, constrained = measure(args.count, args.acceptance, args.seed)
     show(figures)
+    print(constrained)
     plot(figures, RESULTS / "embedded_quality.png")
     print(write("embedded_quality", vars(args), figures, PACKAGED_PAIR))
+    print(write("embedded_json", vars(args), constrained, PACKAGED_PAIR))
 
 
 if __name__ == "__main__":

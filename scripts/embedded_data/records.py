@@ -159,7 +159,8 @@ AGAIN = line_list("""
 """)
 
 
-def _schema(record: Record) -> dict[str, Any]:
+def schema_of(record: Record) -> dict[str, Any]:
+    """The JSON schema of a record with these keys and values of these types."""
     kinds = {str: "string", int: "integer", bool: "boolean"}
     properties = {
         key: {"type": "array", "items": {"type": "string"}}
@@ -200,7 +201,7 @@ def extract(rng: random.Random, split: Split, chat: Conversation) -> None:
     if how < 0.45:
         asked = wording(rng, split, ASK_TEXT).format(keys=_named(rng, record), text=text)
     elif how < 0.75:
-        asked = wording(rng, split, ASK_SCHEMA).format(schema=json.dumps(_schema(record)), text=text)
+        asked = wording(rng, split, ASK_SCHEMA).format(schema=json.dumps(schema_of(record)), text=text)
     else:
         other = _values(rng, split, topic)
         example = json.dumps({key: other[key] for key in record})
@@ -224,7 +225,7 @@ def make_up(rng: random.Random, split: Split, chat: Conversation) -> None:
         asked = wording(rng, split, ASK_NEW).format(keys=_named(rng, record))
     else:
         text = rng.choice(("Make something up.", "Invent the values.", "Any values will do."))
-        asked = wording(rng, split, ASK_SCHEMA).format(schema=json.dumps(_schema(record)), text=text)
+        asked = wording(rng, split, ASK_SCHEMA).format(schema=json.dumps(schema_of(record)), text=text)
     chat.ask(asked, json.dumps(record), Check("keys", kinds))
 
 
