@@ -38,12 +38,16 @@ class LinearStruct(ctypes.Structure):
     _fields_ = (
         ("weight", c_void_p),
         ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
         ("n", c_int32),
         ("k", c_int32),
         ("n_padded", c_int32),
         ("k_padded", c_int32),
         ("path", c_int32),
         ("type", c_int32),
+        ("bits", c_int32),
+        ("group", c_int32),
     )
 
 

@@ -7,6 +7,10 @@ from torch import Tensor
 
 from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
+from streamserve.execution.quantization import TILE, IntegerWeight, WeightFormat, quantize
+
+STRIP = 16
+"""Outputs whose integers lie together."""
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -15,13 +19,19 @@ class NativeLinear:
     """`y = x Wᵀ + b` like execution.linear.Linear, with bits of a row that depend on that row only.
 
     `paired`: the weight is two halves, gates and values, packed in alternating groups of 32 for the SwiGLU
-    that follows; such a map can be used only by the layers' kernel and cannot be called.
+    that follows; such a map can be used only by the layers' kernel and cannot be called. `format`: the
+    weight is rounded to integers.
     """
 
     def __init__(
-        self, pool: ThreadPool, weight: Tensor, bias: Tensor | None = None, paired: bool = False
+        self,
+        pool: ThreadPool,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        paired: bool = False,
+        format: WeightFormat | None = None,
     ) -> None:
-        self.format = _FORMATS[weight.dtype]
+        self.format: Format = f"int{format.bits}" if format else _FORMATS[weight.dtype]  # type: ignore[assignment]
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self._pool = pool
@@ -29,8 +39,11 @@ class NativeLinear:
         order = _pairs(self.out_features // 2) if paired else torch.arange(self.out_features)
         padded = _round_up(len(order), PANEL)
         order = torch.cat([order, torch.full((padded - len(order),), -1)]).to(torch.int32)
-        depth = _round_up(self.in_features, CHUNK)
-        self._memory = pool.memory(padded * depth * weight.itemsize)
+        depth = _round_up(self.in_features, TILE if format else CHUNK)
+        itemsize = format.bits / 8 if format else weight.itemsize
+        self._scales: Tensor | None = None
+        self._offsets: Tensor | None = None
+        self._memory = pool.memory(int(padded * depth * itemsize))
         self._bias = None
         if bias is not None:
             self._bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()]).contiguous()
@@ -44,15 +57,42 @@ class NativeLinear:
             path=pool.path(weight.dtype),
             type=TYPES[weight.dtype],
         )
+        if format:
+            self._pack_integers(quantize(weight, format), order)
+            return
         plain = weight.contiguous()
         pool.library.ss_pack(
             pool.handle, self.struct, plain.data_ptr(), order.data_ptr(), self._memory.data_ptr()
         )
 
+    def _pack_integers(self, weight: IntegerWeight, order: Tensor) -> None:
+        """Pack integers, scales and offsets as native/cpp/gemm_int.cpp draws them; outputs in `order`, -1 is
+        padding."""
+        chosen, empty = order.clamp(min=0).long(), order < 0
+        numbers = weight.numbers[chosen]
+        columns = len(order) // STRIP, STRIP
+        if weight.format.bits == 8:
+            packed = numbers.view(*columns, -1, 4).permute(0, 2, 1, 3)
+        else:
+            halves = numbers.view(*columns, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
+            packed = halves[0] | halves[1] << 4
+        self._memory.copy_(packed.reshape(-1))
+
+        def by_panel(values: Tensor) -> Tensor:
+            kept = torch.where(empty[:, None], 0.0, values[chosen])
+            return kept.view(-1, PANEL, values.shape[1]).permute(0, 2, 1).contiguous()
+
+        self._scales = by_panel(weight.scales)
+        self._offsets = None if weight.offsets is None else by_panel(weight.offsets)
+        self.struct.scales = self._scales.data_ptr()
+        self.struct.offsets = None if self._offsets is None else self._offsets.data_ptr()
+        self.struct.bits, self.struct.group = weight.format.bits, weight.format.group
+
     @property
     def nbytes(self) -> int:
         """Memory of the packed weight, in bytes."""
-        return self._memory.nbytes
+        tables = (table for table in (self._scales, self._offsets) if table is not None)
+        return self._memory.nbytes + sum(table.nbytes for table in tables)
 
     def __call__(self, x: Tensor, wide: bool = False) -> Tensor:
         """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32."""
@@ -78,9 +118,9 @@ class NativeLinear:
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Return rows [len(numbers), in] of the weight as it was given, for int64 output indices
-        `numbers`. Raises ValueError for others, and for a map packed in pairs."""
-        if self._paired:
-            raise ValueError("a map packed in pairs is for whole layers only")
+        `numbers`. Raises ValueError for others, and for a map packed in pairs or rounded to integers."""
+        if self._paired or self.struct.bits:
+            raise ValueError("rows are kept only of maps that are neither packed in pairs nor rounded")
         numbers = numbers.contiguous()
         count, values = numbers.shape[0], numbers.numpy()
         if count and not 0 <= int(values.min()) <= int(values.max()) < self.out_features:

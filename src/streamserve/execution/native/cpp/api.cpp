@@ -34,7 +34,7 @@ Rows lay_out(Pool& pool, const Linear& linear, const void* x, size_t stride, int
         for (int tile; (tile = pool.claim()) < ceil_div(rows, ROW_TILE);) {
             int first = tile * ROW_TILE, last = first + ROW_TILE < rows ? first + ROW_TILE : rows;
             for (int chunk = 0; chunk < chunks; chunk++) {
-                int left = linear.k - chunk * CHUNK, count = left < CHUNK ? left : CHUNK;
+                int left = linear.k - chunk * CHUNK, count = left < 0 ? 0 : left < CHUNK ? left : CHUNK;
                 for (int row = first; row < last; row++) {
                     const char* from = static_cast<const char*>(x) +
                                        (size_t(row) * stride + size_t(chunk) * CHUNK) * number;

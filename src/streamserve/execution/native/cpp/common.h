@@ -41,13 +41,18 @@ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
 // A linear map as the kernels see it. Made by Python; `weight` is packed for `path` (gemm.h draws how).
-// `bias` has n_padded entries or is null. Padding is zero.
+// `bias` has n_padded entries or is null. Padding is zero. With `bits` the weight's numbers are integers of so
+// many bits, with `scales` and perhaps `offsets` for each `group` of k (gemm_int.cpp); 0: they are of `type`,
+// as activations are.
 struct Linear {
     const void* weight;
     const float* bias;
+    const float* scales;
+    const float* offsets;
     int32_t n, k;
     int32_t n_padded, k_padded;
     int32_t path, type;
+    int32_t bits, group;
 };
 
 // Activations: rows of chunks of 32 numbers, each chunk contiguous.

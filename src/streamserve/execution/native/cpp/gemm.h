@@ -66,6 +66,10 @@ void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int til
 void multiply_float32(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
                       const Finish& finish);
 
+// Weights of 8 or 4 bits: called by every thread of a job.
+void multiply_integers(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
+                       const Finish& finish);
+
 // AMX for more than a strip of rows: called by every thread of a job.
 void multiply_blocks(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
                      const Finish& finish);

@@ -1,0 +1,359 @@
+// Weights of 8 or 4 bits times activations that are rounded to 8 bits, row by row and group of K by group.
+//
+//   y[r, n] = Σ_g  sx[r, g] · (s[n, g] · Σ q·xq  +  m[n, g] · Σ xq)        groups in ascending order, float32
+//
+// q are unsigned, xq signed; both sums over a group are exact in 32 bits, so the instructions that take them
+// cannot change a bit, nor can the number of rows or threads. Without m the weights are symmetric: q has an
+// offset of 128 or 8, which is subtracted as an integer. Products and sums of floats are rounded as written:
+//
+//   t = s · float(Σ q·xq - offset · Σ xq)   or   fma(s, float(Σ q·xq), m · float(Σ xq));      y = fma(sx, t, y)
+//
+// How a weight [n, k] is packed, in strips of 16 columns (k_padded: whole tiles of 64):
+//
+//   8 bits   [n/16][k/4][16][4]            4 bits   [n/16][k/64][8][16][4]  low: k of the tile's first half,
+//                                                                           high: of its second
+//   s, m     [n/64][k/group][64] float32
+#include <cmath>
+
+#include "elementwise.h"
+#include "gemm.h"
+#include "vec.h"
+
+namespace streamserve {
+
+namespace {
+
+constexpr int STRIP = 16;       // columns that lie together
+constexpr int LINE = 4 * STRIP; // bytes of a strip for four k
+constexpr int TILE = 64;        // of K
+constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
+constexpr int AHEAD = 1024;     // bytes that are fetched ahead
+
+// Sums of products of four k for `lanes` columns. `signed8`: 8-bit weights lose 128 on the way.
+struct DotPortable {
+    using V = VecPortable;
+    static constexpr int lanes = 8, at_once = 2, rows = 2;
+    static constexpr bool signed8 = false;
+    int32_t v[lanes];
+
+    struct Bytes {
+        uint8_t b[4 * lanes];
+    };
+    static Bytes load(const uint8_t* p) {
+        Bytes out;
+        std::memcpy(out.b, p, sizeof out.b);
+        return out;
+    }
+    static Bytes low(Bytes w) {
+        for (uint8_t& b : w.b) b &= 15;
+        return w;
+    }
+    static Bytes high(Bytes w) {
+        for (uint8_t& b : w.b) b >>= 4;
+        return w;
+    }
+    struct Four {
+        int8_t b[4];
+    };
+    static Four broadcast(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
+    static DotPortable zero() { return {}; }
+    template <int BITS>
+    void add(Bytes w, Four x) {
+        for (int i = 0; i < lanes; i++) {
+            for (int j = 0; j < 4; j++) v[i] += int32_t(w.b[4 * i + j]) * x.b[j];
+        }
+    }
+    V less(int32_t offset) const {
+        return V::make([&](int i) { return float(v[i] - offset); });
+    }
+};
+
+// fma in one rounding, which plain C++ has as a function.
+inline VecPortable fused(VecPortable a, VecPortable b, VecPortable c) {
+    return VecPortable::make([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+}
+
+#if defined(__AVX2__) && defined(__FMA__)
+struct Dot256 {
+    using V = Vec256;
+    static constexpr int lanes = 8, at_once = 2, rows = 4;
+    static constexpr bool signed8 = true;
+    __m256i v;
+
+    using Bytes = __m256i;
+    static Bytes load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    static Bytes low(Bytes w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
+    static Bytes high(Bytes w) { return _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15)); }
+    static __m256i broadcast(const int8_t* x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        return _mm256_set1_epi32(four);
+    }
+    static Dot256 zero() { return {_mm256_setzero_si256()}; }
+    // Pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
+    // are taken less 128, and their sign goes to x.
+    template <int BITS>
+    void add(Bytes w, __m256i x) {
+        if constexpr (BITS == 8) {
+            w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+            x = _mm256_sign_epi8(x, w);
+            w = _mm256_abs_epi8(w);
+        }
+        __m256i pairs = _mm256_maddubs_epi16(w, x);
+        v = _mm256_add_epi32(v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    V less(int32_t offset) const {
+        return {_mm256_cvtepi32_ps(_mm256_sub_epi32(v, _mm256_set1_epi32(offset)))};
+    }
+};
+
+inline Vec256 fused(Vec256 a, Vec256 b, Vec256 c) { return fma(a, b, c); }
+#endif
+
+#if defined(STREAMSERVE_AVX512) && defined(__AVX512VNNI__)
+struct Dot512 {
+    using V = Vec512;
+    static constexpr int lanes = 16, at_once = 4, rows = 6;
+    static constexpr bool signed8 = false;
+    __m512i v;
+
+    using Bytes = __m512i;
+    static Bytes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+    static Bytes low(Bytes w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+    static Bytes high(Bytes w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
+    static __m512i broadcast(const int8_t* x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        return _mm512_set1_epi32(four);
+    }
+    static Dot512 zero() { return {_mm512_setzero_si512()}; }
+    template <int BITS>
+    void add(Bytes w, __m512i x) {
+        v = _mm512_dpbusd_epi32(v, w, x);
+    }
+    V less(int32_t offset) const {
+        return {_mm512_cvtepi32_ps(_mm512_sub_epi32(v, _mm512_set1_epi32(offset)))};
+    }
+};
+
+inline Vec512 fused(Vec512 a, Vec512 b, Vec512 c) { return fma(a, b, c); }
+#endif
+
+// One thread's rows of x in 8 bits, group by group.
+class RoundedRows {
+  public:
+    RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
+        groups_ = ceil_div(w.k_padded, w.group);
+        size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(rows) * size_t(w.k_padded);
+        char* memory = pool.scratch(thread, size_t(rows) * PANEL * sizeof(float) + 2 * 4 * numbers + bytes);
+        sums_ = reinterpret_cast<float*>(memory);
+        scales_ = sums_ + rows * PANEL;
+        totals_ = reinterpret_cast<int32_t*>(scales_ + numbers);
+        x_rounded_ = reinterpret_cast<int8_t*>(totals_ + numbers);
+    }
+
+    // Takes rows `first` to `first + rows`.
+    void take(int first, int rows) {
+        rows_ = rows;
+        for (int row = 0; row < rows; row++) {
+            if (w_.type == BF16) {
+                take_row<bf16>(first + row, row);
+            } else {
+                take_row<float>(first + row, row);
+            }
+        }
+    }
+
+    // Their sums with a panel, [rows][PANEL].
+    template <class D>
+    float* times(int panel) {
+        for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
+            for (int row = 0, count; row < rows_; row += count) {
+                count = rows_ - row < D::rows ? rows_ - row : D::rows;
+                if (w_.bits == 8) {
+                    block_for<D, 8>(count, panel, column, row);
+                } else {
+                    block_for<D, 4>(count, panel, column, row);
+                }
+            }
+        }
+        return sums_;
+    }
+
+  private:
+    // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest.
+    template <class T>
+    void take_row(int from, int row) {
+        for (int g = 0; g < groups_; g++) {
+            int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
+            uint32_t largest = 0;
+            each<T>(from, begin, end, [&](int, float value) {
+                uint32_t bits;
+                std::memcpy(&bits, &value, 4);
+                bits &= 0x7fffffff;
+                largest = bits > largest ? bits : largest;
+            });
+            float top;
+            std::memcpy(&top, &largest, 4);
+            float inverse = top > 0 ? 127.0f / top : 0.0f;
+            int32_t total = 0;
+            int8_t* to = x_rounded_ + size_t(row) * size_t(w_.k_padded);
+            each<T>(from, begin, end, [&](int k, float value) {
+                float scaled = std::nearbyint(value * inverse);
+                int8_t rounded = scaled >= -127.0f && scaled <= 127.0f ? int8_t(scaled) : 0;
+                to[k] = rounded;
+                total += rounded;
+            });
+            scales_[size_t(row) * size_t(groups_) + size_t(g)] = top / 127.0f;
+            totals_[size_t(row) * size_t(groups_) + size_t(g)] = total;
+        }
+    }
+
+    template <class T, class F>
+    void each(int row, int begin, int end, F&& f) {
+        for (int k = begin; k < end; k += CHUNK) {
+            const T* chunk = reinterpret_cast<const T*>(x_.at(row, k / CHUNK));
+            for (int i = 0; i < CHUNK; i++) f(k + i, widen(chunk[i]));
+        }
+    }
+
+    template <class D, int BITS>
+    void block_for(int count, int panel, int column, int row) {
+        switch (count) {
+            case 1: return block<D, BITS, 1>(panel, column, row);
+            case 2: return block<D, BITS, 2>(panel, column, row);
+            case 3: return block<D, BITS, D::rows < 3 ? D::rows : 3>(panel, column, row);
+            case 4: return block<D, BITS, D::rows < 4 ? D::rows : 4>(panel, column, row);
+            case 5: return block<D, BITS, D::rows < 5 ? D::rows : 5>(panel, column, row);
+            default: return block<D, BITS, D::rows>(panel, column, row);
+        }
+    }
+
+    // ROWS rows from `row` on and the columns of `at_once` vectors from `column` of the panel on.
+    template <class D, int BITS, int ROWS>
+    void block(int panel, int column, int row) {
+        using V = typename D::V;
+        constexpr int WIDE = D::at_once;
+        size_t strip = size_t(w_.k_padded) * STRIP * BITS / 8;
+        const uint8_t* weight[WIDE];
+        for (int i = 0; i < WIDE; i++) {
+            int at = panel * PANEL + column + i * D::lanes;
+            weight[i] = static_cast<const uint8_t*>(w_.weight) + size_t(at / STRIP) * strip + at % STRIP * 4;
+        }
+        const int8_t* x = x_rounded_ + size_t(row) * size_t(w_.k_padded);
+        float* sums = sums_ + row * PANEL + column;
+        V y[ROWS][WIDE];
+        for (int r = 0; r < ROWS; r++) {
+            for (int i = 0; i < WIDE; i++) y[r][i] = V::set(0.0f);
+        }
+        for (int g = 0; g < groups_; g++) {
+            D dot[ROWS][WIDE];
+            for (int r = 0; r < ROWS; r++) {
+                for (int i = 0; i < WIDE; i++) dot[r][i] = D::zero();
+            }
+            int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
+            if constexpr (BITS == 8) {
+                add8<D, ROWS>(weight, x, begin, end, dot);
+            } else {
+                add4<D, ROWS>(weight, x, begin, end, dot);
+            }
+            size_t scale = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL + size_t(column);
+            for (int r = 0; r < ROWS; r++) {
+                size_t own = size_t(row + r) * size_t(groups_) + size_t(g);
+                int32_t total = totals_[own], taken = D::signed8 && BITS == 8 ? 128 : 0;
+                int32_t offset = w_.offsets ? 0 : BITS == 8 ? 128 : 8;
+                V sx = V::set(scales_[own]);
+                for (int i = 0; i < WIDE; i++) {
+                    V s = V::load(w_.scales + scale + size_t(i * D::lanes));
+                    V sum = dot[r][i].less((offset - taken) * total);
+                    V t = w_.offsets ? fused(s, sum, V::load(w_.offsets + scale + size_t(i * D::lanes)) *
+                                                         V::set(float(total)))
+                                     : s * sum;
+                    y[r][i] = fused(sx, t, y[r][i]);
+                }
+            }
+        }
+        for (int r = 0; r < ROWS; r++) {
+            for (int i = 0; i < WIDE; i++) y[r][i].store(sums + r * PANEL + i * D::lanes);
+        }
+    }
+
+    template <class D, int ROWS>
+    void add8(const uint8_t* const* weight, const int8_t* x, int begin, int end, D (*dot)[D::at_once]) {
+        for (int k = begin; k < end; k += 4) {
+            typename D::Bytes w[D::at_once];
+            for (int i = 0; i < D::at_once; i++) {
+                const uint8_t* at = weight[i] + size_t(k / 4) * LINE;
+                __builtin_prefetch(at + AHEAD);
+                w[i] = D::load(at);
+            }
+            for (int r = 0; r < ROWS; r++) {
+                auto four = D::broadcast(x + size_t(r) * size_t(w_.k_padded) + k);
+                for (int i = 0; i < D::at_once; i++) dot[r][i].template add<8>(w[i], four);
+            }
+        }
+    }
+
+    // Groups of 32 take the low or the high halves of a tile's bytes, larger ones both.
+    template <class D, int ROWS>
+    void add4(const uint8_t* const* weight, const int8_t* x, int begin, int end, D (*dot)[D::at_once]) {
+        bool low = begin % TILE == 0, high = end % TILE == 0;
+        for (int tile = begin / TILE; tile * TILE < end; tile++) {
+            for (int j = 0; j < TILE / 8; j++) {
+                typename D::Bytes w[D::at_once];
+                for (int i = 0; i < D::at_once; i++) {
+                    const uint8_t* at = weight[i] + size_t(tile * (TILE / 8) + j) * LINE;
+                    __builtin_prefetch(at + AHEAD);
+                    w[i] = D::load(at);
+                }
+                const int8_t* four = x + tile * TILE + 4 * j;
+                for (int r = 0; r < ROWS; r++, four += w_.k_padded) {
+                    if (low) {
+                        auto first = D::broadcast(four);
+                        for (int i = 0; i < D::at_once; i++) dot[r][i].template add<4>(D::low(w[i]), first);
+                    }
+                    if (high) {
+                        auto second = D::broadcast(four + TILE / 2);
+                        for (int i = 0; i < D::at_once; i++) dot[r][i].template add<4>(D::high(w[i]), second);
+                    }
+                }
+            }
+        }
+    }
+
+    const Linear& w_;
+    const Rows& x_;
+    int groups_, rows_ = 0;
+    float *sums_, *scales_;
+    int32_t* totals_;
+    int8_t* x_rounded_;
+};
+
+template <class D>
+void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
+    int panels = w.n_padded / PANEL, blocks = ceil_div(rows, BLOCK_ROWS);
+    int at_once = ceil_div(rows, blocks);
+    RoundedRows some(pool, thread, w, x, at_once);
+    for (int unit, held = -1; (unit = pool.claim()) < panels * blocks;) {
+        int first = unit / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
+        if (first != held) some.take(first, count);
+        held = first;
+        float* sums = some.times<D>(unit % panels);
+        end(w, finish, first, count, unit % panels * PANEL, PANEL, sums);
+    }
+}
+
+}  // namespace
+
+void multiply_integers(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
+    if (rows <= 0) return;
+#if defined(STREAMSERVE_AVX512) && defined(__AVX512VNNI__)
+    if (w.path >= AVX512) return multiply_by<Dot512>(pool, thread, w, x, rows, finish);
+#endif
+#if defined(__AVX2__) && defined(__FMA__)
+    if (w.path >= AVX2) return multiply_by<Dot256>(pool, thread, w, x, rows, finish);
+#endif
+    multiply_by<DotPortable>(pool, thread, w, x, rows, finish);
+}
+
+}  // namespace streamserve
