@@ -262,7 +262,7 @@ class Engine:
             corrupted_requests=self._committer.corrupted_requests,
             step_seconds=self._step_seconds,
             step_parts=StepParts(
-                scheduling=self._scheduling_seconds + self._pipeline.planning_seconds,
+                scheduling=self._scheduling_seconds,
                 draft=self.speculation.counters.draft_seconds,
                 target=self._pipeline.computing_seconds,
             ),

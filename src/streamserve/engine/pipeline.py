@@ -2,6 +2,7 @@
 finished, with the seconds that each took."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as List
 
 from streamserve.engine.ahead import Flight, plan_ahead
 from streamserve.engine.invariants import check_plan
@@ -43,8 +44,6 @@ class StepPipeline:
         """The step that was launched ahead and is not finished."""
         self._launched_at = self._next_launched_at = self._finished_at = 0.0
         self.steps_ahead = 0
-        self.planning_seconds = 0.0
-        """Seconds in which steps were planned ahead."""
         self.computing_seconds = 0.0
         """Seconds that finished steps took."""
 
@@ -64,15 +63,18 @@ class StepPipeline:
         if self._async_executor is None:
             return
         if not flight.ahead:
-            self._enter(flight, speculation.step_cost)
+            self._enter([flight], speculation.step_cost)
+            self._launched_at = self._clock()
             self._async_executor.launch(flight.plan)
         if self._async_executor.can_follow() and not self._transfers.enabled:
             self._ahead = self._launch_ahead(self._async_executor, flight, speculation, drafting)
+        if flight.ahead and self._ahead is None:
+            self._enter([flight], speculation.step_cost)
 
     def _launch_ahead(
         self, executor: AsyncExecutor, flight: Flight, speculation: Speculation, drafting: bool
     ) -> Flight | None:
-        started = self._clock()
+        began = self._clock()
         planned = plan_ahead(flight, self._scheduler, drafting)
         if planned is None:
             return None
@@ -80,11 +82,11 @@ class StepPipeline:
         if self._scheduler.config.check:
             check_plan(plan, self._scheduler)
         round = speculation.begin(NO_CANDIDATES)
-        following = Flight(plan, round, [], members, started, flight.ahead + 1)
-        self._enter(following, speculation.step_cost)
+        following = Flight(plan, round, [], members, began, flight.ahead + 1)
+        self._enter([flight, following], speculation.step_cost)
+        self._next_launched_at = self._clock()
         executor.launch(plan)
         self.steps_ahead += 1
-        self.planning_seconds += self._clock() - started
         return following
 
     def finish(self, flight: Flight, cost: RefinedCost) -> tuple[StepResult, float]:
@@ -96,7 +98,8 @@ class StepPipeline:
         if self._async_executor:
             result = self._async_executor.finish()
         else:
-            self._enter(flight, cost)
+            self._enter([flight], cost)
+            self._launched_at = self._clock()
             result = self._executor.run(plan)
         # A step that was launched while another one ran took the time since that one's end.
         spent = self._clock() - max(self._launched_at, self._finished_at)
@@ -106,20 +109,16 @@ class StepPipeline:
         self.computing_seconds += spent
         return result, spent
 
-    def _enter(self, flight: Flight, cost: RefinedCost) -> None:
-        """Write to the journal what is about to be computed, copied or sent, and the predicted seconds; note
-        the time."""
-        plan, live = flight.plan, self._scheduler.sequences
-        members = list(flight.members)
-        members += [live[id] for id in self._scheduler.swap.moving if id in live]
-        members += self._transfers.moving()
+    def _enter(self, flights: List[Flight], cost: RefinedCost) -> None:
+        """Write to the journal what is computed, copied or sent from now on, by all steps that the executor
+        has, and the seconds predicted for it."""
+        plan, live = flights[0].plan, self._scheduler.sequences
+        members = {sequence.id: sequence for flight in flights for sequence in flight.members}
+        members |= {id: live[id] for id in self._scheduler.swap.moving if id in live}
         phase: StepPhase = "run"
         if plan.swap_out or plan.swap_in:
             phase = "swap"
         elif any(span.tree is not None and len(span.tree.tokens) > 1 for span in plan.spans):
             phase = "verify"
-        self._journal.enter(phase, members, cost(flight.query_tokens, flight.kv_tokens), plan)
-        if flight.ahead:
-            self._next_launched_at = self._clock()
-        else:
-            self._launched_at = self._clock()
+        predicted = sum(cost(flight.query_tokens, flight.kv_tokens) for flight in flights)
+        self._journal.enter(phase, [*members.values(), *self._transfers.moving()], predicted, plan)

@@ -138,8 +138,7 @@ def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint)
     bfloat16 would round them, and float16 arithmetic overflows where models were trained in bfloat16."""
     if config.dtype == "float16":
         raise CheckpointError(
-            "--dtype float16 is not computed on the CPU: "
-            "float32 holds float16 weights exactly, bfloat16 is faster"
+            "--dtype float16 is not computed: float32 holds float16 weights exactly, bfloat16 is faster"
         )
     if config.dtype != "auto":
         return DTYPES[config.dtype]

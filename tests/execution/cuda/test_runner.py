@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from streamserve.engine.engine import Engine
 from streamserve.engine.plan import StepPlan
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import ROWS, bucket
 from streamserve.execution.cuda.load import DeviceBackend
 from streamserve.execution.cuda.operations import Operations, operations
+from streamserve.execution.load import load
 from streamserve.execution.spec import read_spec
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Task
 
@@ -128,3 +132,24 @@ def test_buckets_are_the_smallest_that_hold_a_count() -> None:
         assert size >= count
         assert not [other for other in ROWS if count <= other < size]
     assert bucket(ROWS[-1] + 1) is None
+
+
+def test_a_step_with_more_rows_than_any_bucket_samples_from_its_own_states(shared_checkpoint) -> None:
+    folder = shared_checkpoint("llama", max_position_embeddings=4096)
+    prompt = [3 * position % 300 + 4 for position in range(2400)]
+    texts = []
+    for chunk in (4096, 512):
+        config = ModelConfig(
+            path=str(folder), backend="device", num_blocks=256, max_num_batched_tokens=4096, max_chunk=chunk
+        )
+        loaded = load(config)
+        engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0)
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        engine.handle(Submit("r", 0, prompt, params, {0: []}, 0.0))
+        texts.append([])
+        while engine.has_work:
+            texts[-1] += [event.token for event in engine.step() if isinstance(event, Token)]
+        rows = {shape.rows for shape in loaded.executor._runner.graphs.shapes if hasattr(shape, "rows")}
+        assert (512 in rows) == (chunk == 512), "the whole prompt is in no bucket"
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 6

@@ -109,8 +109,10 @@ class DeviceBackend:
             model = self.model(Checkpoint(draft.folder), draft.spec, target.dtype)
             group = DRAFT
             draft_cache = self.cache(draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype)
-        else:
+        elif draft.kind in ("none", "remote"):
             return None
+        else:
+            raise CheckpointError(f"--draft: {draft.kind} drafters are not supported on a device")
         passes = self.runner(model, draft_cache)
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars)
 

@@ -65,6 +65,11 @@ class SampleShape:
     nodes: int
     depth: int
 
+    @property
+    def results(self) -> int:
+        """Numbers that the pass returns: tokens, or lengths, tokens and paths."""
+        return self.nodes * (1 if self.depth == 1 else 1 + 2 * self.depth)
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -155,6 +160,8 @@ class Runner:
         self._forward_uploads = Uploads(device, self._forward_fields(largest).size)
         self._sample_uploads = Uploads(device, _sample_fields(SampleShape(ROWS[-1], DEPTHS[-1])).size)
         self._hidden = torch.zeros(ROWS[-1], spec.hidden_size, dtype=model.dtype, device=device)
+        self._states = self._hidden
+        """The hidden states of the last forward pass: a tensor of their own for more than ROWS[-1] rows."""
         self._results = torch.zeros(ROWS[-1] * (1 + 2 * DEPTHS[-1]), dtype=torch.int32, device=device)
         self._logits: dict[SampleShape, Tensor] = {}
         self._sampled: SampleShape | None = None
@@ -178,7 +185,9 @@ class Runner:
             uploads.upload(fields, arrays)
             hidden = torch.empty(rows, spec.hidden_size, dtype=self.model.dtype, device=self.model.device)
             self._forward(fields.views(uploads.buffer), shape, hidden)
+            self._states = hidden
             return hidden
+        self._states = self._hidden
         self._forward_uploads.upload(fields, arrays)
         views, hidden = fields.views(self._forward_uploads.buffer), self._hidden[: shape.rows]
         self._last_forward = shape, lambda: self._forward(views, shape, hidden)
@@ -188,12 +197,19 @@ class Runner:
     def sample(self, nodes: Nodes) -> Tensor:
         """Launch the sampling of tokens at `nodes`, from the last forward pass; return the nodes' logits
         [nodes, vocabulary], which the next sampling pass overwrites. The KV of accepted nodes is moved to the
-        slots after the root. At most ROWS[-1] nodes."""
+        slots after the root. Raises ValueError for more nodes than the results have memory for."""
         shape = self._sampled = nodes.shape
-        fields = _sample_fields(shape)
-        self._sample_uploads.upload(fields, _sample_arrays(nodes, shape))
+        if shape.results > len(self._results):
+            raise ValueError(f"a step cannot verify {shape.nodes} nodes with paths of {shape.depth} tokens")
+        fields, arrays = _sample_fields(shape), _sample_arrays(nodes, shape)
+        if shape.nodes > ROWS[-1] or self._states is not self._hidden:
+            # Captured graphs have other inputs.
+            uploads = Uploads(self.model.device, fields.size)
+            uploads.upload(fields, arrays)
+            return self._sample(fields.views(uploads.buffer), shape)[: len(nodes.rows)]
+        self._sample_uploads.upload(fields, arrays)
         views = fields.views(self._sample_uploads.buffer)
-        self._last_sample = shape, lambda: self._sample(views, shape)
+        self._last_sample = shape, lambda: self._keep_logits(views, shape)
         self.graphs.run(*self._last_sample)
         return self._logits[shape][: len(nodes.rows)]
 
@@ -201,8 +217,7 @@ class Runner:
         """Launch the copy of the last sampling pass's results to the host. With the hidden states of `rows`,
         whether they are finite is copied too."""
         shape, self._sampled = self._sampled, None
-        used = 0 if shape is None else shape.nodes * (1 if shape.depth == 1 else 1 + 2 * shape.depth)
-        host = _to_host(self._results[:used])
+        host = _to_host(self._results[: 0 if shape is None else shape.results])
         finite = None if rows is None else _to_host(rows.sum(-1, dtype=torch.float32).isfinite())
         event = None
         if self.model.device.type == "cuda":
@@ -240,13 +255,17 @@ class Runner:
         )  # fmt: skip
         self.model.forward(inputs, self.cache, self._workspace, hidden)
 
-    def _sample(self, views: Mapping[str, Tensor], shape: SampleShape) -> None:
-        hidden = self._hidden.index_select(0, views["rows"])
-        logits = self._logits[shape] = self.model.logits(hidden)
+    def _keep_logits(self, views: Mapping[str, Tensor], shape: SampleShape) -> None:
+        """As `_sample`; a captured pass writes the logits to the same memory at each replay."""
+        self._logits[shape] = self._sample(views, shape)
+
+    def _sample(self, views: Mapping[str, Tensor], shape: SampleShape) -> Tensor:
+        hidden = self._states.index_select(0, views["rows"])
+        logits = self.model.logits(hidden)
         nodes, depth, results = shape.nodes, shape.depth, self._results
         if depth == 1:
             self._operations.sampling.choose_tokens(logits, views["draws"], results[:nodes])
-            return
+            return logits
         chosen = torch.empty(nodes, dtype=torch.int32, device=results.device)
         self._operations.sampling.choose_tokens(logits, views["draws"], chosen)
         lengths = results[:nodes]
@@ -256,6 +275,7 @@ class Runner:
             chosen, views["tokens"], views["parents"], firsts, tokens, paths, lengths
         )
         self._operations.verify.compact(self.cache.data, slots, firsts, paths, lengths)
+        return logits
 
     def _upload_tables(self, tables: Int32s) -> None:
         """Copy block tables [sequences, width], whose width differs from step to step, to their places."""
