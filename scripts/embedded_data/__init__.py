@@ -45,7 +45,7 @@ def sample(rng: random.Random, split: Split = "train", family: str | None = None
     name = family or rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     chat = FAMILIES[name](rng, split)
     if family is None and rng.random() < 0.12:
-        # A second chat behind the first, of the same family or another: topics change in long chats.
+        # A second chat after the first, of the same family or another: topics change in long chats.
         more = FAMILIES[rng.choice((name, *WEIGHTS))](rng, split)
         if more.messages[0]["role"] != "system" and chat.messages[0]["role"] != "system":
             chat.messages += more.messages

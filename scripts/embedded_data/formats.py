@@ -88,10 +88,9 @@ NOW = line_list("""
 def say_only(rng: random.Random, split: Split, chat: Conversation) -> None:
     """Reply with exactly the words that were given."""
     text = " ".join(things(rng, split, rng.choice((1, 1, 2, 3, 4))))
-    mark = rng.choice(("", ".", ":"))
     ask = wording(rng, split, ASK_ONLY)
     asked = ask.format(x=f'"{text}"' if rng.random() < 0.3 else text)
-    chat.ask(asked + (mark if mark == "." else ""), text, Check("exact", text))
+    chat.ask(asked + rng.choice(("", "", ".")), text, Check("exact", text))
 
 
 def wrap(rng: random.Random, split: Split, chat: Conversation) -> None:

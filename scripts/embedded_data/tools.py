@@ -125,7 +125,7 @@ def _use(rng: random.Random, split: Split, chat: Conversation, offers: list[Offe
     text = made[0][0]
     if len(made) == 2:
         second = made[1][0]
-        lowered = second if second.startswith("I ") else second[0].lower() + second[1:]
+        lowered = second if second.startswith(("I ", "I'")) else second[0].lower() + second[1:]
         first = text if text.endswith((".", "?")) else f"{text}."
         text = rng.choice(BOTH).format(a=first, b=lowered, B=second)
     _ask(chat, text, [(offer.name, args) for offer, (_, _, args) in zip(wanted, made, strict=True)])
@@ -136,8 +136,8 @@ def _use(rng: random.Random, split: Split, chat: Conversation, offers: list[Offe
         result = offer.tool.result(rng, split)
         results.append(result)
         answers.append(offer.tool.answer.format(**values, **result))
-        facts += [str(result[name]) for name in result if "{" + name + "}" in offer.tool.answer]
-        facts = facts or [answers[-1].rstrip(".").split()[-1]]
+        told = [str(result[name]) for name in result if "{" + name + "}" in offer.tool.answer]
+        facts += told or [answers[-1].rstrip(".").split()[-1]]
     _answer(chat, results, answers, facts)
     if rng.random() < 0.15:
         chat.ask(wording(rng, split, AFTER), WELCOME, Check("no_call"))

@@ -245,7 +245,7 @@ def made_up(rng: random.Random, split: Split, endings: list[str]) -> str:
 
 
 def filler(rng: random.Random, split: Split, items: Choices[str]) -> str:
-    """A word of the list, or now and then one that nobody has ever seen."""
+    """A word of the list, or now and then an invented one."""
     return invent(rng, split) if rng.random() < INVENTED else items.draw(rng, split)
 
 

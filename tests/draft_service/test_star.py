@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.draft_service.star import Star, progress, round_of_different
+from streamserve.draft_service.star import Star, progress
 
 seconds = st.floats(1e-4, 1.0)
 
@@ -52,8 +52,3 @@ def test_up_to_n_max_each_gains_and_beyond_it_none(draft, return_seconds, beta, 
 def test_progress_counts_the_token_of_every_round(beta, depth):
     expected = 1.0 + sum(beta**level for level in range(1, depth + 1))
     assert progress(beta, depth) == pytest.approx(expected)
-
-
-def test_different_targets_add_up():
-    assert round_of_different([0.01, 0.02, 0.03], 0.01) == pytest.approx(0.06)
-    assert round_of_different([0.01, 0.02], 0.1) == pytest.approx(0.12)

@@ -31,7 +31,7 @@ def backoffs(
     seconds = []
     for _ in range(count):
         worker = supervisor.workers["unified-0"]
-        (start,) = supervisor.lose("unified-0", worker.incarnation, "killed", 10.0, blamed)
+        (start,) = supervisor.lose("unified-0", "killed", 10.0, blamed)
         assert start == Start("unified-0", worker.incarnation, start.after)
         seconds.append(start.after)
         if ready:
@@ -64,14 +64,14 @@ def test_a_worker_that_was_stable_or_finished_a_request_is_restarted_at_once() -
     backoffs(supervisor, 4, ready=True)
     supervisor.workers["unified-0"].recent_losses = 0
     assert backoffs(supervisor, 2, ready=True) == [0.0, 0.5]
-    (start,) = supervisor.lose("unified-0", supervisor.workers["unified-0"].incarnation, "killed", 70.0)
+    (start,) = supervisor.lose("unified-0", "killed", 70.0)
     assert start.after == 0.0
 
 
 def test_before_the_first_request_could_be_served_a_death_is_final() -> None:
     supervisor = WorkerSupervisor(unified(1), 30.0)
     supervisor.start(0.0)
-    assert supervisor.lose("unified-0", 1, "no such model", 1.0) == []
+    assert supervisor.lose("unified-0", "no such model", 1.0) == []
     assert supervisor.workers["unified-0"].failure
 
 

@@ -63,9 +63,3 @@ def progress(beta: float, depth: int) -> float:
     """Return the tokens of a round, E[l] + 1, with E[l] = β(1 - β^d)/(1 - β): each draft token is accepted
     with probability `beta` if those before it are."""
     return depth + 1.0 if beta >= 1.0 else 1.0 + beta * (1.0 - beta**depth) / (1.0 - beta)
-
-
-def round_of_different(drafts: list[float], return_seconds: float) -> float:
-    """Return the seconds of a round of targets with different draft times, ΣS_i, drafted for one at a
-    time."""
-    return max(sum(drafts), max(drafts) + return_seconds)

@@ -1,4 +1,5 @@
-"""Plan a step before the results of the one before are known, so that a device need not wait for the host.
+"""Plan a step before the results of the one before are known, so that a device need not wait for the host
+(async scheduling in vLLM, overlap scheduling in SGLang).
 
     host     plan 1 | launch 1 | plan 2 | launch 2 | results of 1, commit | plan 3 | launch 3 | results of 2 …
     device            ███████████ step 1 ███████████ ███████████ step 2 ███████████ …
@@ -25,7 +26,7 @@ from streamserve.speculation.tree import root
 MAX_AHEAD = 64
 """Steps that are planned ahead in a row: after them one is planned with everything known."""
 MAX_AHEAD_OF_DRAFTER = 8
-"""The same with a drafter, whose policy decides at every other step whether to draft."""
+"""The same with a drafter, whose policy decides at all other steps whether to draft."""
 
 UNKNOWN_TOKEN = 0
 """The token of a span whose token is on the device only."""

@@ -96,7 +96,7 @@ class Engine:
             executor, self.scheduler, self.transfers, clock, self._observer, self._journal
         )
         self.rows_dropped = 0
-        """Rows of steps planned ahead whose sequences had ended."""
+        """Results of steps planned ahead that were dropped, since their sequences had ended."""
         self._prompt_tokens = 0
         self._step_seconds = 0.0
         self._scheduling_seconds = 0.0

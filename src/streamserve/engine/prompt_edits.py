@@ -1,6 +1,6 @@
 """Prompt streams: edits of live sequences, and the events about them (Stream2LLM).
 
-before  [c1 c1 c1|c2 c2 c2|q]      keep = 3        KV of the first three tokens stays, in the pool or on the
+before  [c1 c1 c1|c2 c2 c2|q]      retained = 3    KV of the first three tokens stays, in the pool or on the
 after   [c1 c1 c1|c4 c4|q]         tokens = c4 q   host; the rest is dropped at slot precision, and computed
                                                    again by the steps that follow
 

@@ -171,8 +171,8 @@ class Scheduler:
         return step
 
     def _chunk(self, sequence: Sequence, step: "_Step") -> Chunk | None:
-        """Return how many tokens of a sequence may be part of the step, memory aside; None if the sequence
-        sits out."""
+        """Return how many tokens of a sequence may be part of the step, memory aside; None if it is
+        not computed."""
         candidates = step.candidates
         if not sequence.todo(candidates.idle) or sequence.id in self.swap.moving:
             return None

@@ -1,8 +1,8 @@
 """The host pool: swapped-out KV blocks, and the copies out and in.
 
     plan N    swap out: source blocks stay pinned, host blocks are taken           ┐ copied during step N
-              swap in: device blocks are taken, the sequence sits out              ┘
-    settle    after step N: sources and emptied host blocks are free, swapped-in sequences run again
+              swap in: device blocks are taken, the sequence is not computed       ┘
+    complete  after step N: sources and emptied host blocks are free, swapped-in sequences run again
 
 The step touches nothing that a copy reads or writes, so both may run concurrently.
 """
@@ -83,7 +83,7 @@ class SwapSpace:
         if sorted(blocks) != list(range(self.size)):
             yield f"{len(blocks)} host blocks are held or free, of {self.size}, not each once"
         if self._pinned or self._emptied or self._copies_out or self._copies_in or self.moving:
-            yield "a copy of the last step is not settled"
+            yield "a copy of the last step is not complete"
 
     def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return this step's copies: (KV block, host block) out, and (host block, KV block) in."""

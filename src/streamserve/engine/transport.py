@@ -3,8 +3,6 @@
 prefill worker                                     decode worker
 Outgoing: sequence → reservation, with blocks      Incoming: reservation → sequence that waits for its KV,
 pinned while they are read                         or blocks in quarantine until no worker writes to them
-
-A `TransferReservation` is a transfer reservation.
 """
 
 from collections.abc import Callable, Sequence

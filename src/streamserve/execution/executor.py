@@ -52,10 +52,6 @@ class TorchExecutor:
         self._sequences: dict[int, ActiveSequence] = {}
 
     @property
-    def groups(self) -> int:
-        return 1
-
-    @property
     def grammars(self) -> Grammars | None:
         """The compiler of the requests' grammars, if there is one."""
         return self._grammars

@@ -88,6 +88,11 @@ class Loaded:
     draft_fingerprint: str = ""
     device: torch.device = CPU
 
+    @property
+    def can_be_profiled(self) -> bool:
+        """Whether its steps can be measured by themselves: not those of a GPU yet."""
+        return isinstance(self.executor, TorchExecutor)
+
 
 def open_source(config: ModelConfig, checkpoint: Checkpoint, spec: ModelSpec) -> Source:
     """Choose how a checked checkpoint is computed. Raises CheckpointError naming the flag to change."""
@@ -103,7 +108,7 @@ def plan_memory(
     fraction: float = KV_FRACTION,
     reserve: int = 0,
 ) -> PoolSizes:
-    """Return the sizes of the KV pools that fit in `free` bytes beside the weights and `reserve` bytes;
+    """Return the sizes of the KV pools that fit in `free` bytes together with the weights and `reserve` bytes;
     `fraction` of the rest by default. The host pool is in the same memory, or in `swap_memory` bytes of
     another. Raises CheckpointError naming the flag to change."""
     config, dtype, draft = source.config, source.dtype, source.draft.spec

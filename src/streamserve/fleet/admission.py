@@ -6,9 +6,7 @@ from streamserve.fleet.events import Open
 from streamserve.fleet.rate import Rate
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.errors import RequestError
-
-RETRY_AFTER = (1.0, 60.0)
-"""The bounds of Retry-After for a refused client, in seconds."""
+from streamserve.scheduling.feasibility import RETRY
 
 
 class Admission:
@@ -48,6 +46,6 @@ class Admission:
 
 def _retry_later(message: str, seconds: float | None) -> RequestError:
     """Return a refusal with a Retry-After of `seconds`, within bounds, if they are known."""
-    low, high = RETRY_AFTER
+    low, high = RETRY
     retry_after = low if seconds is None else min(max(seconds, low), high)
     return RequestError(message, status=429, retry_after=retry_after)

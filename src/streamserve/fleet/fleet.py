@@ -204,7 +204,7 @@ class Fleet:
             return
         affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
         blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects)
-        yield from self.supervisor.lose(event.worker, event.incarnation, event.reason, now, blamed)
+        yield from self.supervisor.lose(event.worker, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
         yield from self.transfers.lose(event.worker)
         for request in affected:

@@ -58,7 +58,7 @@ class WorkerSupervisor:
         """Record that a worker cannot serve its model. This is final if no request could be served yet."""
         self.workers[name].fail(failure, final=not self._was_ready)
 
-    def lose(self, name: str, incarnation: int, reason: str, now: float, blamed: bool = False) -> list[Start]:
+    def lose(self, name: str, reason: str, now: float, blamed: bool = False) -> list[Start]:
         """Record the end of a worker's process and return the commands that restart it. The restart has no
         back-off if a request is `blamed`. A worker that never became ready is not restarted while no request
         could be served yet."""

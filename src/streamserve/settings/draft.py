@@ -39,7 +39,9 @@ def resolve_draft(model: str | None, flags: Mapping[str, Any]) -> DraftSettings:
     drafting = convert(values, DraftingConfig)
     _check(drafting)
     name = model or "embedded-draft"
-    model_config = convert({**values, "path": str(locate(name)), "draft": "none"}, ModelConfig)
+    # Draft models of a service run on the CPU.
+    fixed = {"path": str(locate(name)), "draft": "none", "device": "cpu"}
+    model_config = convert({**values, **fixed}, ModelConfig)
     return DraftSettings(name, model_config, drafting)
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from streamserve.text.tools.parser import overlap
 
 OPENING, CLOSING = "<think>", "</think>"
-NAMES = ("auto", "none", "deepseek_r1", "qwen3")
 
 
 @dataclass(frozen=True)

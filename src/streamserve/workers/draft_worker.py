@@ -7,7 +7,6 @@ They share the service under one lock, which is not held while the model compute
 workers/draft_runtime.py.
 """
 
-import logging
 import os
 import secrets
 import time
@@ -30,9 +29,6 @@ from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.pinning import pin_threads
 
-logger = logging.getLogger(__name__)
-
-REPORT_SECONDS = 0.5
 BAD_SETTING_EXIT_STATUS = 2
 
 

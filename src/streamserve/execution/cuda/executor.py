@@ -69,10 +69,6 @@ class DeviceExecutor:
         """The tree of each sequence that continues in the last launched step."""
 
     @property
-    def groups(self) -> int:
-        return 1
-
-    @property
     def grammars(self) -> Grammars | None:
         """The compiler of the requests' grammars, if there is one."""
         return self._grammars

@@ -6,7 +6,7 @@ from torch import Tensor
 
 class WideLinear:
     """`y = x Wᵀ` in float32 for `x` [rows, in] of the dtype of `weight` [out, in]. On the CPU the weight is
-    widened at every call."""
+    widened at every call. Raises ValueError for a bias."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         if bias is not None:

@@ -295,7 +295,10 @@ def load_or_measure_profile(
 ) -> Profile | None:
     """Return the stored profile of a model, or measure a quick one and store it. Waits at most `wait` seconds
     for other processes that measure; after that the measurement counts as unstable. On any error, log it and
-    return None: the model is then served without a profile."""
+    return None: the model is then served without a profile, as one on a GPU."""
+    if not loaded.can_be_profiled:
+        log.info("no profile is measured on a GPU: the costs of steps are learned while it serves")
+        return None
     try:
         profile = store.read(subject_of(loaded))
         if profile is None:

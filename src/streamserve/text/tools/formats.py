@@ -65,8 +65,6 @@ FORMATS = {
 REQUIRED = Format(around="[],", bare=True)
 """The format that a grammar produces for required calls: a JSON list of calls, and nothing else."""
 
-NAMES = ("auto", "none", *FORMATS)
-
 
 def find_format(name: str, template: str | None) -> Format | None:
     """Return the format called `name`; for "auto" the one that `template` uses.
