@@ -159,8 +159,8 @@ def test_a_draining_worker_drains_its_pair() -> None:
 def test_a_draining_worker_serves_open_requests_if_it_is_the_last() -> None:
     supervisor = started(pairs(2))
     supervisor.workers["prefill-0"].draining = True
-    for incarnation in range(1, 1 + GIVE_UP_STARTS + 1):
-        supervisor.lose("decode-1", incarnation, "killed", 1.0)
+    for _ in range(GIVE_UP_STARTS + 1):
+        supervisor.lose("decode-1", "killed", 1.0)
     assert "prefill-0" in supervisor.availability.open()
     assert supervisor.availability.unavailable_reason() == "draining: prefill-0", "no new requests"
     assert not supervisor.availability.health()[0]

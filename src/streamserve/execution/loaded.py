@@ -108,8 +108,8 @@ def plan_memory(
     fraction: float = KV_FRACTION,
     reserve: int = 0,
 ) -> PoolSizes:
-    """Return the sizes of the KV pools that fit in `free` bytes together with the weights and `reserve` bytes;
-    `fraction` of the rest by default. The host pool is in the same memory, or in `swap_memory` bytes of
+    """Return the sizes of the KV pools that fit in `free` bytes with the weights and `reserve` bytes; by
+    default `fraction` of the rest. The host pool is in the same memory, or in `swap_memory` bytes of
     another. Raises CheckpointError naming the flag to change."""
     config, dtype, draft = source.config, source.dtype, source.draft.spec
     for spec in (source.spec, draft) if draft else (source.spec,):
