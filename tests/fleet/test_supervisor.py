@@ -79,19 +79,19 @@ def test_recovery_is_the_backoff_and_the_load_time() -> None:
     supervisor = started(pairs(2))
     assert supervisor.availability.recovery(6.0) == 0.0
     for half in ("decode-0", "decode-1"):
-        supervisor.lose(half, 1, "killed", 6.0)
+        supervisor.lose(half, "killed", 6.0)
     assert supervisor.availability.recovery(6.0) == 5.0, "loading took five seconds"
     assert supervisor.availability.recovery(8.0) == 3.0
     assert supervisor.availability.recovery(60.0) == 1.0, "any moment now"
     for half in ("decode-0", "decode-1"):
-        supervisor.lose(half, 2, "killed", 8.0)
+        supervisor.lose(half, "killed", 8.0)
     assert supervisor.availability.recovery(8.0) == 5.5
 
 
 def test_a_loss_is_processed_once() -> None:
     supervisor = started(unified(1))
     assert supervisor.is_current("unified-0", 1)
-    assert supervisor.lose("unified-0", 1, "killed", 1.0)
+    assert supervisor.lose("unified-0", "killed", 1.0)
     assert not supervisor.is_current("unified-0", 1)
 
 
@@ -176,7 +176,7 @@ def test_a_draining_worker_serves_open_requests_if_it_is_the_last() -> None:
 )
 def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both: tuple[str, str]) -> None:
     supervisor = started(pairs(1))
-    supervisor.lose("decode-0", 1, "killed", 1.0)
+    supervisor.lose("decode-0", "killed", 1.0)
     assert not supervisor.join("decode-0", replace(READY, **other), 2.0)
     worker = supervisor.workers["decode-0"]
     assert worker.ready is None
