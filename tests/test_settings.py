@@ -164,3 +164,20 @@ def test_an_empty_file_of_keys_is_refused(tmp_path: Path) -> None:
     file.write_text("# none yet\n")
     with pytest.raises(SettingsError, match="contains no key"):
         resolve("embedded", {"api_key_file": str(file)}, environ=NONE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"prefill_share": 0.5, "order": "prefill-first"}, "prefill_share"),
+        ({"swap_space": 0.01, "eviction": "recompute"}, "swap_space"),
+        ({"draft_key": "some.key", "draft": "ngram"}, "draft_key"),
+        ({"draft_model": ("0" * 64,), "draft": "none"}, "draft_model"),
+        ({"kv_bytes_per_second": 1e6}, "kv_bytes_per_second"),
+        ({"continue_tokens": 8}, "continue_tokens"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_setting_without_effect_is_refused(settings: dict[str, object], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        resolve("embedded", settings, environ={})

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
@@ -64,6 +65,7 @@ def resolve(
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
     _check_policy(unresolved.speculation_policy)
     _check_topology(server, unresolved.profile)
+    _check_effect(model_config)
     if server.otlp_traces_endpoint and not telemetry_installed():
         raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")
     return Settings(name, model_config, server)
@@ -131,10 +133,16 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         role_specific = name.startswith(("prefill_", "decode_"))
         if role_specific and getattr(server, name) is not None and not workers.prefill:
             raise SettingsError(f"{name}: there are no such workers: give pairs, or prefill and decode")
-    if server.kv_transport == "nixl" and not workers.prefill:
-        raise SettingsError(
-            "kv_transport = 'nixl': without pairs no KV is transferred: give pairs, or prefill and decode"
-        )
+    between = {
+        f"kv_transport = {server.kv_transport!r}": server.kv_transport != "shm",
+        "kv_bytes_per_second": server.kv_bytes_per_second is not None,
+        "continue_tokens": server.continue_tokens != ServerConfig().continue_tokens,
+    }
+    for setting, given in between.items():
+        if given and not workers.prefill:
+            raise SettingsError(
+                f"{setting}: without pairs no KV is transferred: give pairs, or prefill and decode"
+            )
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
@@ -143,6 +151,17 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         parse_router(server.router)
     except ValueError as error:
         raise SettingsError(f"router = {server.router!r}: {error}") from None
+
+
+def _check_effect(model: ModelConfig) -> None:
+    """Refuse settings that have no effect with the others."""
+    if model.prefill_share is not None and not ORDERS[model.order].by_targets:
+        raise SettingsError(f"prefill_share: order = {model.order!r} does not divide steps; slo does")
+    if model.swap_space and model.eviction == "recompute":
+        raise SettingsError("swap_space: eviction = 'recompute' never swaps: use cost or swap")
+    for name in ("draft_key", "draft_model"):
+        if getattr(model, name) and not model.draft.startswith("tcp://"):
+            raise SettingsError(f"{name}: it is for draft services, but draft = {model.draft!r}")
 
 
 def to_toml(settings: Settings) -> str:
