@@ -39,6 +39,7 @@ class Case:
     preempt_every: int = 0
     backend: Backend = "auto"
     dtype: str = "float32"
+    quantization: str = "none"
 
 
 def make_pair(target: Path, draft: Path) -> tuple[Path, Path]:
@@ -114,7 +115,7 @@ def make_engine(pair: tuple[Path, Path], case: Case, mode: SpeculationMode = "co
     config = ModelConfig(
         path=str(target), dtype=case.dtype, backend=case.backend, threads=1, num_blocks=case.blocks,
         max_model_len=MAX_PROMPT + MAX_OUTPUT, max_num_seqs=32, max_chunk=case.chunk,
-        preempt_every=case.preempt_every, speculation_mode=mode,
+        preempt_every=case.preempt_every, speculation_mode=mode, quantization=case.quantization,
         draft=str(draft) if case.draft == "model" else case.draft,
     )  # fmt: skip
     loaded = load(config, lambda size, eos: vocabulary(Tokenizer.from_folder(target), size, eos))

@@ -40,6 +40,8 @@ CASES = {
     "reference": Case(backend="reference", policy="fixed-tree:2x2"),
     "device": Case(backend="device", policy="fixed-tree:2x2"),
     "device-goodput": Case(backend="device", policy="goodput", preempt_every=9),
+    "int8": Case(quantization="int8", policy="fixed-tree:2x3"),
+    "int4-self": Case(quantization="int4:32", draft="self:1", preempt_every=7),
     "odd-chunks": Case(chunk=7, policy="fixed-tree:2x4"),
     "preempted": Case(chunk=64, preempt_every=5, policy="fixed:6"),
     "tiny-cache": Case(blocks=24, policy="fixed-tree:2x3"),
@@ -68,7 +70,8 @@ def test_text_is_that_of_plain_decoding(
 ) -> None:
     case, rng = replace(CASES[name], dtype=dtype), random.Random(scale.seed)
     tokenizer = Tokenizer.from_folder(pair[0])
-    plain = make_engine(pair, Case(draft="none", backend=case.backend, dtype=case.dtype))
+    kept = {"backend": case.backend, "dtype": case.dtype, "quantization": case.quantization}
+    plain = make_engine(pair, Case(draft="none", **kept))
     speculating = make_engine(pair, case)
     assert isinstance(speculating.speculation, Watched)
     assert isinstance(speculating.executor, AsyncExecutor) == (case.backend == "device")

@@ -9,6 +9,8 @@ from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.linear import packs
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
+from streamserve.execution.quantization import parse_format
+from streamserve.execution.weights import layer_matrices
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
@@ -120,3 +122,36 @@ def test_what_cannot_fit_is_refused_before_any_tensor_is_loaded(
     monkeypatch.setattr("streamserve.execution.load.available_bytes", lambda: free)
     with pytest.raises(CheckpointError, match=reason):
         load(config(path=folder, **fields))
+
+
+@pytest.mark.skipif(kernels() is None, reason="no kernels on this machine")
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4:32", 4), ("int4", 4)])
+def test_weights_are_rounded_while_they_are_loaded(shared_checkpoint, quantization, bits):
+    folder = shared_checkpoint("llama", "bfloat16", hidden_size=256, intermediate_size=512)
+    plain, rounded = (load(config(path=str(folder), quantization=name)) for name in ("none", quantization))
+    layer = rounded.model.layers[0]
+    assert layer.qkv.format == f"int{bits}"
+    assert rounded.model.head.format == "bf16"
+    assert rounded.model_info.fingerprint != plain.model_info.fingerprint
+    assert rounded.model_info.precision.startswith("bfloat16, layers in int")
+    matrices = [
+        getattr(one, name) for one in rounded.model.layers for name in ("qkv", "out", "gate_up", "down")
+    ]
+    stored = sum(matrix.nbytes for matrix in matrices)
+    format = parse_format(quantization)
+    assert stored == layer_matrices(rounded.model.spec) * format.bytes_per_weight
+    saved = plain.model_info.weight_bytes - rounded.model_info.weight_bytes
+    assert saved == 2 * layer_matrices(rounded.model.spec) - stored
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"quantization": "int5"}, "--quantization 'int5'"),
+        ({"quantization": "int8", "backend": "reference"}, "--backend native"),
+        ({"quantization": "int4", "backend": "device"}, "--device cpu"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused(shared_checkpoint, settings, named):
+    with pytest.raises(CheckpointError, match=named):
+        load(config(path=str(shared_checkpoint()), **settings))

@@ -58,7 +58,7 @@ def _measure(settings: Settings, store: ProfileStore) -> list[Profile]:
             limit = min(target.model_info.max_model_len, draft.spec.max_position_embeddings)
             dtype = target.model_info.dtype
             draft_config = msgspec.structs.replace(
-                plain, path=str(draft.folder), dtype=dtype, max_model_len=limit
+                plain, path=str(draft.folder), dtype=dtype, max_model_len=limit, quantization="none"
             )
             models.append((f"draft of {settings.name}", load(draft_config, cores=cores)))
         if target.pool is not None and cores:

@@ -149,7 +149,8 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
     host, port = listener.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
     return f"""
-  model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, {model.dtype}
+  model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, \
+{model.precision}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
 ({ready.num_blocks} blocks of {ready.block_size} tokens)
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once

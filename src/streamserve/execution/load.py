@@ -42,6 +42,7 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
 from streamserve.execution.passes import ModelPasses
+from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weights import LinearMakers, check_weights, load_model
@@ -76,8 +77,10 @@ def load(
         if allocate:
             raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
         return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
-    pool = _choose_backend(config, spec, cores)
-    return _load_on_cpu(open_source(config, checkpoint, spec), pool, vocabulary, memory_share, allocate)
+    pool, source = _choose_backend(config, spec, cores), open_source(config, checkpoint, spec)
+    if source.format and pool is None:
+        raise CheckpointError(f"--quantization {source.format} needs the kernels: use --backend native")
+    return _load_on_cpu(source, pool, vocabulary, memory_share, allocate)
 
 
 def _load_on_cpu(
@@ -90,7 +93,7 @@ def _load_on_cpu(
     config, spec = source.config, source.spec
     tied_head_copied = _tied_head_is_copied(pool, source.dtype)
     sizes = plan_memory(source, int(available_bytes() * memory_share), tied_head_copied)
-    model = _load_model(source.checkpoint, spec, source.dtype, pool)
+    model = _load_model(source.checkpoint, spec, source.dtype, pool, source.format)
     draft_memory = target_memory = None
     if allocate:
         memory = allocate(sizes.blocks * sizes.block_bytes)
@@ -115,6 +118,7 @@ def _load_on_cpu(
         drafter,
         caches,
         source.draft_fingerprint,
+        format=source.format,
     )
 
 
@@ -184,12 +188,17 @@ def _tied_head_is_copied(pool: ThreadPool | None, dtype: torch.dtype) -> bool:
 
 
 def _load_model(
-    checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, pool: ThreadPool | None
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    pool: ThreadPool | None,
+    format: WeightFormat | None = None,
 ) -> Model:
+    """Load a model; the weights of its layers are rounded to `format`, tensor by tensor."""
     if pool is None:
         return load_model(checkpoint, spec, dtype)
-    linear = partial(NativeLinear, pool)
-    makers = LinearMakers(linear, partial(NativeLinear, pool, paired=True), linear)
+    linear = partial(NativeLinear, pool, format=format)
+    makers = LinearMakers(linear, partial(linear, paired=True), partial(NativeLinear, pool))
     return NativeModel.of(load_model(checkpoint, spec, dtype, makers), pool)
 
 

@@ -20,6 +20,7 @@ from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.memory import KV_FRACTION, after_weights, size_pool, size_swap
 from streamserve.execution.model import Model
 from streamserve.execution.native.library import ThreadPool
+from streamserve.execution.quantization import WeightFormat, parse_format
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import CPU, EMBEDDING, count_parameters, weight_bytes
 from streamserve.protocol.config import EngineConfig, ModelConfig
@@ -44,11 +45,13 @@ class Source:
     spec: ModelSpec
     dtype: torch.dtype
     draft: DraftChoice
+    format: WeightFormat | None = None
+    """What the weights of the target's layers are rounded to."""
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the target: of its weights, their precision and the configuration."""
-        return _fingerprint(self.checkpoint, self.spec, self.dtype)
+        return _fingerprint(self.checkpoint, self.spec, self.dtype, self.format)
 
     @property
     def draft_fingerprint(self) -> str:
@@ -87,6 +90,7 @@ class Loaded:
     caches: tuple[KVCache, ...] = ()
     draft_fingerprint: str = ""
     device: torch.device = CPU
+    format: WeightFormat | None = None
 
     @property
     def can_be_profiled(self) -> bool:
@@ -97,7 +101,12 @@ class Loaded:
 def open_source(config: ModelConfig, checkpoint: Checkpoint, spec: ModelSpec) -> Source:
     """Choose how a checked checkpoint is computed. Raises CheckpointError naming the flag to change."""
     dtype = _compute_dtype(config, spec, checkpoint)
-    return Source(config, checkpoint, spec, dtype, choose_draft(config.draft, checkpoint.folder, spec))
+    try:
+        format = parse_format(config.quantization)
+    except ValueError as error:
+        raise CheckpointError(f"--quantization {error}") from None
+    draft = choose_draft(config.draft, checkpoint.folder, spec)
+    return Source(config, checkpoint, spec, dtype, draft, format)
 
 
 def plan_memory(
@@ -112,8 +121,9 @@ def plan_memory(
     default `fraction` of the rest. The host pool is in the same memory, or in `swap_memory` bytes of
     another. Raises CheckpointError naming the flag to change."""
     config, dtype, draft = source.config, source.dtype, source.draft.spec
-    for spec in (source.spec, draft) if draft else (source.spec,):
-        free = after_weights(weight_bytes(spec, dtype, tied_head_copied), free)
+    free = after_weights(weight_bytes(source.spec, dtype, tied_head_copied, source.format), free)
+    if draft:
+        free = after_weights(weight_bytes(draft, dtype, tied_head_copied), free)
     free = max(0, free - reserve)
     draft_bytes = bytes_per_block(draft, config.block_size, dtype) if draft else 0
     block_bytes = bytes_per_block(source.spec, config.block_size, dtype) + draft_bytes
@@ -180,15 +190,19 @@ def model_info(source: Source, sizes: PoolSizes, row_invariant: bool, tied_head_
         vocab_size=spec.vocab_size,
         max_model_len=sizes.max_model_len,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied),
+        weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied, source.format),
         dtype=_name(source.dtype),
         row_invariant=row_invariant,
         fingerprint=source.fingerprint,
+        quantization=str(source.format or "none"),
     )
 
 
-def _fingerprint(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> str:
-    return checkpoint.fingerprint(repr(asdict(spec)), _name(dtype))
+def _fingerprint(
+    checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, format: WeightFormat | None = None
+) -> str:
+    numerics = (_name(dtype), str(format)) if format else (_name(dtype),)
+    return checkpoint.fingerprint(repr(asdict(spec)), *numerics)
 
 
 def _name(dtype: torch.dtype) -> str:

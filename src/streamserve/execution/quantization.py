@@ -23,6 +23,9 @@ class WeightFormat:
     bits: int
     group: int
 
+    def __str__(self) -> str:
+        return f"int{self.bits}:{self.group}"
+
     @property
     def bytes_per_weight(self) -> float:
         """Bytes of a weight with its share of scale and offset (float32)."""

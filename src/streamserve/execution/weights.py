@@ -10,6 +10,7 @@ from torch import Tensor
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
+from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.errors import CheckpointError
 
@@ -77,11 +78,26 @@ def count_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool) -> int:
-    """Return the bytes of the loaded weights. `tied_head_copied`: a tied head is packed in addition to the
-    embedding."""
+def layer_matrices(spec: ModelSpec) -> int:
+    """Return the number of weights of all layers' matrices."""
+    return sum(
+        math.prod(shape)
+        for name, shape in weight_shapes(spec).items()
+        if name.startswith("model.layers.") and len(shape) == 2
+    )
+
+
+def weight_bytes(
+    spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool, format: WeightFormat | None = None
+) -> int:
+    """Return the bytes of the loaded weights, those of the layers' matrices in `format`. `tied_head_copied`:
+    a tied head is packed in addition to the embedding."""
     copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
-    return (count_parameters(spec) + copied) * dtype.itemsize
+    plain, rounded = count_parameters(spec) + copied, 0.0
+    if format:
+        plain -= layer_matrices(spec)
+        rounded = layer_matrices(spec) * format.bytes_per_weight
+    return plain * dtype.itemsize + int(rounded)
 
 
 def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:

@@ -75,6 +75,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "available, else reference"
         ),
     ] = "auto"
+    quantization: Annotated[
+        str,
+        Meta(
+            description="round the weights of all layers while loading: int8, int4, or int8:GROUP, "
+            "int4:GROUP with a scale for each GROUP (32, 64, 128) of inputs; none: as they are"
+        ),
+    ] = "none"
     threads: Annotated[
         int,
         Meta(ge=0, description="CPU threads of a worker; 0: all available cores, divided among the workers"),

@@ -197,6 +197,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     row_invariant: bool
     fingerprint: str
+    quantization: str = "none"
+    """How the weights of the layers were rounded."""
+
+    @property
+    def precision(self) -> str:
+        """Data type and quantization in words."""
+        return self.dtype if self.quantization == "none" else f"{self.dtype}, layers in {self.quantization}"
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):

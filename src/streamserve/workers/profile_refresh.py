@@ -103,5 +103,6 @@ def command_of(model: ModelConfig) -> str:
     words = ["streamserve", "profile", model.path]
     words += ["--dtype", model.dtype] if model.dtype != "auto" else []
     words += ["--backend", model.backend] if model.backend != "auto" else []
+    words += ["--quantization", model.quantization] if model.quantization != "none" else []
     words += ["--threads", str(model.threads)] if model.threads else []
     return shlex.join(words)

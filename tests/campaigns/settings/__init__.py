@@ -55,7 +55,7 @@ class Trials:
     """The family: its checkpoints, and the plain engine's texts that have been computed."""
 
     models: dict[str, Model]
-    texts: dict[tuple[str, str, str], dict[int, Text]] = field(default_factory=dict)
+    texts: dict[tuple[str, str, str, str], dict[int, Text]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     requests: int = PER_TRIAL
     numbers: int = REQUESTS
@@ -110,9 +110,11 @@ class Trials:
     async def _expected(self, name: str, model: Model, settings: Settings) -> dict[int, Text]:
         """Return the texts of a plain engine with the same weights and kernels, computed once."""
         dtype, backend = _dtype(settings, model), settings.model.backend
-        texts = self.texts.setdefault((name, dtype, backend), {})
+        quantization = settings.model.quantization
+        texts = self.texts.setdefault((name, dtype, backend, quantization), {})
         if not texts:  # all at once: starting the engine takes longer
-            plain = resolve_settings(model, {**PLAIN, "dtype": dtype, "backend": backend, "port": 0})
+            weights = {"dtype": dtype, "backend": backend, "quantization": quantization}
+            plain = resolve_settings(model, {**PLAIN, **weights, "port": 0})
             async with serving_model(plain) as (llm, _):
 
                 async def add_text(number: int) -> None:

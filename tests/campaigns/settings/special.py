@@ -42,6 +42,7 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         "dtype": weighted(("auto", 4), ("float32", 6), ("bfloat16", 6), ("float16", 1)),
         "device": weighted(("cpu", 4), ("auto", 4), ("cuda:9", 0.2)),
         "backend": weighted(("auto", 3), ("native", 4), ("reference", 1), ("device", 2)),
+        "quantization": weighted(("none", 5), ("int8", 3), ("int4", 2), ("int4:32", 1), ("int5", 0.2)),
         "threads": weighted((1, 10), (0, 2), (2, 4), (3, 1), (16, 1)),
         "max_model_len": length,
         "kv_cache_bytes": weighted((1, 0.5), (1 << 50, 0.5), *((1 << n, 1) for n in range(20, 27))),

@@ -12,7 +12,8 @@ from streamserve.protocol.errors import RequestError
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One name of the model. `root` is where its tokenizer can be loaded from. `row_invariant`: the backend
-    guarantees that the output of a request does not depend on co-batched requests."""
+    guarantees that the output of a request does not depend on co-batched requests. `precision`: of the
+    weights."""
 
     id: str
     object: str = "model"
@@ -21,6 +22,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     max_model_len: int
     row_invariant: bool
+    precision: str
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +66,7 @@ def _card(llm: Generator, name: str) -> ModelCard:
         root=llm.root,
         max_model_len=llm.model.max_model_len,
         row_invariant=llm.model.row_invariant,
+        precision=llm.model.precision,
     )
 
 

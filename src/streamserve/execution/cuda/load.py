@@ -129,6 +129,8 @@ def load_on_device(
     """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of the
     free memory that may be used. Raises CheckpointError for what cannot be served there."""
     config, spec = source.config, source.spec
+    if source.format:
+        raise CheckpointError(f"--quantization {source.format} is for the CPU: use --device cpu")
     if config.backend in ("native", "reference"):
         raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
     sizes = plan_memory(

@@ -2,7 +2,6 @@
 matrix products. max(bytes / bandwidth, operations / matrix rate); nothing else is counted, so it is never
 reached."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +9,17 @@ from dataclasses import dataclass
 from streamserve.engine.plan import Span, StepPlan
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
+from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import weight_shapes
+from streamserve.execution.weights import layer_matrices
 
 
 def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":
     """Return the floor of a loaded model's steps on a machine with this profile."""
     model, size = loaded.model, loaded.engine_config.block_size
-    return StepFloor(model.spec, model.dtype.itemsize, size, profile.bandwidth, profile.matrix_rate)
+    return StepFloor(
+        model.spec, model.dtype.itemsize, size, profile.bandwidth, profile.matrix_rate, loaded.format
+    )
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,20 @@ class Work:
 
 class StepFloor:
     """Callable that returns the floor of a plan's step in seconds. `bandwidth` is in bytes and `matrix_rate`
-    in operations a second; each number of weights and cache takes `itemsize` bytes."""
+    in operations a second; each number of weights and cache takes `itemsize` bytes, those of the layers'
+    matrices what their `format` takes."""
 
     def __init__(
-        self, spec: ModelSpec, itemsize: int, block_size: int, bandwidth: float, matrix_rate: float
+        self,
+        spec: ModelSpec,
+        itemsize: int,
+        block_size: int,
+        bandwidth: float,
+        matrix_rate: float,
+        format: WeightFormat | None = None,
     ) -> None:
-        self.layer_parameters = sum(
-            math.prod(shape)
-            for name, shape in weight_shapes(spec).items()
-            if name.startswith("model.layers.") and len(shape) == 2
-        )
+        self.layer_parameters = layer_matrices(spec)
+        self.layer_bytes = round(self.layer_parameters * (format.bytes_per_weight if format else itemsize))
         self.head_parameters = spec.vocab_size * spec.hidden_size
         self._itemsize = itemsize
         self._block_size = block_size
@@ -61,13 +67,13 @@ class StepFloor:
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
-        read = self.layer_parameters + (self.head_parameters if sampled else 0)
+        read = self.head_parameters if sampled else 0
         products = query_tokens * self.layer_parameters + sampled * self.head_parameters
         for window, layers in self._windows.items():
             slots, pairs = _visible(extents, window, self._block_size)
             read += layers * self._kv_size * slots
             products += layers * 2 * self._query_size * pairs
-        return Work(read * self._itemsize, 2 * products)
+        return Work(self.layer_bytes + read * self._itemsize, 2 * products)
 
 
 def _visible(

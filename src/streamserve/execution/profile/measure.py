@@ -147,8 +147,8 @@ class Bench:
         self._name, self._loaded, self._effort = name, loaded, effort
         spec, dtype, limits = loaded.model.spec, loaded.model.dtype, loaded.engine_config
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype)
-        self._work = StepFloor(spec, dtype.itemsize, limits.block_size, 1.0, 1.0)
-        self._weight_bytes = (self._work.layer_parameters + self._work.head_parameters) * dtype.itemsize
+        self._work = StepFloor(spec, dtype.itemsize, limits.block_size, 1.0, 1.0, loaded.format)
+        self._weight_bytes = self._work.layer_bytes + self._work.head_parameters * dtype.itemsize
         # As much as the weights, so that a model which fits a CPU cache is compared with that cache's
         # bandwidth.
         self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
@@ -186,8 +186,9 @@ class Bench:
         bandwidth, matrix_rate = self._rates([point for line in lines for point in line])
         model = self._loaded.model
         floor = StepFloor(
-            model.spec, model.dtype.itemsize, self._loaded.engine_config.block_size, bandwidth, matrix_rate
-        )
+            model.spec, model.dtype.itemsize, self._loaded.engine_config.block_size, bandwidth, matrix_rate,
+            self._loaded.format,
+        )  # fmt: skip
         curve = fit(
             [line[0].query_tokens for line in lines],
             [point.context * self._kv_token_bytes for point in lines[0]],
@@ -255,7 +256,8 @@ def _reader(pool: ThreadPool | None, size: int) -> Callable[[], object]:
 def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
     """Return a function that multiplies `rows` rows with a weight, as the model's linear maps do."""
     weight = torch.full(MATRIX_SHAPE, 0.5, dtype=loaded.model.dtype)
-    linear = Linear(weight) if loaded.pool is None else NativeLinear(loaded.pool, weight)
+    pool, format = loaded.pool, loaded.format
+    linear = NativeLinear(pool, weight, format=format) if pool else Linear(weight)
     x = torch.full((rows, MATRIX_SHAPE[1]), 0.5, dtype=loaded.model.dtype)
     return lambda: linear(x)
 
@@ -267,7 +269,8 @@ def subject_of(loaded: Loaded) -> Subject:
         backend = f"native-{Path(loaded.pool.library._name).stem[:8]}"
         threads = loaded.pool.threads
     info = loaded.model_info
-    return Subject(this_machine(threads), info.fingerprint, info.dtype, backend)
+    width = info.dtype if loaded.format is None else f"{info.dtype}-int{loaded.format.bits}"
+    return Subject(this_machine(threads), info.fingerprint, width, backend)
 
 
 @torch.inference_mode()
