@@ -13,8 +13,6 @@
 //   8 bits   [n/16][k/4][16][4]            4 bits   [n/16][k/64][8][16][4]  low: k of the tile's first half,
 //                                                                           high: of its second
 //   s, m     [n/64][k/group][64] float32
-#include <cmath>
-
 #include "elementwise.h"
 #include "gemm.h"
 #include "vec.h"
@@ -28,6 +26,7 @@ constexpr int LINE = 4 * STRIP; // bytes of a strip for four k
 constexpr int TILE = 64;        // of K
 constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
 constexpr int AHEAD = 1024;     // bytes that are fetched ahead
+constexpr float SMALLEST = 1e-35f;  // smaller numbers are zero: 127 divided by them is not finite
 
 // Sums of products of four k for `lanes` columns. `signed8`: 8-bit weights lose 128 on the way.
 struct DotPortable {
@@ -65,6 +64,42 @@ struct DotPortable {
     }
     V less(int32_t offset) const {
         return V::make([&](int i) { return float(v[i] - offset); });
+    }
+
+    // For rounding: integers of `lanes` numbers.
+    static DotPortable magnitudes(V x) {
+        DotPortable out;
+        std::memcpy(out.v, x.v, sizeof out.v);
+        for (int32_t& bits : out.v) bits &= 0x7fffffff;
+        return out;
+    }
+    static DotPortable larger(DotPortable a, DotPortable b) {
+        for (int i = 0; i < lanes; i++) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+        return a;
+    }
+    int32_t largest() const {
+        int32_t out = 0;
+        for (int32_t x : v) out = x > out ? x : out;
+        return out;
+    }
+    static DotPortable nearest(V x) {
+        DotPortable out;
+        for (int i = 0; i < lanes; i++) {
+            float rounded = std::nearbyint(x.v[i]);
+            out.v[i] = rounded >= -127.0f && rounded <= 127.0f ? int32_t(rounded) : 0;
+        }
+        return out;
+    }
+    void plus(DotPortable o) {
+        for (int i = 0; i < lanes; i++) v[i] += o.v[i];
+    }
+    void narrow(int8_t* to) const {
+        for (int i = 0; i < lanes; i++) to[i] = int8_t(v[i]);
+    }
+    int32_t total() const {
+        int32_t out = 0;
+        for (int32_t x : v) out += x;
+        return out;
     }
 };
 
@@ -105,6 +140,27 @@ struct Dot256 {
     V less(int32_t offset) const {
         return {_mm256_cvtepi32_ps(_mm256_sub_epi32(v, _mm256_set1_epi32(offset)))};
     }
+
+    static Dot256 magnitudes(V x) {
+        return {_mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x7fffffff))};
+    }
+    static Dot256 larger(Dot256 a, Dot256 b) { return {_mm256_max_epi32(a.v, b.v)}; }
+    int32_t largest() const {
+        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+        return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+    }
+    static Dot256 nearest(V x) { return {_mm256_cvtps_epi32(x.v)}; }
+    void plus(Dot256 o) { v = _mm256_add_epi32(v, o.v); }
+    void narrow(int8_t* to) const {
+        __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
+    }
+    int32_t total() const {
+        __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+        return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+    }
 };
 
 inline Vec256 fused(Vec256 a, Vec256 b, Vec256 c) { return fma(a, b, c); }
@@ -134,6 +190,18 @@ struct Dot512 {
     V less(int32_t offset) const {
         return {_mm512_cvtepi32_ps(_mm512_sub_epi32(v, _mm512_set1_epi32(offset)))};
     }
+
+    static Dot512 magnitudes(V x) {
+        return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff))};
+    }
+    static Dot512 larger(Dot512 a, Dot512 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+    int32_t largest() const { return _mm512_reduce_max_epi32(v); }
+    static Dot512 nearest(V x) { return {_mm512_cvtps_epi32(x.v)}; }
+    void plus(Dot512 o) { v = _mm512_add_epi32(v, o.v); }
+    void narrow(int8_t* to) const {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(v));
+    }
+    int32_t total() const { return _mm512_reduce_add_epi32(v); }
 };
 
 inline Vec512 fused(Vec512 a, Vec512 b, Vec512 c) { return fma(a, b, c); }
@@ -153,13 +221,14 @@ class RoundedRows {
     }
 
     // Takes rows `first` to `first + rows`.
+    template <class D>
     void take(int first, int rows) {
         rows_ = rows;
         for (int row = 0; row < rows; row++) {
             if (w_.type == BF16) {
-                take_row<bf16>(first + row, row);
+                take_row<D, bf16>(first + row, row);
             } else {
-                take_row<float>(first + row, row);
+                take_row<D, float>(first + row, row);
             }
         }
     }
@@ -181,39 +250,35 @@ class RoundedRows {
     }
 
   private:
-    // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest.
-    template <class T>
+    // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
+    // like infinity, leaves no finite sum, whatever it is rounded to.
+    template <class D, class T>
     void take_row(int from, int row) {
+        using V = typename D::V;
+        int8_t* to = x_rounded_ + size_t(row) * size_t(w_.k_padded);
         for (int g = 0; g < groups_; g++) {
             int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
-            uint32_t largest = 0;
-            each<T>(from, begin, end, [&](int, float value) {
-                uint32_t bits;
-                std::memcpy(&bits, &value, 4);
-                bits &= 0x7fffffff;
-                largest = bits > largest ? bits : largest;
-            });
+            D most = D::zero(), total = D::zero();
+            each<V, T>(from, begin, end, [&](int, V x) { most = D::larger(most, D::magnitudes(x)); });
+            int32_t bits = most.largest();
             float top;
-            std::memcpy(&top, &largest, 4);
-            float inverse = top > 0 ? 127.0f / top : 0.0f;
-            int32_t total = 0;
-            int8_t* to = x_rounded_ + size_t(row) * size_t(w_.k_padded);
-            each<T>(from, begin, end, [&](int k, float value) {
-                float scaled = std::nearbyint(value * inverse);
-                int8_t rounded = scaled >= -127.0f && scaled <= 127.0f ? int8_t(scaled) : 0;
-                to[k] = rounded;
-                total += rounded;
+            std::memcpy(&top, &bits, 4);
+            V inverse = V::set(top >= SMALLEST ? 127.0f / top : 0.0f);
+            each<V, T>(from, begin, end, [&](int k, V x) {
+                D rounded = D::nearest(x * inverse);
+                total.plus(rounded);
+                rounded.narrow(to + k);
             });
             scales_[size_t(row) * size_t(groups_) + size_t(g)] = top / 127.0f;
-            totals_[size_t(row) * size_t(groups_) + size_t(g)] = total;
+            totals_[size_t(row) * size_t(groups_) + size_t(g)] = total.total();
         }
     }
 
-    template <class T, class F>
+    template <class V, class T, class F>
     void each(int row, int begin, int end, F&& f) {
         for (int k = begin; k < end; k += CHUNK) {
             const T* chunk = reinterpret_cast<const T*>(x_.at(row, k / CHUNK));
-            for (int i = 0; i < CHUNK; i++) f(k + i, widen(chunk[i]));
+            for (int i = 0; i < CHUNK; i += V::lanes) f(k + i, V::load(chunk + i));
         }
     }
 
@@ -336,7 +401,7 @@ void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int row
     RoundedRows some(pool, thread, w, x, at_once);
     for (int unit, held = -1; (unit = pool.claim()) < panels * blocks;) {
         int first = unit / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
-        if (first != held) some.take(first, count);
+        if (first != held) some.take<D>(first, count);
         held = first;
         float* sums = some.times<D>(unit % panels);
         end(w, finish, first, count, unit % panels * PANEL, PANEL, sums);
