@@ -26,6 +26,7 @@ constexpr int LINE = 4 * STRIP; // bytes of a strip for four k
 constexpr int TILE = 64;        // of K
 constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
 constexpr int AHEAD = 1024;     // bytes that are fetched ahead
+constexpr int ROW_GAP = 64;     // bytes between rows of x, so that they do not meet in the same lines of L1
 constexpr float SMALLEST = 1e-35f;  // smaller numbers are zero: 127 divided by them is not finite
 
 // Sums of products of four k for `lanes` columns. `signed8`: 8-bit weights lose 128 on the way.
@@ -212,7 +213,7 @@ class RoundedRows {
   public:
     RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
         groups_ = ceil_div(w.k_padded, w.group);
-        size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(rows) * size_t(w.k_padded);
+        size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(rows) * stride();
         char* memory = pool.scratch(thread, size_t(rows) * PANEL * sizeof(float) + 2 * 4 * numbers + bytes);
         sums_ = reinterpret_cast<float*>(memory);
         scales_ = sums_ + rows * PANEL;
@@ -233,16 +234,18 @@ class RoundedRows {
         }
     }
 
-    // Their sums with a panel, [rows][PANEL].
+    // Their sums with a panel, [rows][PANEL]. A group's weights stay in L1 while all rows meet them.
     template <class D>
     float* times(int panel) {
         for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
-            for (int row = 0, count; row < rows_; row += count) {
-                count = rows_ - row < D::rows ? rows_ - row : D::rows;
-                if (w_.bits == 8) {
-                    block_for<D, 8>(count, panel, column, row);
-                } else {
-                    block_for<D, 4>(count, panel, column, row);
+            for (int g = 0; g < groups_; g++) {
+                for (int row = 0, count; row < rows_; row += count) {
+                    count = rows_ - row < D::rows ? rows_ - row : D::rows;
+                    if (w_.bits == 8) {
+                        block_for<D, 8>(count, {panel, column, row, g});
+                    } else {
+                        block_for<D, 4>(count, {panel, column, row, g});
+                    }
                 }
             }
         }
@@ -250,12 +253,19 @@ class RoundedRows {
     }
 
   private:
+    size_t stride() const { return size_t(w_.k_padded + ROW_GAP); }
+
+    // Some rows from `row` on, some columns of a panel from `column` on, a group of K.
+    struct Block {
+        int panel, column, row, g;
+    };
+
     // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
     // like infinity, leaves no finite sum, whatever it is rounded to.
     template <class D, class T>
     void take_row(int from, int row) {
         using V = typename D::V;
-        int8_t* to = x_rounded_ + size_t(row) * size_t(w_.k_padded);
+        int8_t* to = x_rounded_ + size_t(row) * stride();
         for (int g = 0; g < groups_; g++) {
             int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
             D most = D::zero(), total = D::zero();
@@ -283,105 +293,91 @@ class RoundedRows {
     }
 
     template <class D, int BITS>
-    void block_for(int count, int panel, int column, int row) {
+    void block_for(int count, const Block& b) {
         switch (count) {
-            case 1: return block<D, BITS, 1>(panel, column, row);
-            case 2: return block<D, BITS, 2>(panel, column, row);
-            case 3: return block<D, BITS, D::rows < 3 ? D::rows : 3>(panel, column, row);
-            case 4: return block<D, BITS, D::rows < 4 ? D::rows : 4>(panel, column, row);
-            case 5: return block<D, BITS, D::rows < 5 ? D::rows : 5>(panel, column, row);
-            default: return block<D, BITS, D::rows>(panel, column, row);
+            case 1: return block<D, BITS, 1>(b);
+            case 2: return block<D, BITS, 2>(b);
+            case 3: return block<D, BITS, D::rows < 3 ? D::rows : 3>(b);
+            case 4: return block<D, BITS, D::rows < 4 ? D::rows : 4>(b);
+            case 5: return block<D, BITS, D::rows < 5 ? D::rows : 5>(b);
+            default: return block<D, BITS, D::rows>(b);
         }
     }
 
-    // ROWS rows from `row` on and the columns of `at_once` vectors from `column` of the panel on.
+    // ROWS rows and the columns of `at_once` vectors: registers hold the integer sums, y is in L1.
     template <class D, int BITS, int ROWS>
-    void block(int panel, int column, int row) {
-        using V = typename D::V;
+    void block(const Block& b) {
         constexpr int WIDE = D::at_once;
         size_t strip = size_t(w_.k_padded) * STRIP * BITS / 8;
         const uint8_t* weight[WIDE];
         for (int i = 0; i < WIDE; i++) {
-            int at = panel * PANEL + column + i * D::lanes;
+            int at = b.panel * PANEL + b.column + i * D::lanes;
             weight[i] = static_cast<const uint8_t*>(w_.weight) + size_t(at / STRIP) * strip + at % STRIP * 4;
         }
-        const int8_t* x = x_rounded_ + size_t(row) * size_t(w_.k_padded);
-        float* sums = sums_ + row * PANEL + column;
-        V y[ROWS][WIDE];
-        for (int r = 0; r < ROWS; r++) {
-            for (int i = 0; i < WIDE; i++) y[r][i] = V::set(0.0f);
+        const int8_t* x = x_rounded_ + size_t(b.row) * stride();
+        int begin = b.g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
+        D dot[ROWS][WIDE];
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            UNROLLED for (int i = 0; i < WIDE; i++) dot[r][i] = D::zero();
         }
-        for (int g = 0; g < groups_; g++) {
-            D dot[ROWS][WIDE];
-            for (int r = 0; r < ROWS; r++) {
-                for (int i = 0; i < WIDE; i++) dot[r][i] = D::zero();
-            }
-            int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
+        // 32 of K at a time: gcc keeps sums in registers where it knows how long a loop is. Of 4 bits the low
+        // halves of a tile's bytes and then the high ones: both at once would need more registers.
+        for (int k = begin; k < end; k += TILE / 2) {
             if constexpr (BITS == 8) {
-                add8<D, ROWS>(weight, x, begin, end, dot);
+                size_t line = size_t(k / 4);
+                for (int j = 0; j < 8; j++) add<D, 8, ROWS>(weight, line + j, x + k + 4 * j, dot);
             } else {
-                add4<D, ROWS>(weight, x, begin, end, dot);
-            }
-            size_t scale = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL + size_t(column);
-            for (int r = 0; r < ROWS; r++) {
-                size_t own = size_t(row + r) * size_t(groups_) + size_t(g);
-                int32_t total = totals_[own], taken = D::signed8 && BITS == 8 ? 128 : 0;
-                int32_t offset = w_.offsets ? 0 : BITS == 8 ? 128 : 8;
-                V sx = V::set(scales_[own]);
-                for (int i = 0; i < WIDE; i++) {
-                    V s = V::load(w_.scales + scale + size_t(i * D::lanes));
-                    V sum = dot[r][i].less((offset - taken) * total);
-                    V t = w_.offsets ? fused(s, sum, V::load(w_.offsets + scale + size_t(i * D::lanes)) *
-                                                         V::set(float(total)))
-                                     : s * sum;
-                    y[r][i] = fused(sx, t, y[r][i]);
+                size_t line = size_t(k / TILE) * (TILE / 8);
+                if (k % TILE == 0) {
+                    for (int j = 0; j < 8; j++) add<D, LOW, ROWS>(weight, line + j, x + k + 4 * j, dot);
+                } else {
+                    for (int j = 0; j < 8; j++) add<D, HIGH, ROWS>(weight, line + j, x + k + 4 * j, dot);
                 }
             }
         }
-        for (int r = 0; r < ROWS; r++) {
-            for (int i = 0; i < WIDE; i++) y[r][i].store(sums + r * PANEL + i * D::lanes);
+        scale<D, BITS, ROWS>(b, dot);
+    }
+
+    // Which bits of the weights' bytes are taken.
+    static constexpr int LOW = 0, HIGH = 4;
+
+    template <class D, int PART, int ROWS>
+    __attribute__((always_inline)) void add(const uint8_t* const* weight, size_t line, const int8_t* x,
+                                            D (&dot)[ROWS][D::at_once]) {
+        typename D::Bytes w[D::at_once];
+        UNROLLED for (int i = 0; i < D::at_once; i++) {
+            const uint8_t* at = weight[i] + line * LINE;
+            if (ROWS == 1) __builtin_prefetch(at + AHEAD);
+            w[i] = D::load(at);
+            if constexpr (PART == LOW) w[i] = D::low(w[i]);
+            if constexpr (PART == HIGH) w[i] = D::high(w[i]);
+        }
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            auto four = D::broadcast(x + size_t(r) * stride());
+            UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i].template add<PART == 8 ? 8 : 4>(w[i], four);
         }
     }
 
-    template <class D, int ROWS>
-    void add8(const uint8_t* const* weight, const int8_t* x, int begin, int end, D (*dot)[D::at_once]) {
-        for (int k = begin; k < end; k += 4) {
-            typename D::Bytes w[D::at_once];
-            for (int i = 0; i < D::at_once; i++) {
-                const uint8_t* at = weight[i] + size_t(k / 4) * LINE;
-                __builtin_prefetch(at + AHEAD);
-                w[i] = D::load(at);
-            }
-            for (int r = 0; r < ROWS; r++) {
-                auto four = D::broadcast(x + size_t(r) * size_t(w_.k_padded) + k);
-                for (int i = 0; i < D::at_once; i++) dot[r][i].template add<8>(w[i], four);
-            }
-        }
-    }
-
-    // Groups of 32 take the low or the high halves of a tile's bytes, larger ones both.
-    template <class D, int ROWS>
-    void add4(const uint8_t* const* weight, const int8_t* x, int begin, int end, D (*dot)[D::at_once]) {
-        bool low = begin % TILE == 0, high = end % TILE == 0;
-        for (int tile = begin / TILE; tile * TILE < end; tile++) {
-            for (int j = 0; j < TILE / 8; j++) {
-                typename D::Bytes w[D::at_once];
-                for (int i = 0; i < D::at_once; i++) {
-                    const uint8_t* at = weight[i] + size_t(tile * (TILE / 8) + j) * LINE;
-                    __builtin_prefetch(at + AHEAD);
-                    w[i] = D::load(at);
+    // The sums of the block are scaled and added to y.
+    template <class D, int BITS, int ROWS>
+    __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
+        using V = typename D::V;
+        size_t scale = (size_t(b.panel) * size_t(groups_) + size_t(b.g)) * PANEL + size_t(b.column);
+        float* sums = sums_ + b.row * PANEL + b.column;
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            size_t own = size_t(b.row + r) * size_t(groups_) + size_t(b.g);
+            int32_t total = totals_[own], taken = D::signed8 && BITS == 8 ? 128 : 0;
+            int32_t offset = w_.offsets ? 0 : BITS == 8 ? 128 : 8;
+            V sx = V::set(scales_[own]);
+            UNROLLED for (int i = 0; i < D::at_once; i++) {
+                int at = i * D::lanes;
+                V s = V::load(w_.scales + scale + size_t(at)), sum = dot[r][i].less((offset - taken) * total);
+                V t = s * sum;
+                if (w_.offsets) {
+                    t = fused(s, sum, V::load(w_.offsets + scale + size_t(at)) * V::set(float(total)));
                 }
-                const int8_t* four = x + tile * TILE + 4 * j;
-                for (int r = 0; r < ROWS; r++, four += w_.k_padded) {
-                    if (low) {
-                        auto first = D::broadcast(four);
-                        for (int i = 0; i < D::at_once; i++) dot[r][i].template add<4>(D::low(w[i]), first);
-                    }
-                    if (high) {
-                        auto second = D::broadcast(four + TILE / 2);
-                        for (int i = 0; i < D::at_once; i++) dot[r][i].template add<4>(D::high(w[i]), second);
-                    }
-                }
+                float* y = sums + r * PANEL + at;
+                fused(sx, t, b.g ? V::load(y) : V::set(0.0f)).store(y);
             }
         }
     }
