@@ -29,6 +29,7 @@ def test_a_model_card_has_its_context_length_and_row_invariance(hello: Served) -
         "root": "owner/scripted",
         "max_model_len": 64,
         "row_invariant": True,
+        "precision": "float32",
     }
     assert hello.client.models.retrieve("scripted").id == "scripted"
 
