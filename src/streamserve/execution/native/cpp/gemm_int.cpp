@@ -186,7 +186,8 @@ struct Dot512 {
     static Dot512 zero() { return {_mm512_setzero_si512()}; }
     template <int BITS>
     void add(Bytes w, __m512i x) {
-        v = _mm512_dpbusd_epi32(v, w, x);
+        // The sum stays in its register: left to itself, gcc moves 24 of them to the stack and back.
+        asm("vpdpbusd %2, %1, %0" : "+v"(v) : "v"(w), "v"(x));
     }
     V less(int32_t offset) const {
         return {_mm512_cvtepi32_ps(_mm512_sub_epi32(v, _mm512_set1_epi32(offset)))};
