@@ -54,7 +54,7 @@ def precision(document: Document) -> str:
     """Return what the file says about the precision of weights and KV, or `unknown`."""
     if "models" in document:
         shown = [f"{name}: {stamped['precision']}" for name, stamped in document["models"].items()]
-        return "; ".join(shown) or "none (simulated)"
+        return "; ".join(shown) or "none"
     settings = document.get("settings", {})
     said = document.get("precision", settings.get("precision", settings.get("dtype", UNKNOWN)))
     if isinstance(said, dict):
@@ -68,7 +68,7 @@ def model(document: Document) -> str:
         shown = [
             f"{name}, fingerprint {stamped['fingerprint']}" for name, stamped in document["models"].items()
         ]
-        return "; ".join(shown) or "none (simulated)"
+        return "; ".join(shown) or "none"
     settings = document.get("settings", {})
     said = document.get("model", settings.get("model", UNKNOWN))
     fingerprint = document.get("fingerprint", document.get("model_fingerprint", UNKNOWN))
