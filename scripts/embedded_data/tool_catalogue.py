@@ -221,7 +221,7 @@ TOOLS = (
     ),
     Tool(
         "send_message|text_message|message|send_text|sms",
-        "Send a text message to a person|Text somebody|Send a short message",
+        "Send a text message to a person|Text a person|Send a short message",
         (P("to|name|person|contact", "name"), P("text|message|body|content", "word")),
         line_list("""
             @do [send|text|write] {name} the message {word}
