@@ -52,9 +52,8 @@ def processor(document: Document) -> str:
 
 def precision(document: Document) -> str:
     """Return what the file says about the precision of weights and KV, or `unknown`."""
-    if "models" in document:
-        shown = [f"{name}: {stamped['precision']}" for name, stamped in document["models"].items()]
-        return "; ".join(shown) or "none"
+    if models := document.get("models"):
+        return "; ".join(f"{name}: {stamped['precision']}" for name, stamped in models.items())
     settings = document.get("settings", {})
     said = document.get("precision", settings.get("precision", settings.get("dtype", UNKNOWN)))
     if isinstance(said, dict):

@@ -175,7 +175,7 @@ def _warps(elements: int) -> int:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches of a model with 4096 hidden dimensions."""
+    """Return the launches of a model with 4096 hidden dimensions, the same on any device."""
     b, i = "*bf16", "*i32"
     norm = dict.fromkeys(("hidden", "delta", "weight", "out"), b) | {"epsilon": "fp32"}
     rotation = dict.fromkeys(("qkv", "head_norm", "cos", "sin", "cache"), b)

@@ -22,7 +22,7 @@ namespace streamserve {
 namespace {
 
 constexpr int STRIP = 16;       // columns that lie together
-constexpr int LINE = 4 * STRIP; // bytes of a strip for four k
+constexpr int LINE = 4 * STRIP;  // bytes of a strip for four k
 constexpr int TILE = 64;        // of K
 constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
 constexpr int AHEAD = 1024;     // bytes that are fetched ahead
